@@ -1,0 +1,75 @@
+"""Packaging: the folders at the top of the repository install as ``vlmill.<folder>`` (README, "Layout")."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+FOLDERS = ("schemas", "models", "extract", "pipelines", "train")
+HERE = Path(__file__).parent
+
+# Lower bounds only: what each feature needs. The exact versions that were tested stand in constraints.txt.
+# Upper bounds appear where Apache Beam has them, so that a resolver finds out here and not at run time.
+REQUIRES = [
+    "accelerate>=1.10",
+    "apache-beam>=2.70",
+    "faiss-cpu>=1.12",
+    "fastwarc>=0.15",
+    "jaxtyping>=0.3",
+    "jinja2>=3.1",
+    "langdetect>=1.0.9",
+    "matplotlib>=3.9",
+    "numpy>=2.0,<2.5",
+    "pillow>=12.1.1,<13",
+    "pyarrow>=20,<26",
+    "pyyaml>=6.0",
+    "requests>=2.32.4,<3",
+    "resiliparse>=0.15",
+    "safetensors>=0.5",
+    "scikit-learn>=1.6",
+    "scipy>=1.14",
+    "selectolax>=0.4",
+    "tokenizers>=0.21",
+    "torch>=2.8",
+    "torchvision>=0.23",
+    "tqdm>=4.66",
+]
+
+EXTRAS = {
+    # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
+    "demo": ["scikit-image>=0.25", "warcio>=1.7"],
+    "gpu": ["faiss-gpu>=1.12"],
+    "gcp": ["apache-beam[gcp]>=2.70"],
+    "test": [
+        "beartype>=0.20",
+        "hypothesis>=6.120",
+        "mypy>=1.15",
+        "pytest>=8.3",
+        "ruff>=0.11",
+        "scipy-stubs>=1.15",
+        "types-pyyaml>=6.0",
+        "types-requests>=2.32",
+        "types-tqdm>=4.66",
+    ],
+    "dev": ["pre-commit>=4.0"],
+}
+
+setup(
+    name="vlmill",
+    version="0.1.0",
+    description="Web pages to vision-and-language transformers: pairs, region features, pretraining.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+    entry_points={
+        "console_scripts": [
+            "extract-rois = vlmill.extract.cli:main",
+            "train-vl = vlmill.train.cli:main",
+        ]
+    },
+    packages=["vlmill", *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS]))],
+    package_dir={"": "src", **{f"vlmill.{f}": f for f in FOLDERS}},
+    package_data={"": ["py.typed", "*.html", "*.txt"]},
+)
