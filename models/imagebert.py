@@ -1,0 +1,172 @@
+"""ImageBERT (Qi et al., arXiv:2001.07966): one stream over text and regions.
+
+B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K region classes, D
+feature width. The paper has no released code: what it leaves open is marked [choice].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.blocks import PostNormBlock, init_bert
+from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
+from vlmill.models.heads import MlmHead, Pooler
+from vlmill.models.inputs import VLInputs
+
+TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBertConfig:
+    """Sizes and switches; defaults are the paper's (sec. 3.1, 5.2), from BERT-base uncased."""
+
+    vocab_size: int = 30522
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    num_positions: int = 512  # rows of BERT's position table
+    max_text_tokens: int = 44  # 144 positions in all less 100 regions (sec. 5.2)
+    visual_position_id: int = 44  # [choice] the first row that no word uses
+    region_width: int = 2048
+    num_region_classes: int = 1600
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    image_pre_ln: bool = False  # layer norms on both region projections before the sum, as UNITER
+    itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.type == "int"}
+        for name, size in sizes.items():
+            if size < (0 if name == "visual_position_id" else 1):
+                raise ValueError(f"{name}={size}: want a positive number")
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"width={self.width} is no multiple of num_heads={self.num_heads}; each head "
+                "takes an equal share of the width"
+            )
+        for name, last in (
+            ("max_text_tokens", self.max_text_tokens - 1),
+            ("visual_position_id", self.visual_position_id),
+        ):
+            if last >= self.num_positions:
+                raise ValueError(
+                    f"{name}={sizes[name]} needs row {last} of the position table, which has "
+                    f"num_positions={self.num_positions} rows"
+                )
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want a share from 0 to below 1")
+
+
+def imagebert_base(**changes: Any) -> ImageBertConfig:
+    """The paper's model, 113.9 million parameters; ``changes`` are fields of the config."""
+    return ImageBertConfig(**changes)
+
+
+def imagebert_small(**changes: Any) -> ImageBertConfig:
+    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    small: dict[str, Any] = {
+        "vocab_size": 4000,
+        "width": 192,
+        "num_layers": 4,
+        "num_heads": 4,
+        "intermediate_width": 768,
+        "num_positions": 64,
+        # Without it attention stays in PyTorch's fused CPU kernel, which has no dropout.
+        "attention_dropout": 0.0,
+    }
+    return ImageBertConfig(**(small | changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBertOutput:
+    """Last hidden states of the text, of the regions, and of the first token ([CLS])."""
+
+    text: Float[Tensor, "B T H"]
+    regions: Float[Tensor, "B R H"]
+    first: Float[Tensor, "B H"]
+
+
+class ImageBert(nn.Module):
+    """The encoder and its four pretraining heads."""
+
+    def __init__(self, config: ImageBertConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.text_embedding = TextEmbedding(
+            config.vocab_size, config.num_positions, 2, width, config.dropout
+        )
+        self.region_embedding = RegionEmbedding(
+            config.region_width, width, config.dropout, pre_norm=config.image_pre_ln
+        )
+        self.layers = nn.ModuleList(
+            PostNormBlock(
+                width,
+                config.num_heads,
+                config.intermediate_width,
+                config.dropout,
+                config.attention_dropout,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.mlm_head = MlmHead(width, config.vocab_size)
+        self.class_head = nn.Linear(width, config.num_region_classes)
+        self.feature_head = nn.Linear(width, config.region_width)
+        self.pooler = Pooler(width) if config.itm_pooler else nn.Identity()
+        self.match_head = nn.Linear(width, 1)
+        init_bert(self)
+
+    def forward(self, inputs: VLInputs) -> ImageBertOutput:
+        """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
+
+        Raises ValueError for more tokens than ``max_text_tokens`` or another feature width.
+        """
+        num_tokens = inputs.tokens.shape[1]
+        if not 0 < num_tokens <= self.config.max_text_tokens:
+            raise ValueError(
+                f"tokens has {num_tokens} positions, want 1 to max_text_tokens="
+                f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
+            )
+        tables = self.text_embedding
+        # One dummy position for all regions: their order says nothing (sec. 3.2).
+        offset = (
+            tables.segment.weight[IMAGE_SEGMENT]
+            + tables.position.weight[self.config.visual_position_id]
+        )
+        text = tables(inputs.tokens, segment=TEXT_SEGMENT)
+        regions = self.region_embedding(inputs.region_features, inputs.region_locations, offset)
+        hidden = torch.cat([text, regions], dim=1)
+        key_mask = torch.cat([inputs.token_mask, inputs.region_mask], dim=1)
+        for layer in self.layers:
+            hidden = layer(hidden, key_mask)
+        return ImageBertOutput(
+            text=hidden[:, :num_tokens], regions=hidden[:, num_tokens:], first=hidden[:, 0]
+        )
+
+    def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Masked language modelling: logits over the vocabulary, where labels are."""
+        logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
+        return logits
+
+    def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
+        """Masked object classification: logits over the detector's classes."""
+        logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
+        return logits
+
+    def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
+        """Masked region feature regression: the features that were masked."""
+        features: Float[Tensor, "N D"] = self.feature_head(region_hidden)
+        return features
+
+    def match_logit(self, first: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Image-text matching: one logit, higher for pairs that belong together."""
+        logits: Float[Tensor, "B 1"] = self.match_head(self.pooler(first))
+        return logits[:, 0]

@@ -1,0 +1,91 @@
+"""What every variant that reads regions is fed.
+
+B image-text pairs, T text tokens, R regions, D width of a region's feature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLInputs:
+    """A padded batch of image-text pairs.
+
+    tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real.
+    region_features: the detector's pooled features. region_locations: corners and area as
+    fractions of the picture, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT, arXiv:2001.07966,
+    sec. 3.2). region_mask: True where a region is real. What padding holds never matters, as long
+    as it is finite.
+
+    Raises ValueError if the shapes or dtypes do not fit together.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    token_mask: Bool[Tensor, "B T"]
+    region_features: Float[Tensor, "B R D"]
+    region_locations: Float[Tensor, "B R 5"]
+    region_mask: Bool[Tensor, "B R"]
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.region_features.ndim != 3:
+            raise ValueError(
+                f"tokens has shape {tuple(self.tokens.shape)} and region_features "
+                f"{tuple(self.region_features.shape)}; want [pairs, tokens] and "
+                "[pairs, regions, feature width]"
+            )
+        batch, regions = self.region_features.shape[:2]
+        wanted = {
+            "tokens": (batch, self.tokens.shape[1]),
+            "token_mask": (batch, self.tokens.shape[1]),
+            "region_locations": (batch, regions, 5),
+            "region_mask": (batch, regions),
+        }
+        for name, shape in wanted.items():
+            came = tuple(getattr(self, name).shape)
+            if came != shape:
+                raise ValueError(
+                    f"{name} has shape {came}, want {shape} beside region_features "
+                    f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
+                )
+        if self.tokens.dtype != torch.int64:
+            raise ValueError(f"tokens is {self.tokens.dtype}, want torch.int64 word-piece ids")
+        for name in ("token_mask", "region_mask"):
+            if (dtype := getattr(self, name).dtype) != torch.bool:
+                raise ValueError(f"{name} is {dtype}, want torch.bool with True for real entries")
+
+    def to(self, device: torch.device | str) -> VLInputs:
+        """The same batch on ``device``."""
+        return VLInputs(
+            **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
+        )
+
+    def validate(self) -> VLInputs:
+        """Check the values too, and return the batch.
+
+        Reads every value once and waits for the device, so it belongs to where batches are made
+        and not into ``forward``. Raises ValueError for a pair without a token or without a
+        region, and for features or locations that are not finite.
+        """
+        for name, mask, kind in (
+            ("token_mask", self.token_mask, "token"),
+            ("region_mask", self.region_mask, "region"),
+        ):
+            empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
+            if empty:
+                raise ValueError(
+                    f"{name}: {len(empty)} of {len(mask)} pairs have no {kind} (first: row "
+                    f"{empty[0]}); leave such pairs out of the batch"
+                )
+        for name in ("region_features", "region_locations"):
+            bad = (~torch.isfinite(getattr(self, name))).flatten(1).any(dim=1).nonzero().flatten()
+            if len(bad):
+                raise ValueError(
+                    f"{name}: {len(bad)} of {len(self.tokens)} pairs hold NaN or infinite values "
+                    f"(first: row {int(bad[0])}); extract these pictures' regions again"
+                )
+        return self
