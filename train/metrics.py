@@ -1,0 +1,164 @@
+"""Retrieval metrics from a matrix of scores: pure functions of arrays.
+
+I images, T texts. A text belongs to one image, an image may own any number of texts. Ranks count
+from 0. Ties are pessimistic: a wrong candidate with the right one's score ranks before it, so that
+a model that scores everything alike recalls nothing and no figure depends on the order of rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.floating]
+Ids = NDArray[np.integer]
+
+KS = (1, 5, 10)  # the cut-offs that every retrieval paper prints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Ranks of the right answer, a query each: int64 [queries].
+
+    ``pessimistic`` counts the wrong candidates that score as high or higher, ``optimistic`` only
+    the higher ones; any order of equal scores lies between.
+    """
+
+    pessimistic: NDArray[np.int64]
+    optimistic: NDArray[np.int64]
+
+
+def check_scores(scores: Scores, owners: Ids) -> None:
+    """Raise ValueError unless ``scores`` [I, T] is finite and ``owners`` [T] names rows of it.
+
+    Every image has to own a text: without one its query has no right answer.
+    """
+    if scores.ndim != 2 or owners.shape != (scores.shape[1],):
+        raise ValueError(
+            f"scores has shape {scores.shape} and owners {owners.shape}; want [images, texts] "
+            "and [texts]"
+        )
+    if bad := int((~np.isfinite(scores)).sum()):
+        raise ValueError(f"scores holds {bad} NaN or infinite values of {scores.size}")
+    wanted = np.arange(len(scores))
+    if not np.array_equal(np.unique(owners), wanted):
+        strange = np.setxor1d(owners, wanted)[:5].tolist()
+        raise ValueError(
+            f"owners must name every row of the {len(scores)} images and no other; at fault: "
+            f"{strange}"
+        )
+
+
+def text_to_image_ranks(scores: Scores, owners: Ids) -> Ranks:
+    """Image retrieval: each text's rank of its own image among all images."""
+    check_scores(scores, owners)
+    right = scores[owners, np.arange(scores.shape[1])]
+    higher = (scores > right).sum(axis=0)
+    as_high = (scores >= right).sum(axis=0) - 1  # the right image itself is no wrong candidate
+    return Ranks(pessimistic=as_high, optimistic=higher)
+
+
+def image_to_text_ranks(scores: Scores, owners: Ids) -> Ranks:
+    """Text retrieval: each image's rank of its best placed text among the texts of others."""
+    check_scores(scores, owners)
+    pessimistic = np.empty(len(scores), dtype=np.int64)
+    optimistic = np.empty(len(scores), dtype=np.int64)
+    for image, row in enumerate(scores):
+        own = owners == image
+        best, wrong = row[own].max(), row[~own]
+        pessimistic[image] = (wrong >= best).sum()
+        optimistic[image] = (wrong > best).sum()
+    return Ranks(pessimistic=pessimistic, optimistic=optimistic)
+
+
+def recall_at_k(ranks: NDArray[np.int64], k: int) -> float:
+    """Share of queries whose rank is below ``k``, 0..1. Raises ValueError without a query."""
+    if not len(ranks):
+        raise ValueError("recall of no query is undefined; give one rank at least")
+    return float((ranks < k).mean())
+
+
+def standard_error(share: float, n: int) -> float:
+    """Binomial standard error of a share of ``n`` queries."""
+    return float(np.sqrt(share * (1 - share) / n))
+
+
+def chance_image_recall(num_images: int, k: int) -> float:
+    """Expected recall at ``k`` of image retrieval if the order says nothing."""
+    return min(k / num_images, 1.0)
+
+
+def chance_text_recall(owners: Ids, k: int) -> float:
+    """Expected recall at ``k`` of text retrieval if the order says nothing.
+
+    One less the chance that the first k of T texts hold none of an image's own, mean over images.
+    """
+    own = np.bincount(owners)
+    total = len(owners)
+    draws = np.arange(min(k, total))
+    missed = np.clip((total - own[:, None] - draws) / (total - draws), 0, 1).prod(axis=1)
+    return float((1 - missed).mean())
+
+
+def retrieval_metrics(scores: Scores, owners: Ids, ks: Sequence[int] = KS) -> dict[str, float]:
+    """Both directions' figures under flat names, shares in 0..1.
+
+    ``scores`` [I, T], higher for better; ``owners`` [T] the row of each text's image. Of
+    ``image_retrieval`` (the query is a text) and ``text_retrieval`` (the query is an image): r1,
+    r5, r10 with ``_stderr`` and ``_chance``, r1_optimistic, median_rank and mean_rank (from 1),
+    ties (queries whose rank depends on how equal scores are ordered) and n.
+    """
+    directions = {
+        "image_retrieval": text_to_image_ranks(scores, owners),
+        "text_retrieval": image_to_text_ranks(scores, owners),
+    }
+    metrics: dict[str, float] = {}
+    for direction, ranks in directions.items():
+        metrics |= {f"{direction}/{name}": value for name, value in _summary(ranks, ks).items()}
+    for k in ks:
+        metrics[f"image_retrieval/r{k}_chance"] = chance_image_recall(len(scores), k)
+        metrics[f"text_retrieval/r{k}_chance"] = chance_text_recall(owners, k)
+    recalls = [metrics[f"{direction}/r{k}"] for direction in directions for k in ks]
+    return metrics | {"mean_recall": float(np.mean(recalls))}
+
+
+def _summary(ranks: Ranks, ks: Sequence[int]) -> dict[str, float]:
+    n = len(ranks.pessimistic)
+    summary: dict[str, float] = {}
+    for k in ks:
+        share = recall_at_k(ranks.pessimistic, k)
+        summary |= {f"r{k}": share, f"r{k}_stderr": standard_error(share, n)}
+    return summary | {
+        "r1_optimistic": recall_at_k(ranks.optimistic, 1),
+        "median_rank": float(np.floor(np.median(ranks.pessimistic)) + 1),
+        "mean_rank": float(ranks.pessimistic.mean() + 1),
+        "ties": int((ranks.pessimistic != ranks.optimistic).sum()),
+        "n": n,
+    }
+
+
+def mean_of_folds(
+    scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
+) -> dict[str, float]:
+    """Mean of every figure over consecutive blocks of ``fold_images`` images, as COCO 1K is.
+
+    Each block is scored within itself: its images against its own texts. Raises ValueError if the
+    images do not fill whole blocks.
+    """
+    check_scores(scores, owners)
+    if fold_images < 1 or len(scores) % fold_images:
+        raise ValueError(
+            f"fold_images={fold_images} does not divide the {len(scores)} images into whole folds"
+        )
+    folds = []
+    for first in range(0, len(scores), fold_images):
+        own = (owners >= first) & (owners < first + fold_images)
+        block = scores[first : first + fold_images, own]
+        folds.append(retrieval_metrics(block, owners[own] - first, ks))
+    return mean_metrics(folds)
+
+
+def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each figure over runs that all have the same ones."""
+    return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
