@@ -1,0 +1,177 @@
+"""Checkpoints: a folder with all that training on or evaluating needs. No pickle anywhere.
+
+A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
+``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record)
+and ``training_state.safetensors`` (optimiser moments, random state). A folder appears by a rename.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vlmill.models import VARIANTS
+from vlmill.schemas.atomic import TEMPORARY_PREFIX, sync
+from vlmill.schemas.commands import InputError
+from vlmill.train.config import from_plain, to_plain
+from vlmill.train.vocabulary import read_vocabulary, vocabulary_text
+
+CHECKPOINTS = "checkpoints"
+MODEL, STATE = "model.safetensors", "training_state.safetensors"
+SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What the weights have seen: the steps of a recipe's stage on pairs with this digest.
+
+    ``pairs_digest`` is :func:`vlmill.train.data.pairs_digest` of the pairs, in their order.
+    """
+
+    recipe: str
+    stage: str
+    step: int
+    num_pairs: int
+    pairs_digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """A checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
+
+    ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown.
+    """
+
+    path: Path
+    variant: str
+    model: Any  # the variant's module; its methods differ by variant
+    config: Any
+    tokenizer: Tokenizer
+    detector_fingerprint: str | None
+    training: TrainingRecord
+
+
+def save_checkpoint(
+    folder: str | Path,
+    *,
+    variant: str,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    training: TrainingRecord,
+    detector_fingerprint: str | None = None,
+    state: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write a checkpoint to ``folder``, which appears whole or not at all.
+
+    ``model.config`` must be the variant's configuration. ``state`` is what continuing needs.
+    """
+    folder = Path(folder)
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, temporary / MODEL)
+    if state is not None:
+        save_file({name: t.detach().contiguous() for name, t in state.items()}, temporary / STATE)
+    (temporary / VOCABULARY).write_text(vocabulary_text(tokenizer), encoding="utf-8", newline="")
+    settings = {
+        "checkpoint": FORMAT,
+        "variant": variant,
+        "model": to_plain(model.config),
+        "detector_fingerprint": detector_fingerprint,
+        "training": to_plain(training),
+    }
+    (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for path in [*temporary.iterdir(), temporary]:
+        sync(path)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(temporary, folder)
+    sync(folder.parent)
+    return folder
+
+
+def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
+    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
+    path = Path(path)
+    if (path / SETTINGS).is_file():
+        return path
+    steps = saved_steps(path)
+    if not steps:
+        raise InputError(
+            f"{flag} {path} holds no checkpoint; give the --output of `train-vl pretrain`"
+        )
+    return steps[max(steps)]
+
+
+def saved_steps(output: str | Path) -> dict[int, Path]:
+    """The checkpoints of a run's output by step."""
+    folders = (Path(output) / CHECKPOINTS).glob("step-*")
+    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
+
+
+def step_folder(output: str | Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` lies."""
+    return Path(output) / CHECKPOINTS / f"step-{step:08d}"
+
+
+def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheckpoint:
+    """Read a checkpoint, or the last one of a run's output. Raises InputError if it is damaged."""
+    folder = find_checkpoint(path, flag)
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        if settings["checkpoint"] != FORMAT:
+            raise InputError(
+                f"{flag} {folder} has format {settings['checkpoint']}, this vlmill reads {FORMAT}"
+            )
+        variant = settings["variant"]
+        if variant not in VARIANTS:
+            raise InputError(
+                f"{flag} {folder}: variant {variant!r} is none of {', '.join(VARIANTS)}"
+            )
+        config = from_plain(VARIANTS[variant].config, settings["model"], "model")
+        with torch.device("meta"):  # weights come from the file: none are drawn
+            model = VARIANTS[variant].model(config)
+        model.load_state_dict(load_file(folder / MODEL), assign=True)
+        return LoadedCheckpoint(
+            path=folder,
+            variant=variant,
+            model=model.eval(),
+            config=config,
+            tokenizer=read_vocabulary(folder / VOCABULARY, flag),
+            detector_fingerprint=settings["detector_fingerprint"],
+            training=from_plain(TrainingRecord, settings["training"], "training"),
+        )
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
+
+
+def load_training_state(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors that continuing needs, as ``save_checkpoint`` was given them."""
+    try:
+        return load_file(Path(folder) / STATE)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: no training state ({error}); use --fresh") from None
+
+
+def keep_last(output: str | Path, count: int) -> None:
+    """Delete all but the last ``count`` checkpoints of a run."""
+    steps = saved_steps(output)
+    for step in sorted(steps)[:-count]:
+        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
+        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
+        os.replace(steps[step], doomed)
+        shutil.rmtree(doomed)
