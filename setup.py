@@ -21,6 +21,7 @@ REQUIRES = [
     "numpy>=2.0,<2.5",
     "pillow>=12.1.1,<13",
     "pyarrow>=20,<26",
+    "markupsafe>=3.0",
     "pyyaml>=6.0",
     "requests>=2.32.4,<3",
     "resiliparse>=0.15",

@@ -1,0 +1,66 @@
+"""Files that appear whole or not at all: written under a temporary name, fsynced, renamed."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; on success it becomes ``path``, on an error it goes.
+
+    The file's bytes and the folder's entry are on the disk when the block has been left. Two
+    processes may write the same path: the last rename wins, and both files were whole.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except BaseException:
+        with suppress(FileNotFoundError):  # the block may have failed before it wrote anything
+            temporary.unlink()
+        raise
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write ``content`` atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: str | Path, content: str) -> None:
+    """Write ``content`` atomically as UTF-8; lone surrogates become U+FFFD."""
+    write_bytes(
+        path, content.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    )
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write ``value`` atomically as indented JSON. Raises ValueError for NaN and infinities."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def remove_leftovers(folder: str | Path) -> list[Path]:
+    """Delete what killed writers left under temporary names in ``folder``; return what went."""
+    leftovers = sorted(Path(folder).glob(f"{TEMPORARY_PREFIX}*"))
+    for path in leftovers:
+        path.unlink()
+    return leftovers

@@ -1,0 +1,18 @@
+"""Stable ids: the same bytes and text give the same id on every run and runner."""
+
+import hashlib
+
+
+def image_id_of(data: bytes) -> str:
+    """SHA-256 of a picture's bytes, 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def pair_id_of(image_id: str, text: str) -> str:
+    """Id of an image-text pair: 32 hexadecimal digits of SHA-256 over both parts.
+
+    A NUL separates the parts, so that no two different pairs are hashed as the same bytes. Lone
+    surrogates (from broken pages) are hashed as they are rather than refused.
+    """
+    message = f"{image_id}\0{text}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(message).hexdigest()[:32]

@@ -1,0 +1,245 @@
+"""Rows of the regions table: encoding, and random access by image_id.
+
+R boxes of a picture, D feature width, K classes. ``features`` is row-major little-endian [R, D] in
+a ``large_binary`` value: measured on 512 pictures of 100 x 2048 float16, one thread, that reads at
+the raw size's 4.4 GB/s where nested Arrow lists give 0.25.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.tables import REGIONS
+
+Array = npt.NDArray[Any]
+FEATURE_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionRow:
+    """A picture's regions.
+
+    ``boxes`` float32 [R, 4] in pixels of the original picture; ``features`` [R, D] in the stored
+    dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
+    [R]; ``class_probs`` [R, K] in the stored dtype with background where the producer has it;
+    ``global_feature`` [D]. What the producer lacks is None.
+    """
+
+    image_id: str
+    width: int
+    height: int
+    boxes: Array
+    features: Array | None = None
+    class_ids: Array | None = None
+    class_scores: Array | None = None
+    class_probs: Array | None = None
+    attribute_ids: Array | None = None
+    attribute_scores: Array | None = None
+    global_feature: Array | None = None
+
+
+def region_arrays(
+    *, dtype: str, feature_dim: int, class_probs_dim: int | None = None
+) -> dict[str, Any]:
+    """The ``arrays`` metadata of a regions shard (:class:`~vlmill.schemas.shards.ShardWriter`)."""
+    if dtype not in FEATURE_DTYPES:
+        raise ValueError(f"dtype {dtype}: must be one of {', '.join(FEATURE_DTYPES)}")
+    arrays: dict[str, Any] = {"features": {"dtype": dtype, "dim": feature_dim}}
+    if class_probs_dim is not None:
+        arrays["class_probs"] = {"dtype": dtype, "dim": class_probs_dim}
+    return arrays
+
+
+def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
+    """Rows as a table of the regions contract, features and class_probs stored as ``dtype``.
+
+    Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
+    not finite (after conversion: 70,000 overflows float16).
+    """
+    kind = FEATURE_DTYPES[dtype]
+    return pa.Table.from_pylist([_encode(row, kind) for row in rows], schema=REGIONS.schema)
+
+
+def _encode(row: RegionRow, kind: np.dtype[Any]) -> dict[str, Any]:
+    count = len(row.boxes)
+    if row.boxes.shape != (count, 4):
+        raise ValueError(f"{row.image_id}: boxes are {row.boxes.shape}, must be ({count}, 4)")
+    for name in ("features", "class_ids", "class_scores", "class_probs", "attribute_ids"):
+        array = getattr(row, name)
+        if array is not None and len(array) != count:
+            raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
+    if not np.isfinite(row.boxes).all():
+        raise ValueError(f"{row.image_id}: a box is not finite")
+    return {
+        "image_id": row.image_id,
+        "width": row.width,
+        "height": row.height,
+        "num_boxes": count,
+        "boxes": row.boxes.astype(np.float32).tolist(),
+        "features": _to_bytes(row, "features", kind),
+        "class_ids": _to_list(row.class_ids),
+        "class_scores": _to_list(row.class_scores),
+        "class_probs": _to_bytes(row, "class_probs", kind),
+        "class_prob_ids": None,
+        "attribute_ids": _to_list(row.attribute_ids),
+        "attribute_scores": _to_list(row.attribute_scores),
+        "global_feature": _to_bytes(row, "global_feature", kind),
+    }
+
+
+def _to_list(array: Array | None) -> list[Any] | None:
+    return None if array is None else array.tolist()
+
+
+def _to_bytes(row: RegionRow, name: str, kind: np.dtype[Any]) -> bytes | None:
+    array: Array | None = getattr(row, name)
+    if array is None:
+        return None
+    with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
+        stored = np.ascontiguousarray(array, dtype=kind)
+    if not np.isfinite(stored).all():
+        raise ValueError(
+            f"{row.image_id}: {name} has values that {kind.name} cannot hold; store them as float32"
+        )
+    return stored.tobytes()
+
+
+@dataclass(frozen=True)
+class _Place:
+    shard: int
+    group: int
+    row: int
+
+
+class RegionReader:
+    """Random access to a regions table by image_id; files are memory-mapped.
+
+    ``argument`` is a folder, a file or a glob. The index (ids and places) is in memory, about 150
+    bytes a picture; of the rows, only the few row groups last used. Raises InputError if nothing is
+    found, an id appears twice, or the shards disagree on dtype, width or detector.
+    """
+
+    def __init__(self, argument: str | Path, *, flag: str = "--regions", cached_groups: int = 8):
+        self.paths = find_shards(argument, REGIONS, flag)
+        self.producer = producer_of(self.paths[0])
+        self.arrays = arrays_of(self.paths[0])
+        for path in self.paths[1:]:
+            if arrays_of(path) != self.arrays or _detector(path) != self.detector_fingerprint:
+                raise InputError(
+                    f"{flag}: {self.paths[0]} and {path} come from different detectors or formats; "
+                    "give shards of one run"
+                )
+        self._files = [pq.ParquetFile(path, memory_map=True) for path in self.paths]
+        self._places = self._index(flag)
+        self._group = lru_cache(maxsize=cached_groups)(self._read_group)
+
+    def _index(self, flag: str) -> dict[str, _Place]:
+        places: dict[str, _Place] = {}
+        for shard, file in enumerate(self._files):
+            for group in range(file.num_row_groups):
+                ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
+                for row, image_id in enumerate(ids):
+                    if image_id in places:
+                        raise InputError(f"{flag}: {image_id} has two rows ({self.paths[shard]})")
+                    places[image_id] = _Place(shard, group, row)
+        return places
+
+    def _read_group(self, shard: int, group: int) -> pa.Table:
+        return self._files[shard].read_row_group(group).combine_chunks()
+
+    @property
+    def detector_fingerprint(self) -> str | None:
+        """Identifies the detector's weights and conventions; None if the producer gave none."""
+        value = self.producer.get("detector_fingerprint")
+        return value if isinstance(value, str) else None
+
+    @property
+    def feature_dim(self) -> int:
+        """D, the width of a region's feature."""
+        try:
+            return int(self.arrays["features"]["dim"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{self.paths[0]}: the metadata lacks the features' width") from None
+
+    @property
+    def image_ids(self) -> list[str]:
+        """All ids, in the order of shards and rows."""
+        return list(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self._places
+
+    def __iter__(self) -> Iterator[RegionRow]:
+        return (self[image_id] for image_id in self._places)
+
+    def __getitem__(self, image_id: str) -> RegionRow:
+        """The row of a picture; features are a read-only view of the row group. KeyError if
+        absent.
+        """
+        place = self._places[image_id]
+        table = self._group(place.shard, place.group)
+        values = {name: table.column(name).chunk(0)[place.row] for name in table.schema.names}
+        count = int(values["num_boxes"].as_py())
+        where = f"{self.paths[place.shard]}, {image_id}"
+        # A list of fixed_size_list: two levels of .values would ignore the row's offset.
+        boxes = np.asarray(values["boxes"].as_py(), dtype=np.float32).reshape(-1, 4)
+        if len(boxes) != count:
+            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
+        return RegionRow(
+            image_id=image_id,
+            width=values["width"].as_py(),
+            height=values["height"].as_py(),
+            boxes=boxes,
+            features=self._binary(values, "features", count, where),
+            class_ids=_numbers(values["class_ids"], np.int16),
+            class_scores=_numbers(values["class_scores"], np.float32),
+            class_probs=self._binary(values, "class_probs", count, where),
+            attribute_ids=_numbers(values["attribute_ids"], np.int16),
+            attribute_scores=_numbers(values["attribute_scores"], np.float32),
+            global_feature=self._global(values, where),
+        )
+
+    def _binary(self, values: dict[str, Any], name: str, count: int, where: str) -> Array | None:
+        if not values[name].is_valid:
+            return None
+        try:
+            kind = FEATURE_DTYPES[self.arrays[name]["dtype"]]
+            width = int(self.arrays[name]["dim"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
+        buffer = values[name].as_buffer()
+        if len(buffer) != count * width * kind.itemsize:
+            raise InputError(
+                f"{where}: {name} has {len(buffer)} bytes, "
+                f"{count} boxes x {width} {kind.name} are {count * width * kind.itemsize}"
+            )
+        array: Array = np.frombuffer(buffer, dtype=kind).reshape(count, width)
+        return array
+
+    def _global(self, values: dict[str, Any], where: str) -> Array | None:
+        if not values["global_feature"].is_valid:
+            return None
+        one = {"features": values["global_feature"]}
+        array = self._binary(one, "features", 1, where)
+        return None if array is None else array[0]
+
+
+def _numbers(value: Any, kind: type[np.generic]) -> Array | None:
+    return np.asarray(value.as_py(), dtype=kind) if value.is_valid else None
+
+
+def _detector(path: Path) -> str | None:
+    value = producer_of(path).get("detector_fingerprint")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,79 @@
+"""The rejects table: everything that was dropped, where and why.
+
+The list of reasons is closed, so that reports and scripts can rely on it; free text goes to
+``detail``.
+"""
+
+from enum import StrEnum
+
+MAX_KEY = 2_048
+MAX_DETAIL = 500
+
+
+class Reason(StrEnum):
+    """Why something was dropped. One line each; the group says which stage uses it."""
+
+    # Archives and records
+    BROKEN_ARCHIVE = "broken_archive"  # cut, not gzip, not WARC: what could be read was read
+    BAD_STATUS = "bad_status"  # an HTTP status other than 200
+    OTHER_TYPE = "other_type"  # neither a page nor a picture
+    EMPTY = "empty"  # no bytes, or nothing in them
+    TOO_LARGE = "too_large"  # more bytes or pixels than the limit
+
+    # Pages
+    BROKEN_PAGE = "broken_page"  # cannot be parsed
+    OTHER_LANGUAGE = "other_language"
+    UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
+
+    # Pictures on pages
+    NOT_DOMINANT = "not_dominant"  # icon, advertisement, navigation, decoration
+    BAD_URL = "bad_url"  # data:, javascript:, malformed
+    MISSING_IMAGE = "missing_image"  # not among the pictures at hand
+    REJECTED_IMAGE = "rejected_image"  # at hand, and rejected itself
+
+    # Pictures
+    UNREADABLE_IMAGE = "unreadable_image"  # not decodable, truncated, or no picture at all
+    UNSUPPORTED_FORMAT = "unsupported_format"
+    ANIMATED = "animated"
+    TOO_SMALL = "too_small"  # a side at or below the limit
+    DUPLICATE = "duplicate"  # the same bytes, text or id came earlier
+
+    # Texts
+    NO_TEXT = "no_text"
+    BOILERPLATE = "boilerplate"
+    TOO_SHORT = "too_short"
+    TOO_LONG = "too_long"
+    NOT_A_SENTENCE = "not_a_sentence"
+    NOT_WORDS = "not_words"  # numbers, codes, too few letters
+    REPETITIVE = "repetitive"
+    BLOCKED_WORD = "blocked_word"
+
+    # Pairs
+    LOW_SCORE = "low_score"
+    NOT_BEST_TEXT = "not_best_text"  # another text suits this picture better
+    SHARED_TEXT = "shared_text"  # too many pictures have this text
+
+    # Regions and training
+    NO_REGIONS = "no_regions"  # the picture has no row in the regions table
+    NO_BOXES = "no_boxes"  # it has a row without boxes
+
+
+def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:
+    """A row of the rejects table; ``key`` and ``detail`` are cut to bounded lengths and cleaned.
+
+    ``key`` identifies the thing in its stage (a URL, an id, a path).
+    """
+    return {
+        "stage": stage,
+        "key": clean(key, MAX_KEY),
+        "reason": Reason(reason).value,
+        "detail": None if detail is None else clean(detail, MAX_DETAIL),
+    }
+
+
+def clean(text: str, limit: int) -> str:
+    """``text`` as valid UTF-8 of at most ``limit`` characters, NULs and lone surrogates
+    replaced.
+    """
+    cut = text[:limit].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return cut.encode("utf-8", "replace").decode("utf-8")

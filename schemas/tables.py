@@ -1,0 +1,163 @@
+"""Arrow schemas of every table that one stage writes and another reads.
+
+What is missing is null, never NaN. Boxes are float32 (x1, y1, x2, y2) in pixels of the original
+picture. The arrays that training reads again and again (features, class probabilities) are
+``large_binary``: row-major, little-endian, their dtype and width in the file's metadata, because
+nested Arrow lists of them read an order of magnitude more slowly.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlmill.schemas.commands import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table's contract. ``version`` is MAJOR.MINOR; readers refuse another major version."""
+
+    name: str
+    version: str
+    schema: pa.Schema
+
+
+def _field(name: str, kind: pa.DataType, *, required: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=not required)
+
+
+_STRING, _INT32, _FLOAT32, _BYTES = pa.string(), pa.int32(), pa.float32(), pa.large_binary()
+
+IMAGES = Table(
+    name="images",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("bytes", _BYTES),
+            _field("uri", _STRING),
+            _field("width", _INT32),
+            _field("height", _INT32),
+            _field("format", _STRING),
+            _field("sha256", _STRING),
+            _field("source_url", _STRING),
+        ]
+    ),
+)
+
+PAIRS = Table(
+    name="pairs",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("pair_id", _STRING, required=True),
+            _field("image_id", _STRING, required=True),
+            _field("text", _STRING, required=True),
+            _field("language", _STRING),
+            _field("source", _STRING),
+            _field("split", _STRING),
+            _field("text_source", _STRING),
+            _field("score", pa.float64()),
+            _field("page_url", _STRING),
+            _field("image_url", _STRING),
+        ]
+    ),
+)
+
+NEGATIVES = Table(
+    name="negatives",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("pair_id", _STRING, required=True),
+            _field("negative_pair_ids", pa.list_(_STRING), required=True),
+            _field("similarities", pa.list_(_FLOAT32), required=True),
+        ]
+    ),
+)
+
+REGIONS = Table(
+    name="regions",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("width", _INT32, required=True),
+            _field("height", _INT32, required=True),
+            _field("num_boxes", _INT32, required=True),
+            _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
+            _field("features", _BYTES),
+            _field("class_ids", pa.list_(pa.int16())),
+            _field("class_scores", pa.list_(_FLOAT32)),
+            _field("class_probs", _BYTES),
+            _field("class_prob_ids", _BYTES),  # uint16 class numbers beside a top-k class_probs
+            _field("attribute_ids", pa.list_(pa.int16())),
+            _field("attribute_scores", pa.list_(_FLOAT32)),
+            _field("global_feature", _BYTES),
+        ]
+    ),
+)
+
+REJECTS = Table(
+    name="rejects",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("stage", _STRING, required=True),
+            _field("key", _STRING, required=True),
+            _field("reason", _STRING, required=True),
+            _field("detail", _STRING),
+        ]
+    ),
+)
+
+TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, REGIONS, REJECTS)}
+
+
+def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
+    """Rows as a table of exactly ``spec``'s columns.
+
+    Raises ValueError for a key that is no column: Arrow alone would drop it in silence.
+    """
+    for row in rows:
+        if unknown := sorted(row.keys() - set(spec.schema.names)):
+            raise ValueError(f"{spec.name} has no column {', '.join(unknown)}")
+    return conform(pa.Table.from_pylist(rows, schema=spec.schema), spec)
+
+
+def conform(table: pa.Table, spec: Table) -> pa.Table:
+    """``table`` with ``spec``'s columns in order, or a ValueError that names the column at
+    fault.
+    """
+    if missing := [name for name in spec.schema.names if name not in table.schema.names]:
+        raise ValueError(f"{spec.name} lacks the column {', '.join(missing)}")
+    if extra := [name for name in table.schema.names if name not in spec.schema.names]:
+        raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
+    for field in spec.schema:
+        column = table.column(field.name)
+        if column.type != field.type:
+            raise ValueError(f"{spec.name}.{field.name} is {column.type}, must be {field.type}")
+        if column.null_count and not field.nullable:
+            raise ValueError(
+                f"{spec.name}.{field.name} has {column.null_count} nulls, must have none"
+            )
+        if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
+            raise ValueError(f"{spec.name}.{field.name} has NaN; what is missing is null")
+    return table.select(spec.schema.names).cast(spec.schema)
+
+
+def check_version(metadata: dict[bytes, bytes] | None, spec: Table, path: str) -> None:
+    """Raise InputError unless a file's metadata says that it is ``spec`` in a known major
+    version.
+    """
+    found = (metadata or {}).get(b"vlmill.table", b"").decode("utf-8", "replace")
+    version = (metadata or {}).get(b"vlmill.version", b"").decode("utf-8", "replace")
+    if found != spec.name:
+        what = f"a table of {found}" if found else "no table of vlmill"
+        raise InputError(f"{path} is {what}; give a table of {spec.name}")
+    if version.split(".")[0] != spec.version.split(".")[0]:
+        raise InputError(
+            f"{path} is version {version} of {spec.name}, this vlmill reads {spec.version}; "
+            "install the vlmill that wrote it or write the table again"
+        )
