@@ -4,8 +4,6 @@ B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K reg
 feature width. The paper has no released code: what it leaves open is marked [choice].
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +40,7 @@ class ImageBertConfig:
     itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
 
     def __post_init__(self) -> None:
-        sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.type == "int"}
+        sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.type is int}
         for name, size in sizes.items():
             if size < (0 if name == "visual_position_id" else 1):
                 raise ValueError(f"{name}={size}: want a positive number")

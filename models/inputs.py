@@ -3,8 +3,6 @@
 B image-text pairs, T text tokens, R regions, D width of a region's feature.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import torch
@@ -58,13 +56,13 @@ class VLInputs:
             if (dtype := getattr(self, name).dtype) != torch.bool:
                 raise ValueError(f"{name} is {dtype}, want torch.bool with True for real entries")
 
-    def to(self, device: torch.device | str) -> VLInputs:
+    def to(self, device: torch.device | str) -> "VLInputs":
         """The same batch on ``device``."""
         return VLInputs(
             **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
         )
 
-    def validate(self) -> VLInputs:
+    def validate(self) -> "VLInputs":
         """Check the values too, and return the batch.
 
         Reads every value once and waits for the device, so it belongs to where batches are made

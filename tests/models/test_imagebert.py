@@ -1,0 +1,204 @@
+"""ImageBERT: its size, what its outputs depend on, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from vlmill.models import PRESETS, VARIANTS, VLInputs, preset
+from vlmill.models.imagebert import ImageBert, ImageBertConfig, imagebert_base, imagebert_small
+
+TINY: dict[str, Any] = {
+    "vocab_size": 50,
+    "width": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_width": 48,
+    "num_positions": 12,
+    "max_text_tokens": 8,
+    "visual_position_id": 8,
+    "region_width": 16,
+    "num_region_classes": 7,
+}
+
+
+def tiny_model(**changes: Any) -> ImageBert:
+    torch.manual_seed(0)
+    model = ImageBert(ImageBertConfig(**(TINY | changes))).eval()
+    for parameter in model.parameters():  # larger than at the start, so that everything acts
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def random_batch(pairs: int = 3, tokens: int = 6, regions: int = 5) -> VLInputs:
+    generator = torch.Generator().manual_seed(1)
+    return VLInputs(
+        tokens=torch.randint(0, 50, (pairs, tokens), generator=generator),
+        token_mask=torch.ones(pairs, tokens, dtype=torch.bool),
+        region_features=torch.randn(pairs, regions, 16, generator=generator),
+        region_locations=torch.rand(pairs, regions, 5, generator=generator),
+        region_mask=torch.ones(pairs, regions, dtype=torch.bool),
+    )
+
+
+def changed(inputs: VLInputs, **parts: torch.Tensor) -> VLInputs:
+    return VLInputs(**(vars(inputs) | parts))
+
+
+def count(config: ImageBertConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in ImageBert(config).parameters())
+
+
+def test_the_base_model_has_the_papers_parameters() -> None:
+    # BERT-base without pooler 108,891,648; image 1,579,776; word head 622,650; 768 to 1600 classes
+    # 1,230,400; 768 to 2048 features 1,574,912; matching 769.
+    assert count(imagebert_base()) == 113_900_155
+    assert count(imagebert_base(itm_pooler=True)) == 113_900_155 + 768 * 768 + 768
+
+
+def test_the_small_model_has_a_few_million_parameters() -> None:
+    assert 2_000_000 < count(imagebert_small()) < 6_000_000
+
+
+def test_the_word_table_is_saved_once() -> None:
+    model = tiny_model()
+    assert [name for name, p in model.named_parameters() if p.shape == (50, 24)] == [
+        "text_embedding.word.weight"
+    ]
+
+
+def test_shapes_and_one_score_a_pair() -> None:
+    model, inputs = tiny_model(), random_batch()
+    output = model(inputs)
+    assert output.text.shape == (3, 6, 24)
+    assert output.regions.shape == (3, 5, 24)
+    assert torch.equal(output.first, output.text[:, 0])
+    assert model.match_logit(output.first).shape == (3,)
+    assert model.mlm_logits(output.text[0]).shape == (6, 50)
+    assert model.region_class_logits(output.regions[0]).shape == (5, 7)
+    assert model.region_features(output.regions[0]).shape == (5, 16)
+    for head in (model.mlm_logits, model.region_class_logits, model.region_features):
+        assert len(head(output.regions[0, :0])) == 0  # nothing masked in the batch
+
+
+def test_permuting_regions_permutes_their_outputs_and_leaves_the_text() -> None:
+    model, inputs = tiny_model(), random_batch()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    permuted = model(
+        changed(
+            inputs,
+            region_features=inputs.region_features[:, order],
+            region_locations=inputs.region_locations[:, order],
+        )
+    )
+    output = model(inputs)
+    torch.testing.assert_close(permuted.text, output.text, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(permuted.regions, output.regions[:, order], atol=1e-5, rtol=1e-5)
+
+
+def test_words_have_an_order_and_boxes_a_place() -> None:
+    model, inputs = tiny_model(), random_batch()
+    first = model(inputs).first
+    swapped = inputs.tokens[:, [0, 2, 1, 3, 4, 5]]
+    assert not torch.allclose(model(changed(inputs, tokens=swapped)).first, first, atol=1e-3)
+    moved = inputs.region_locations.flip(1)
+    assert not torch.allclose(
+        model(changed(inputs, region_locations=moved)).first, first, atol=1e-3
+    )
+
+
+def test_padding_changes_no_valid_output() -> None:
+    model, inputs = tiny_model(), random_batch()
+    padded = VLInputs(
+        tokens=torch.cat([inputs.tokens, torch.full((3, 2), 49)], dim=1),
+        token_mask=torch.tensor([[True] * 6 + [False] * 2] * 3),
+        region_features=torch.cat([inputs.region_features, torch.full((3, 4, 16), 1e3)], dim=1),
+        region_locations=torch.cat([inputs.region_locations, torch.full((3, 4, 5), 9.0)], dim=1),
+        region_mask=torch.tensor([[True] * 5 + [False] * 4] * 3),
+    )
+    output, wider = model(inputs), model(padded)
+    torch.testing.assert_close(wider.text[:, :6], output.text, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(wider.regions[:, :5], output.regions, atol=1e-5, rtol=1e-5)
+    # What the padding holds makes no difference at all, not even by rounding.
+    other = changed(padded, region_features=padded.region_features.clone())
+    other.region_features[:, 5:] = -7.0
+    assert torch.equal(model(other).text[:, :6], wider.text[:, :6])
+
+
+def test_a_batch_equals_its_pairs_one_by_one() -> None:
+    model, inputs = tiny_model(), random_batch()
+    together = model.match_logit(model(inputs).first)
+    for row in range(3):
+        alone = VLInputs(**{name: part[row : row + 1] for name, part in vars(inputs).items()})
+        torch.testing.assert_close(
+            model.match_logit(model(alone).first), together[row : row + 1], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_a_picture_without_regions_leaves_the_text_alone() -> None:
+    model, inputs = tiny_model(), random_batch()
+    none = changed(inputs, region_mask=torch.zeros(3, 5, dtype=torch.bool))
+    masked = model(none).text
+    assert masked.isfinite().all()
+    text_only = model(
+        changed(
+            inputs,
+            region_features=inputs.region_features[:, :0],
+            region_locations=inputs.region_locations[:, :0],
+            region_mask=inputs.region_mask[:, :0],
+        )
+    )
+    assert text_only.regions.shape == (3, 0, 24)
+    torch.testing.assert_close(masked, text_only.text, atol=1e-5, rtol=1e-5)
+
+
+def test_a_caption_of_one_token_is_encoded() -> None:
+    model, inputs = tiny_model(), random_batch(tokens=1)
+    assert model.match_logit(model(inputs).first).isfinite().all()
+
+
+def test_every_parameter_learns_and_unused_tables_do_not() -> None:
+    model, inputs = tiny_model(itm_pooler=True, image_pre_ln=True), random_batch()
+    output = model(inputs)
+    loss = (
+        model.match_logit(output.first).sum()
+        + model.mlm_logits(output.text.flatten(0, 1)).square().sum()
+        + model.region_class_logits(output.regions.flatten(0, 1)).square().sum()
+        + model.region_features(output.regions.flatten(0, 1)).square().sum()
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+    position = model.text_embedding.position.weight.grad
+    assert position is not None
+    used = position.abs().sum(-1).nonzero().flatten().tolist()
+    assert used == [0, 1, 2, 3, 4, 5, 8]  # six words and the regions' dummy position
+
+
+def test_too_long_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match="tokens has 9 positions, want 1 to max_text_tokens=8"):
+        tiny_model()(random_batch(tokens=9))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 70}, "width=70 is no multiple of num_heads=12"),
+        ({"num_layers": 0}, "num_layers=0: want a positive number"),
+        ({"visual_position_id": -1}, "visual_position_id=-1"),
+        ({"visual_position_id": 512}, "visual_position_id=512 needs row 512"),
+        ({"max_text_tokens": 513}, "max_text_tokens=513 needs row 512"),
+        ({"dropout": 1.0}, "dropout=1.0: want a share"),
+    ],
+)
+def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        imagebert_base(**change)
+
+
+def test_presets_by_name() -> None:
+    assert preset("imagebert-small", width=96) == imagebert_small(width=96)
+    with pytest.raises(ValueError, match="no preset 'imagebert-huge'; there are imagebert-base"):
+        preset("imagebert-huge")
+    for make in PRESETS.values():
+        assert type(make()) in [variant.config for variant in VARIANTS.values()]

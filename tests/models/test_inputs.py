@@ -1,0 +1,82 @@
+"""Batches: what is refused, with the argument and the numbers named."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import config
+
+from vlmill.models import VLInputs
+
+
+def batch(pairs: int = 2, tokens: int = 3, regions: int = 4, width: int = 8) -> dict[str, Any]:
+    return {
+        "tokens": torch.ones(pairs, tokens, dtype=torch.int64),
+        "token_mask": torch.ones(pairs, tokens, dtype=torch.bool),
+        "region_features": torch.zeros(pairs, regions, width),
+        "region_locations": torch.zeros(pairs, regions, 5),
+        "region_mask": torch.ones(pairs, regions, dtype=torch.bool),
+    }
+
+
+@pytest.fixture
+def outside_of_tests() -> Iterator[None]:
+    """Shapes unchecked, as users run it: the tests' own checks would come before ours."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("outside_of_tests")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tokens", torch.ones(3, dtype=torch.int64), r"tokens has shape \(3,\)"),
+        (
+            "tokens",
+            torch.ones(3, 3, dtype=torch.int64),
+            r"tokens has shape \(3, 3\), want \(2, 3\)",
+        ),
+        ("tokens", torch.ones(2, 3, dtype=torch.int32), "tokens is torch.int32, want torch.int64"),
+        ("token_mask", torch.ones(2, 4, dtype=torch.bool), r"token_mask has shape \(2, 4\)"),
+        ("token_mask", torch.ones(2, 3), "token_mask is torch.float32, want torch.bool"),
+        ("region_features", torch.zeros(2, 4), r"region_features \(2, 4\); want"),
+        ("region_locations", torch.zeros(2, 4, 4), r"region_locations has shape \(2, 4, 4\)"),
+        ("region_mask", torch.ones(2, 5, dtype=torch.bool), r"want \(2, 4\)"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(name: str, value: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VLInputs(**(batch() | {name: value}))
+
+
+def test_valid_values_pass_and_padding_may_hold_anything_finite() -> None:
+    parts = batch()
+    parts["token_mask"][0, 1:] = False
+    parts["region_mask"][1, 2:] = False
+    parts["region_features"][1, 2:] = 1e30
+    inputs = VLInputs(**parts)
+    assert inputs.validate() is inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("token_mask", False, r"token_mask: 1 of 2 pairs have no token \(first: row 1\)"),
+        ("region_mask", False, r"region_mask: 1 of 2 pairs have no region \(first: row 1\)"),
+        ("region_features", float("nan"), r"region_features: 1 of 2 pairs hold NaN"),
+        ("region_locations", float("inf"), r"region_locations: 1 of 2 pairs hold NaN or infinite"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(name: str, value: Any, message: str) -> None:
+    parts = batch()
+    parts[name][1] = value
+    with pytest.raises(ValueError, match=message):
+        VLInputs(**parts).validate()
+
+
+def test_a_batch_moves_whole() -> None:
+    moved = VLInputs(**batch()).to("meta")
+    assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}
