@@ -1,0 +1,62 @@
+# make help lists the commands. Each sets up .venv first if it has to.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+EXTRAS := demo,test
+SHELL := /bin/bash
+
+# The first interpreter that is new enough; PYTHON=... chooses another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+.PHONY: help install demo test test-fast lint types format bench image clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+install: $(READY) ## make .venv with everything that the other commands need
+
+# uv sets the environment up in seconds and shares files between environments; where it cannot be
+# had, pip does the same more slowly. The stamp is written last: an interrupted installation is redone.
+$(READY): setup.py constraints.txt
+	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5' && $(BIN)/uv --version >/dev/null; then \
+		echo "installing with uv"; \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
+	else \
+		echo "uv cannot be had here; installing with pip, which takes minutes"; \
+		$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'; \
+	fi
+	@touch $(READY)
+
+demo: $(READY) ## web pages to a retrieval report: demo/report.html (about 5 minutes)
+	$(BIN)/python examples/demo.py --output demo
+
+test: $(READY) ## all tests
+	$(BIN)/python -m pytest -q
+
+test-fast: $(READY) ## the tests that take less than a second or so each
+	$(BIN)/python -m pytest -q -m "not slow"
+
+lint: $(READY) types ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy -p vlmill
+	$(BIN)/mypy tests examples benchmarks
+
+format: $(READY) ## let ruff format and sort
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## benchmarks, as JSON lines
+	@set -e; for script in benchmarks/*.py; do echo "# $$script" >&2; $(BIN)/python $$script; done
+
+image: ## a container image that runs make demo
+	docker build --file docker/demo.Dockerfile --tag vlmill-demo .
+
+clean: ## remove what make demo and the tools left (keeps .venv)
+	rm -rf demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
