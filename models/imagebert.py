@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.blocks import PostNormBlock, init_bert
@@ -127,22 +127,41 @@ class ImageBert(nn.Module):
 
         Raises ValueError for more tokens than ``max_text_tokens`` or another feature width.
         """
-        num_tokens = inputs.tokens.shape[1]
+        regions = self.embed_regions(inputs.region_features, inputs.region_locations)
+        return self.encode(inputs.tokens, inputs.token_mask, regions, inputs.region_mask)
+
+    def embed_regions(
+        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
+    ) -> Float[Tensor, "B R H"]:
+        """Regions as the layers take them; whoever pairs a picture with many texts needs it once.
+
+        All regions share one dummy position, so that their order says nothing (sec. 3.2).
+        """
+        tables = self.text_embedding
+        offset = (
+            tables.segment.weight[IMAGE_SEGMENT]
+            + tables.position.weight[self.config.visual_position_id]
+        )
+        embedded: Float[Tensor, "B R H"] = self.region_embedding(features, locations, offset)
+        return embedded
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        regions: Float[Tensor, "B R H"],
+        region_mask: Bool[Tensor, "B R"],
+    ) -> ImageBertOutput:
+        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        num_tokens = tokens.shape[1]
         if not 0 < num_tokens <= self.config.max_text_tokens:
             raise ValueError(
                 f"tokens has {num_tokens} positions, want 1 to max_text_tokens="
                 f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
             )
-        tables = self.text_embedding
-        # One dummy position for all regions: their order says nothing (sec. 3.2).
-        offset = (
-            tables.segment.weight[IMAGE_SEGMENT]
-            + tables.position.weight[self.config.visual_position_id]
-        )
-        text = tables(inputs.tokens, segment=TEXT_SEGMENT)
-        regions = self.region_embedding(inputs.region_features, inputs.region_locations, offset)
+        text = self.text_embedding(tokens, segment=TEXT_SEGMENT)
         hidden = torch.cat([text, regions], dim=1)
-        key_mask = torch.cat([inputs.token_mask, inputs.region_mask], dim=1)
+        key_mask = torch.cat([token_mask, region_mask], dim=1)
         for layer in self.layers:
             hidden = layer(hidden, key_mask)
         return ImageBertOutput(

@@ -1,0 +1,1 @@
+"""Tasks: what is fed to a model, what is read from it, and what it is worth."""
