@@ -134,6 +134,8 @@ def _best(
     keep = cosines < float(rules.below)
     for k in np.flatnonzero(np.abs(cosines - float(rules.below)) < CLOSE):
         keep[k] = is_below(int(dots[k]), norm_q, int(index.norm2[found[k]]), rules.below)
+    if np.count_nonzero(keep) > rules.top:  # sort only what reaches the worst of the best, ties too
+        keep &= cosines >= -np.partition(-cosines[keep], rules.top - 1)[rules.top - 1]
     found, cosines = found[keep], cosines[keep]
     order = np.lexsort((found, -cosines))[: rules.top]
     return [index.pair_ids[k] for k in found[order]], cosines[order].tolist()
