@@ -1,0 +1,142 @@
+"""The main job from web pages to a retrieval report, on a processor, with nothing downloaded.
+
+Each step is a command that a user could type; this script types them, takes the times, and puts what
+they leave into one page. ``make demo`` runs it.
+"""
+
+import json
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.atomic import write_bytes, write_json
+from vlmill.schemas.commands import Parser, run_command
+
+EXAMPLES = Path(__file__).resolve().parent
+STEPS_FILE = "steps.json"
+# Narrow network, small pictures: the demo shows the path on a processor, not quality.
+DETECTOR = ("--arch", "tiny", "--short-side", "240", "--long-side", "400", "--max-boxes", "36")
+RECIPE = "imagebert-small"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command and the file that says that it has finished."""
+
+    name: str
+    command: tuple[str, ...]
+    product: Path
+
+
+def steps(out: Path) -> list[Step]:
+    """The demo, in order."""
+    python, bin_folder = sys.executable, Path(sys.executable).parent
+    pairs, regions = out / "pairs", out / "regions"
+    rois, train = str(bin_folder / "extract-rois"), str(bin_folder / "train-vl")
+    tables = ("--pairs", f"{pairs}", "--regions", f"{regions}")
+    pretrain = (train, "pretrain", RECIPE, *tables, "--negatives", f"{out / 'negatives'}")
+    evaluate = (train, "evaluate", "retrieval", *tables, "--images", f"{pairs}")
+
+    def job(name: str, *flags: str) -> tuple[str, ...]:
+        return (python, "-m", f"vlmill.pipelines.{name}", *flags)
+
+    def step(name: str, product: str, *command: str) -> Step:
+        return Step(name=name, command=command, product=out / product)
+
+    site = out / "site.warc.gz"
+    warc = ("--warc", f"{site}", "--output", f"{pairs}")
+    near = ("--pairs", f"{pairs}", "--output", f"{out / 'negatives'}")
+    untrained, trained = out / "untrained", out / "trained"
+    return [
+        step("site", site.name, python, f"{EXAMPLES / 'build_site.py'}", "--output", f"{site}"),
+        step("web_pairs", "pairs/_manifest.json", *job("web_pairs", *warc)),
+        step("hard_negatives", "negatives/_manifest.json", *job("hard_negatives", *near)),
+        step(
+            "regions",
+            "regions/_manifest.json",
+            *(rois, "run", f"{pairs}", "--output", f"{regions}", *DETECTOR),
+        ),
+        step(
+            "untrained",
+            "untrained/model.safetensors",
+            *(*pretrain, "--output", f"{untrained}", "steps=0"),
+        ),
+        step(
+            "evaluate_before",
+            "before/metrics.json",
+            *(*evaluate, "--checkpoint", f"{untrained}", "--output", f"{out / 'before'}"),
+        ),
+        step("pretrain", "trained/model.safetensors", *(*pretrain, "--output", f"{trained}")),
+        step(
+            "evaluate_after",
+            "after/metrics.json",
+            *(*evaluate, "--checkpoint", f"{trained}", "--output", f"{out / 'after'}"),
+        ),
+    ]
+
+
+def run_step(step: Step, seconds: dict[str, float], out: Path) -> None:
+    """Run a step that has not finished before; CalledProcessError if it fails."""
+    if step.name in seconds and step.product.exists():
+        print(f"== {step.name}: done before in {seconds[step.name]:.1f} s", flush=True)
+        return
+    print(f"== {step.name}: {shlex.join(step.command)}", flush=True)
+    start = time.monotonic()
+    subprocess.run(step.command, check=True)
+    seconds[step.name] = round(time.monotonic() - start, 2)
+    write_json(out / STEPS_FILE, seconds)
+
+
+def read_seconds(out: Path) -> dict[str, float]:
+    """Seconds of the steps that an earlier run has finished."""
+    path = out / STEPS_FILE
+    content: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return content
+
+
+def collect_metrics(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
+    """``before/...``, ``after/...``, ``pairs`` and ``seconds`` by step, from the evaluations."""
+    metrics: dict[str, Any] = {}
+    for when in ("before", "after"):
+        found = json.loads((out / when / "metrics.json").read_text())
+        metrics |= {f"{when}/{name}": value for name, value in found.items() if "/" in name}
+        metrics |= {name: found[name] for name in ("pairs", "images") if name in found}
+    return {**metrics, "seconds": {**seconds, "total": round(sum(seconds.values()), 2)}}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the steps, then write metrics.json, funnel.json and report.html."""
+    parser = Parser(
+        prog="examples/demo.py",
+        description="Web pages to a retrieval report: packs the example site into a WARC, mines "
+        "pairs, finds hard negatives, extracts regions with a random narrow detector, pretrains a "
+        "small ImageBERT and evaluates retrieval before and after.",
+        epilog="Example:\n  python examples/demo.py --output demo\n\nThe same command continues "
+        "where a killed one stopped; make clean starts over.",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    out: Path = parser.parse_args(argv).output
+    out.mkdir(parents=True, exist_ok=True)
+    seconds = read_seconds(out)
+    for step in steps(out):
+        try:
+            run_step(step, seconds, out)
+        except subprocess.CalledProcessError as error:
+            print(f"failed: step {step.name}, exit status {error.returncode}", file=sys.stderr)
+            return 1
+    metrics = collect_metrics(out, seconds)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    metrics["peak_rss_mib"] = round(peak / 1024, 1)  # of the largest process, kernel's KiB
+    write_json(out / "metrics.json", metrics)
+    write_bytes(out / "funnel.json", (out / "pairs" / "funnel.json").read_bytes())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(run))
