@@ -1,0 +1,225 @@
+"""The demo's page: from the funnel to what the trained model retrieves."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmill.schemas.reading import producer_of, read_table
+from vlmill.schemas.regions import RegionReader
+from vlmill.schemas.report import (
+    Section,
+    bar_chart,
+    funnel_table,
+    html_table,
+    line_chart,
+    template,
+    write_page,
+)
+from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
+from vlmill.train.tasks.retrieval_report import evenly, percent, thumbnails
+
+NOTICE = (
+    "This page shows the path, not quality. The detector's weights are random numbers, and "
+    "retrieval is evaluated on the very pairs that the model was trained on: it has learned them "
+    "by heart, nothing more."
+)
+DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
+EXAMPLES = 8
+
+_CARDS = template(
+    "<div class='cards'>{% for card in cards %}<div class='card'>"
+    "{% if card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
+    "<small>{{ card.about }}</small></div>{% endfor %}</div>"
+)
+_NEAR = template(
+    "{% for query in queries %}<h3>{{ query.text }}</h3><ol>{% for n in query.near %}"
+    "<li>{{ n.text }} <small>cosine {{ '%.2f' % n.cosine }}</small></li>{% endfor %}</ol>"
+    "{% endfor %}"
+)
+_PICTURES = template(
+    "{% for query in queries %}<h3>{{ query.text }}</h3>{% for when, found in query.found %}"
+    "<small>{{ when }}: the right picture is at place <span class='"
+    "{{ 'hit' if found.rank == 0 else 'miss' }}'>{{ found.rank + 1 }}</span></small>"
+    "<div class='row'>{% for n in found.neighbours %}<figure{% if n.right %} class='right'"
+    "{% endif %}><img src='{{ uris[n.image_id] }}' alt=''><figcaption>{{ '%.2f' % n.score }}"
+    "</figcaption></figure>{% endfor %}</div>{% endfor %}{% endfor %}"
+)
+_TEXTS = template(
+    "{% for query in queries %}<div class='row'><figure><img src='{{ uris[query.image_id] }}' "
+    "alt=''></figure>{% for when, found in query.found %}<div style='flex:1;min-width:260px'>"
+    "<small>{{ when }}: a right caption is at place <span class='"
+    "{{ 'hit' if found.rank == 0 else 'miss' }}'>{{ found.rank + 1 }}</span></small><ol>"
+    "{% for n in found.neighbours[:3] %}<li{% if n.right %} class='hit'{% endif %}>{{ n.text }}"
+    " <small>{{ '%.2f' % n.score }}</small></li>{% endfor %}</ol></div>{% endfor %}</div>"
+    "{% endfor %}"
+)
+
+
+def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
+    """Write ``out/report.html`` from what the steps left in ``out``."""
+    pairs = read_table(out / "pairs", PAIRS).to_pylist()
+    uris = thumbnails(out / "pairs", {pair["image_id"] for pair in pairs})
+    found = {
+        when: json.loads((out / folder / "neighbours.json").read_text())
+        for when, folder in (("before", "before"), ("after", "after"))
+    }
+    sections = [
+        Section(
+            title="Before and after",
+            intro="Share of queries whose right answer is among the first K, in percent.",
+            body=recall_table(metrics),
+        ),
+        Section(
+            title="Steps",
+            intro="Each is a command that you can type; README has them.",
+            body=bar_chart(
+                {k: v for k, v in metrics["seconds"].items() if k != "total"},
+                title="seconds by step",
+                x_label="seconds",
+            ),
+        ),
+        Section(
+            title="Funnel",
+            intro="From the records of the archive to pairs; in = out + dropped in each stage.",
+            body=funnel_table(json.loads((out / "funnel.json").read_text())),
+        ),
+        Section(title="Pairs", intro=f"All {len(pairs)}.", body=pair_cards(pairs, uris)),
+        Section(
+            title="Dropped",
+            intro="One of each stage and reason; the rejects table has them all.",
+            body=dropped(out),
+        ),
+        Section(
+            title="Hard negatives",
+            intro="For a caption, the most similar captions of other pictures (TF-IDF, below 0.5).",
+            body=hard_negatives(out, pairs),
+        ),
+        Section(
+            title="Regions",
+            intro="What the random detector finds; regions show --help draws all.",
+            body=regions_table(out),
+        ),
+        Section(
+            title="Losses",
+            intro="MLM: masked words. MOC: classes of masked regions. MRFR: their features. "
+            "ITM: does the text match the picture?",
+            body=loss_chart(out / "trained" / "log.jsonl"),
+        ),
+        Section(
+            title="Pictures found for captions",
+            intro="The first five before and after training, the right one framed. Scores are "
+            "logits of the matching head.",
+            body=pictures_found(found, uris),
+        ),
+        Section(
+            title="Captions found for pictures",
+            intro="The first three before and after training, the right ones green.",
+            body=captions_found(found, uris),
+        ),
+    ]
+    write_page(
+        out / "report.html",
+        "vlmill demo: from web pages to retrieval",
+        sections,
+        subtitle=f"{len(pairs)} pairs, {metrics['seconds']['total']:.0f} seconds on a processor, "
+        f"at most {metrics['peak_rss_mib']:.0f} MiB in a process",
+        notice=NOTICE,
+    )
+
+
+def recall_table(metrics: Mapping[str, Any]) -> Markup:
+    """R@1, 5, 10 in both directions: by chance, before, after."""
+    rows = []
+    for direction, name in DIRECTIONS.items():
+        for k in (1, 5, 10):
+            recall = f"{direction}/r{k}"
+            after = Markup("<b>{}</b>").format(percent(metrics[f"after/{recall}"]))
+            chance = percent(metrics[f"after/{recall}_chance"])
+            rows.append(
+                [name, f"R@{k}", chance, percent(metrics[f"before/{recall}"]), after]
+            )
+    return html_table(["direction", "figure", "by chance", "before", "after"], rows)
+
+
+def pair_cards(pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]) -> Markup:
+    """Each pair's picture, text, and where the text comes from."""
+    cards = [
+        {
+            "uri": uris.get(pair["image_id"]),
+            "text": pair["text"],
+            "about": f"{pair['text_source']}, score {pair['score']:.2f}",
+        }
+        for pair in pairs
+    ]
+    return Markup(_CARDS.render(cards=cards))
+
+
+def dropped(out: Path) -> Markup:
+    """One reject of each stage and reason."""
+    firsts: dict[tuple[str, str], list[Any]] = {}
+    for row in read_table(out / "pairs", REJECTS).to_pylist():
+        example = [row["stage"], row["reason"], row["key"][-80:], (row["detail"] or "")[:100]]
+        firsts.setdefault((row["stage"], row["reason"]), example)
+    return html_table(["stage", "reason", "what", "detail"], list(firsts.values()))
+
+
+def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
+    """The three nearest captions of some captions that have any."""
+    texts = {pair["pair_id"]: pair["text"] for pair in pairs}
+    rows = [r for r in read_table(out / "negatives", NEGATIVES).to_pylist() if r["similarities"]]
+    queries = [
+        {
+            "text": texts[row["pair_id"]],
+            "near": [
+                {"text": texts[pair_id], "cosine": cosine}
+                for pair_id, cosine in list(
+                    zip(row["negative_pair_ids"], row["similarities"], strict=True)
+                )[:3]
+            ],
+        }
+        for row in evenly(rows, 4)
+    ]
+    return Markup(_NEAR.render(queries=queries))
+
+
+def loss_chart(log: Path) -> Markup:
+    """The curves of every ``loss`` in the training log."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    names = [name for name in lines[0] if name == "loss" or name.startswith("loss/")]
+    steps = [line["step"] for line in lines]
+    curves = {name: (steps, [line[name] for line in lines]) for name in names}
+    return line_chart(curves, title="training losses", x_label="step", y_label="loss", log=True)
+
+
+def pictures_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
+    """Text queries and the pictures found, before and after."""
+    queries = [
+        {"text": query["text"], "found": found_by(found, "image_retrieval", "pair_id", query)}
+        for query in evenly(found["after"]["image_retrieval"], EXAMPLES)
+    ]
+    return Markup(_PICTURES.render(queries=queries, uris=uris))
+
+
+def captions_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
+    """Picture queries and the texts found, before and after."""
+    queries = [
+        {
+            "image_id": query["image_id"],
+            "found": found_by(found, "text_retrieval", "image_id", query),
+        }
+        for query in evenly(found["after"]["text_retrieval"], EXAMPLES)
+    ]
+    return Markup(_TEXTS.render(queries=queries, uris=uris))
+
+
+def found_by(
+    found: Mapping[str, Any], direction: str, key: str, query: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """(before or after, record) of one query, joined by its id."""
+    return [
+        (when, next(r for r in records[direction] if r[key] == query[key]))
+        for when, records in found.items()
+    ]
