@@ -16,6 +16,7 @@ from vlmill.schemas.manifest import MANIFEST
 from vlmill.schemas.tables import TABLES
 
 PLAN = "_plan.json"
+REPORTS = ("funnel.json", "report.html", "metrics.json", "neighbours.json")
 
 
 class State(Enum):
@@ -59,7 +60,7 @@ def remove_output(folder: Path) -> None:
     if not (folder / PLAN).exists():
         return
     shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
-    reports = [folder / name for name in ("funnel.json", "report.html", "metrics.json")]
+    reports = [folder / name for name in REPORTS]
     # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
     for path in [folder / MANIFEST, *shards, *reports, folder / PLAN]:
         path.unlink(missing_ok=True)

@@ -1,0 +1,200 @@
+"""The page that shows a retrieval evaluation: figures beside chance, and what was found."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from markupsafe import Markup
+from PIL import Image
+
+from vlmill.schemas.reading import iter_batches
+from vlmill.schemas.report import (
+    Section,
+    histogram,
+    html_table,
+    settings_table,
+    template,
+    thumbnail_uri,
+)
+from vlmill.schemas.tables import IMAGES
+from vlmill.train.metrics import KS
+from vlmill.train.tasks.retrieval import Candidates, Found
+
+DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
+
+_CARDS = template(
+    "{% for query in queries %}<h3>{{ query.title }}"
+    " <small class='{{ 'hit' if query.rank == 0 else 'miss' }}'>right answer at place "
+    "{{ query.rank + 1 }} of {{ query.of }}</small></h3><div class='row'>"
+    "{% if query.picture %}<figure>{{ picture(query.picture) }}<figcaption>query</figcaption>"
+    "</figure>{% endif %}{% for n in query.pictures %}<figure{% if n.right %} class='right'"
+    "{% endif %}>{{ picture(n.image_id) }}<figcaption>"
+    "{{ '%.2f' % n.score }}{% if n.right %} <span class='hit'>right</span>{% endif %}"
+    "</figcaption></figure>{% endfor %}"
+    "{% if query.texts %}<ol>{% for n in query.texts %}<li{% if n.right %} class='hit'{% endif %}>"
+    "{{ n.text }} <small>{{ '%.2f' % n.score }}{% if n.right %}, right{% endif %}</small></li>"
+    "{% endfor %}</ol>{% endif %}</div>{% endfor %}"
+)
+_PICTURE = template(
+    "{% if uri %}<img src='{{ uri }}' alt='{{ image_id }}'>{% else %}"
+    "<div class='soft'>{{ image_id }}</div>{% endif %}"
+)
+
+
+def evenly(found: Sequence[Found], count: int) -> list[Found]:
+    """``count`` queries evenly spread over all: not the best, and the same on every run."""
+    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
+    return [found[place] for place in places]
+
+
+def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
+    """Thumbnails as data: URIs of those pictures that the images table has and pillow can read."""
+    if images is None:
+        return {}
+    uris: dict[str, str] = {}
+    wanted = pa.array(sorted(image_ids), pa.string())
+    for batch in iter_batches(
+        images, IMAGES, columns=["image_id", "bytes"], batch_rows=64, flag="--images"
+    ):
+        shown = batch.filter(pc.is_in(batch.column("image_id"), value_set=wanted))
+        for row in shown.to_pylist():
+            try:
+                if row["bytes"] is not None:
+                    uris[row["image_id"]] = thumbnail_uri(row["bytes"])
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+                continue  # shown by its id: a picture that cannot be decoded has none to show
+    return uris
+
+
+def shown_image_ids(
+    candidates: Candidates, by_text: Sequence[Found], by_image: Sequence[Found]
+) -> set[str]:
+    """The pictures that the examples show."""
+    numbers = {n.candidate for found in by_text for n in found.neighbours}
+    return {candidates.image_ids[n] for n in numbers | {found.query for found in by_image}}
+
+
+def sections(
+    *,
+    metrics: Mapping[str, float],
+    candidates: Candidates,
+    by_text: Sequence[Found],
+    by_image: Sequence[Found],
+    rejects: Mapping[str, int],
+    settings: Mapping[str, object],
+    images: str | Path | None,
+    examples: int = 10,
+) -> list[Section]:
+    """All of the page but its title."""
+    shown_texts, shown_images = evenly(by_text, examples), evenly(by_image, examples)
+    uris = thumbnails(images, shown_image_ids(candidates, shown_texts, shown_images))
+    spread = f"{examples} queries at most, evenly spread over all. Scores are logits."
+    return [
+        Section(
+            title="Recall",
+            intro="Share of queries with a right answer among the first K, and what a random order "
+            "would reach. Equal scores count against the model.",
+            body=_recall_table(metrics),
+        ),
+        Section(
+            title="Pictures found for captions",
+            intro=f"The first pictures for a caption, the right one framed. {spread}",
+            body=_image_examples(shown_texts, candidates, uris),
+        ),
+        Section(
+            title="Captions found for pictures",
+            intro=f"The first captions for a picture, right ones marked. {spread}",
+            body=_text_examples(shown_images, candidates, uris),
+        ),
+        Section(title="Ranks of the right answer", body=_rank_charts(by_text, by_image)),
+        Section(
+            title="Pairs left out",
+            body=html_table(["reason", "pairs"], list(rejects.items()))
+            if rejects
+            else Markup("<p>None.</p>"),
+        ),
+        Section(title="Settings", body=settings_table(settings)),
+    ]
+
+
+def percent(share: float) -> str:
+    """A share as percent with one decimal, halves away from zero."""
+    return f"{np.floor(share * 1000 + 0.5) / 10:.1f}"
+
+
+def _recall_table(metrics: Mapping[str, float]) -> Markup:
+    rows = []
+    for direction, name in DIRECTIONS.items():
+        for k in KS:
+            recall = f"{direction}/r{k}"
+            rows.append(
+                [
+                    name,
+                    f"R@{k}",
+                    Markup("<b>{}</b> %").format(percent(metrics[recall])),
+                    f"± {percent(metrics[recall + '_stderr'])}",
+                    f"{percent(metrics[recall + '_chance'])} %",
+                    int(metrics[f"{direction}/n"]),
+                ]
+            )
+        rows.append([name, "median rank", metrics[f"{direction}/median_rank"], "", "", ""])
+    return html_table(
+        ["direction", "figure", "reached", "standard error", "by chance", "queries"], rows
+    )
+
+
+def _image_examples(
+    found: Sequence[Found], candidates: Candidates, uris: Mapping[str, str]
+) -> Markup:
+    queries = [
+        {
+            "title": candidates.pairs[one.query].text,
+            "rank": one.rank,
+            "of": len(candidates.image_ids),
+            "picture": None,
+            "pictures": [
+                {"image_id": candidates.image_ids[n.candidate], "score": n.score, "right": n.right}
+                for n in one.neighbours
+            ],
+            "texts": [],
+        }
+        for one in found
+    ]
+    return _cards(queries, uris)
+
+
+def _text_examples(
+    found: Sequence[Found], candidates: Candidates, uris: Mapping[str, str]
+) -> Markup:
+    queries = [
+        {
+            "title": f"Picture {candidates.image_ids[one.query][:12]}",
+            "rank": one.rank,
+            "of": len(candidates.pairs),
+            "picture": candidates.image_ids[one.query],
+            "pictures": [],
+            "texts": [
+                {"text": candidates.pairs[n.candidate].text, "score": n.score, "right": n.right}
+                for n in one.neighbours
+            ],
+        }
+        for one in found
+    ]
+    return _cards(queries, uris)
+
+
+def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> Markup:
+    def picture(image_id: str) -> Markup:
+        return Markup(_PICTURE.render(uri=uris.get(image_id), image_id=image_id))
+
+    return Markup(_CARDS.render(queries=queries, picture=picture))
+
+
+def _rank_charts(by_text: Sequence[Found], by_image: Sequence[Found]) -> Markup:
+    charts = [
+        histogram([found.rank + 1 for found in ranked], title=title, x_label="place, from 1")
+        for title, ranked in zip(DIRECTIONS.values(), (by_text, by_image), strict=True)
+    ]
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
