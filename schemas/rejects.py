@@ -56,6 +56,8 @@ class Reason(StrEnum):
     # Regions and training
     NO_REGIONS = "no_regions"  # the picture has no row in the regions table
     NO_BOXES = "no_boxes"  # it has a row without boxes
+    HELD_OUT = "held_out"  # its split is kept for validation or test
+    NOT_FINITE = "not_finite"  # a feature or probability that the stored type cannot hold
 
 
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:

@@ -1,0 +1,94 @@
+"""Settings of region extraction: which regions to keep, at what size to look, what to store."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+CLASS_PROBS = ("none", "argmax", "full")
+DTYPES = ("float16", "float32")
+COMPRESSIONS = ("none", "zstd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which proposals become regions.
+
+    A proposal's confidence is the highest probability with which it survives the suppression of
+    some class. Those at or above ``threshold`` are kept; if they are fewer than ``min_boxes`` (more
+    than ``max_boxes``), the best ``min_boxes`` (``max_boxes``) are kept instead. A picture may have
+    fewer proposals than ``min_boxes``.
+    """
+
+    threshold: float = 0.2
+    min_boxes: int = 10
+    max_boxes: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_boxes <= self.max_boxes or self.max_boxes < 1:
+            raise ValueError(
+                f"boxes from {self.min_boxes} to {self.max_boxes}: "
+                "--min-boxes must be at least 0 and at most --max-boxes"
+            )
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"--threshold {self.threshold}: a probability is in 0..1")
+
+
+SELECTIONS = {
+    # ImageBERT, arXiv:2001.07966, sec. 3: the 100 regions of the highest scores.
+    "imagebert": Selection(threshold=0.0, min_boxes=100, max_boxes=100),
+    # ViLBERT, arXiv:1908.02265, sec. 3.2: 10 to 36 boxes above a threshold; 0.2 is the detector's
+    # own.
+    "vilbert": Selection(threshold=0.2, min_boxes=10, max_boxes=36),
+    # VL-BERT, arXiv:1908.08530, sec. 4.1: above 0.5, at least 10 and at most 100.
+    "vl-bert": Selection(threshold=0.5, min_boxes=10, max_boxes=100),
+    # InterBERT, arXiv:2003.13198: up to 100 regions; threshold and minimum are the detector's own.
+    "interbert": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
+    # InterBERT on TaoMultimodal: above 0.1, at most 16; nothing fills up a picture without regions.
+    "tao": Selection(threshold=0.1, min_boxes=0, max_boxes=16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputLimits:
+    """How pictures are resized, and which are refused."""
+
+    short_side: int = 600  # pixels of the network's input (Ren et al. 2015)
+    long_side: int = 1000
+    max_bytes: int = 64 * 2**20
+    max_pixels: int = 50_000_000  # checked in the header, before anything is decoded
+
+    def __post_init__(self) -> None:
+        if not 3 <= self.short_side <= self.long_side:
+            raise ValueError(
+                f"sides {self.short_side} and {self.long_side}: "
+                "--short-side must be at least 3 and at most --long-side"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """What of a region is written, and how."""
+
+    class_probs: str = (
+        "argmax"  # none: no classes at all; argmax: id and score; full: also all probabilities
+    )
+    dtype: str = "float16"
+    compression: str = "none"
+    pictures_per_shard: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.pictures_per_shard < 1:
+            raise ValueError(f"--pictures-per-shard {self.pictures_per_shard}: at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+    """Everything beside the detector that decides the rows."""
+
+    selection: Selection = SELECTIONS["imagebert"]
+    limits: InputLimits = InputLimits()
+    storage: Storage = Storage()
+
+    def settings(self) -> dict[str, Any]:
+        """Plain JSON values, for metadata."""
+        return dataclasses.asdict(self)

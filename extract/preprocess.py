@@ -1,0 +1,179 @@
+"""Picture bytes to the network's input: bounded decoding and the original detector's resize.
+
+H0 x W0 is the picture upright, H x W the network's input. Everything that can be wrong with a
+picture ends in a ``Rejected`` with a reason of the closed list.
+"""
+
+import io
+import struct
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
+
+from vlmill.extract.config import InputLimits
+from vlmill.schemas.rejects import Reason
+
+# Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs.
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+# What broken files make pillow raise while it opens or decodes them.
+DECODE_ERRORS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    struct.error,
+    OverflowError,
+    MemoryError,
+    NotImplementedError,
+)
+TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+Pixels = npt.NDArray[np.uint8]
+
+
+class Rejected(Exception):
+    """A picture that is not looked at, with the reason."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkInput:
+    """A picture as the detector takes it; ``scale`` is its resize factor, for both axes."""
+
+    tensor: Float[Tensor, "1 3 H W"]
+    scale: float
+    width: int  # of the picture upright, in its own pixels
+    height: int
+
+
+def decode(data: bytes, limits: InputLimits) -> Pixels:
+    """The first frame as upright blue-green-red uint8 [H0, W0, 3].
+
+    Grey, palette and CMYK pictures are converted, 16 bits are cut to the upper 8, alpha is dropped:
+    what OpenCV's reader gives the original detector. Raises Rejected.
+    """
+    if not data:
+        raise Rejected(Reason.EMPTY, "no bytes")
+    if len(data) > limits.max_bytes:
+        raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, limit {limits.max_bytes}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # oddities of the file; the pixel limit is checked here
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                check_size(image, limits)
+                return upright_pixels(image)
+    except Image.DecompressionBombError as error:
+        raise Rejected(Reason.TOO_LARGE, str(error)) from None
+    except UnidentifiedImageError:
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, f"none of {', '.join(FORMATS)}") from None
+    except DECODE_ERRORS as error:
+        raise Rejected(Reason.UNREADABLE_IMAGE, f"{type(error).__name__}: {error}") from None
+
+
+def check_size(image: Image.Image, limits: InputLimits) -> None:
+    """Refuse by the header alone: decoding is what would cost the memory."""
+    if image.width * image.height > limits.max_pixels:
+        raise Rejected(
+            Reason.TOO_LARGE,
+            f"{image.width} x {image.height} pixels, limit {limits.max_pixels} altogether",
+        )
+
+
+def upright_pixels(image: Image.Image) -> Pixels:
+    """An opened picture's pixels as blue-green-red, turned as its EXIF orientation says."""
+    image.load()
+    turn = TRANSPOSE.get(orientation(image))
+    rgb = to_rgb(image)
+    if turn is not None:
+        rgb = rgb.transpose(turn)
+    return np.ascontiguousarray(np.asarray(rgb)[:, :, ::-1])
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1..8; 1 where there is none or the EXIF block is broken."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except DECODE_ERRORS:
+        return 1  # a broken EXIF block says nothing about the pixels, which are fine
+    return value if isinstance(value, int) else 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode as RGB."""
+    if image.mode.startswith("I"):  # 16-bit grey, held in 16 or 32 bits
+        grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise Rejected(Reason.UNSUPPORTED_FORMAT, "pixels are floating-point numbers")
+    return image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
+
+
+def resize_factor(height: int, width: int, short_side: int, long_side: int) -> float:
+    """Brings the short side to ``short_side``, but the long one at most to ``long_side``."""
+    factor = short_side / min(height, width)
+    if round(factor * max(height, width)) > long_side:
+        factor = long_side / max(height, width)
+    return factor
+
+
+def resize_bilinear(picture: Float[Tensor, "H0 W0 3"], factor: float) -> Float[Tensor, "H W 3"]:
+    """OpenCV's INTER_LINEAR with one factor for both axes, reproduced to 3e-5 grey levels.
+
+    Samples at (d + 0.5) / factor - 0.5, computed in double and clamped; no averaging when
+    shrinking. The size is rounded half to even. torch's interpolate differs: it floors the size.
+    """
+    height, width = picture.shape[:2]
+    low, high, weight = sample_positions(width, round(width * factor), factor)
+    rows = picture[:, low] * (1 - weight)[:, None] + picture[:, high] * weight[:, None]
+    low, high, weight = sample_positions(height, round(height * factor), factor)
+    return rows[low] * (1 - weight)[:, None, None] + rows[high] * weight[:, None, None]
+
+
+def sample_positions(size: int, new_size: int, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower and upper neighbour and the upper one's float32 weight, for each new position."""
+    at = ((np.arange(new_size) + 0.5) / factor - 0.5).clip(0, size - 1)
+    low = np.floor(at).astype(np.int64)
+    high = np.minimum(low + 1, size - 1)
+    weight = (at - low).astype(np.float32)
+    return torch.from_numpy(low), torch.from_numpy(high), torch.from_numpy(weight)
+
+
+def network_input(
+    pixels: Pixels,
+    pixel_mean: tuple[float, float, float],
+    limits: InputLimits,
+    *,
+    min_side: int,
+) -> NetworkInput:
+    """Subtracts the mean and resizes, in the original code's order; blue-green-red.
+
+    Raises Rejected for a picture so thin that fewer than ``min_side`` pixels are left of it.
+    """
+    height, width = pixels.shape[:2]
+    factor = resize_factor(height, width, limits.short_side, limits.long_side)
+    if min(round(height * factor), round(width * factor)) < min_side:
+        raise Rejected(
+            Reason.TOO_SMALL,
+            f"{width} x {height}: at --long-side {limits.long_side} under {min_side} px are left",
+        )
+    centred = torch.from_numpy(pixels).float() - torch.tensor(pixel_mean)
+    resized = resize_bilinear(centred, factor).permute(2, 0, 1).unsqueeze(0)
+    return NetworkInput(tensor=resized.contiguous(), scale=factor, width=width, height=height)

@@ -1,0 +1,171 @@
+"""``extract-rois run``: a plan of pictures to shards of regions and rejects, resumable by shard."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from vlmill.extract.config import ExtractConfig
+from vlmill.extract.inputs import Picture, PictureReader, plan_digest
+from vlmill.extract.predict import extract_regions
+from vlmill.extract.preprocess import Rejected
+from vlmill.extract.weights import Detector
+from vlmill.schemas.manifest import read_manifest, write_manifest
+from vlmill.schemas.outputs import State, prepare_output
+from vlmill.schemas.progress import Progress
+from vlmill.schemas.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.shards import (
+    SOFTWARE,
+    Shard,
+    ShardWriter,
+    describe_shard,
+    shard_name,
+    write_shard,
+)
+from vlmill.schemas.tables import REGIONS, REJECTS
+
+JOB = "extract-rois run"
+STAGE = "regions"
+# Rows that are read together later: small groups make random access cheap (16 x 100 x 2048 float16
+# = 6.5 MB).
+ROWS_PER_GROUP = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that one run needs to make any of its shards."""
+
+    plan: Sequence[Picture]
+    output: Path
+    detector: Detector
+    config: ExtractConfig
+
+    @property
+    def num_shards(self) -> int:
+        return -(-len(self.plan) // self.config.storage.pictures_per_shard)
+
+    def part(self, index: int) -> Sequence[Picture]:
+        """The pictures of a shard."""
+        size = self.config.storage.pictures_per_shard
+        return self.plan[index * size : (index + 1) * size]
+
+    def producer(self) -> dict[str, Any]:
+        """What the shards' metadata says of their making."""
+        return {
+            "job": JOB,
+            "detector_fingerprint": self.detector.fingerprint,
+            "weights": self.detector.weights,
+            "device": str(self.detector.device),
+            "detector": dataclasses.asdict(self.detector.model.config),
+            **self.config.settings(),
+        }
+
+    def arrays(self) -> dict[str, Any]:
+        """Types and widths of the shards' binary columns."""
+        spec, storage = self.detector.model.config, self.config.storage
+        return region_arrays(
+            dtype=storage.dtype,
+            feature_dim=spec.feature_size,
+            class_probs_dim=spec.num_classes + 1 if storage.class_probs == "full" else None,
+        )
+
+
+def run(job: Job, *, fresh: bool = False) -> tuple[int, int]:
+    """Makes every shard that is not there yet; returns the rows of regions and of rejects.
+
+    Memory is bounded by one picture, 16 rows and the ids seen so far, not by the pictures' bytes.
+    Raises InputError if the output holds a run with other settings.
+    """
+    settings = {
+        "software": SOFTWARE,
+        "pictures": len(job.plan),
+        "plan": plan_digest(job.plan),
+        **job.producer(),
+    }
+    if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
+        print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
+        return count_rows(read_manifest(job.output)["shards"])
+    finished = {i: found for i in range(job.num_shards) if (found := finished_shards(job, i))}
+    done = sum(len(job.part(index)) for index in finished)
+    seen: set[str] = set()
+    shards: list[Shard] = []
+    with Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress:
+        for index in range(job.num_shards):
+            if index in finished:
+                seen.update(image_ids(job.output / finished[index][0].name))
+                shards += finished[index]
+            else:
+                shards += make_shards(job, index, seen, progress)
+    write_manifest(job.output, shards, job=JOB, settings=settings)
+    return count_rows(shards)
+
+
+def finished_shards(job: Job, index: int) -> list[Shard]:
+    """Both files of a part that an earlier run has finished, or none."""
+    total = job.num_shards
+    paths = [(t, job.output / shard_name(t, index, total)) for t in (REGIONS, REJECTS)]
+    if not all(path.exists() for _, path in paths):
+        return []
+    return [describe_shard(path, table.name) for table, path in paths]
+
+
+def make_shards(job: Job, index: int, seen: set[str], progress: Progress) -> list[Shard]:
+    """Extracts one part: regions, then rejects. Without both files it counts as not done."""
+    rejects: list[dict[str, object]] = []
+    reader = PictureReader(job.config.limits.max_bytes)
+    writer = ShardWriter(
+        job.output,
+        REGIONS,
+        index,
+        job.num_shards,
+        producer=job.producer(),
+        arrays=job.arrays(),
+        compression=job.config.storage.compression,
+    )
+    with writer:
+        rows: list[RegionRow] = []
+        for picture in job.part(index):
+            try:
+                rows.append(extract_one(picture, reader, job, seen))
+                progress.advance()
+            except Rejected as why:
+                rejects.append(reject(STAGE, picture.key, why.reason, why.detail))
+                progress.advance(rejects=1)
+            if len(rows) == ROWS_PER_GROUP:
+                writer.write(encode_regions(rows, dtype=job.config.storage.dtype))
+                rows = []
+        writer.write(encode_regions(rows, dtype=job.config.storage.dtype))
+    assert writer.shard is not None
+    return [
+        writer.shard,
+        write_shard(job.output, REJECTS, rejects, index, job.num_shards, producer=job.producer()),
+    ]
+
+
+def extract_one(picture: Picture, reader: PictureReader, job: Job, seen: set[str]) -> RegionRow:
+    """One picture's row. Raises Rejected, also for an id that has a row already."""
+    image_id, data = reader.read(picture)
+    if image_id in seen:
+        raise Rejected(Reason.DUPLICATE, f"{image_id} has a row already")
+    row = extract_regions(image_id, data, job.detector, job.config)
+    seen.add(image_id)
+    return row
+
+
+def image_ids(path: Path) -> list[str]:
+    """The ids of a shard's rows."""
+    ids: list[str] = pq.read_table(path, columns=["image_id"]).column(0).to_pylist()
+    return ids
+
+
+def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
+    """Rows of regions and of rejects."""
+    regions, rejects = (
+        sum(s.rows for s in shards if s.table == t.name) for t in (REGIONS, REJECTS)
+    )
+    return regions, rejects

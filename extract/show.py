@@ -1,0 +1,146 @@
+"""``extract-rois show``: boxes, classes and scores drawn on the pictures."""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+from PIL import Image, ImageDraw, ImageFont
+
+from vlmill.extract.config import InputLimits
+from vlmill.extract.inputs import PictureReader, plan_pictures
+from vlmill.extract.preprocess import Rejected, decode
+from vlmill.schemas.atomic import write_bytes
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.regions import RegionReader, RegionRow
+from vlmill.schemas.report import Section, picture_uri, template, write_page
+
+MAX_SIDE_PX = 900
+# Paul Tol's "bright" scheme: told apart also by the colour-blind.
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377")
+FIGURE = template(
+    '<figure><img src="{{ uri }}" alt="{{ alt }}"><figcaption>{{ text }}</figcaption></figure>'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Names of classes and attributes; without names, their numbers are shown."""
+
+    classes: Sequence[str] = ()
+    attributes: Sequence[str] = ()
+
+    def label(self, row: RegionRow, region: int) -> str:
+        """Attribute, class and class score of a region, as far as they are stored."""
+        if row.class_ids is None or row.class_scores is None:
+            return ""
+        words = [name_of(self.classes, int(row.class_ids[region]), "class")]
+        if self.attributes and row.attribute_ids is not None:
+            words.insert(0, name_of(self.attributes, int(row.attribute_ids[region]), "attribute"))
+        return f"{' '.join(words)} {row.class_scores[region]:.2f}"
+
+
+def name_of(names: Sequence[str], number: int, kind: str) -> str:
+    """The name with that number, or the number."""
+    return names[number] if number < len(names) else f"{kind} {number}"
+
+
+def read_names(path: str | None, flag: str) -> list[str]:
+    """One name a line; of synonyms separated by commas, the first."""
+    if path is None:
+        return []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{flag} {path}: {error}; give a text file of one name a line") from None
+    return [line.split(",")[0].strip() for line in lines]
+
+
+def show(
+    regions: str,
+    images: Sequence[str],
+    output: Path,
+    *,
+    names: Vocabulary,
+    max_boxes: int,
+    max_pictures: int,
+) -> int:
+    """Draws up to ``max_pictures`` rows to one HTML file or a folder; returns how many."""
+    reader = RegionReader(regions, flag="REGIONS")
+    drawn = islice(drawings(reader, images, names, max_boxes), max_pictures)
+    if output.suffix.lower() != ".html":
+        return sum(save(output, row, data) for row, data in drawn)
+    sections = [section(row, data) for row, data in drawn]
+    producer = reader.producer
+    weights = str(producer.get("weights", "unknown"))
+    notice = (
+        f"Detector with {weights}: boxes and names mean nothing." if "random" in weights else ""
+    )
+    subtitle = f"{len(sections)} of {len(reader)} pictures, detector {reader.detector_fingerprint}"
+    write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
+    return len(sections)
+
+
+def save(folder: Path, row: RegionRow, data: bytes) -> int:
+    """Writes one drawing under its id; returns 1, the number of files."""
+    write_bytes(folder / f"{quote(row.image_id, safe='')}.jpg", data)
+    return 1
+
+
+def section(row: RegionRow, data: bytes) -> Section:
+    """One picture's part of the page."""
+    text = f"{row.width} x {row.height} pixels, {len(row.boxes)} regions"
+    figure = FIGURE.render(uri=picture_uri(data, "image/jpeg"), alt=row.image_id, text=text)
+    return Section(title=row.image_id, body=Markup(figure))
+
+
+def drawings(
+    reader: RegionReader, images: Sequence[str], names: Vocabulary, max_boxes: int
+) -> Iterator[tuple[RegionRow, bytes]]:
+    """The rows whose pictures are among ``images``, in that order, with their drawings."""
+    limits = InputLimits()
+    source = PictureReader(limits.max_bytes)
+    shown: set[str] = set()
+    for picture in plan_pictures(images):
+        if picture.image_id is not None and picture.image_id not in reader:
+            continue
+        try:
+            image_id, data = source.read(picture)
+            if image_id in shown or image_id not in reader:
+                continue
+            pixels = decode(data, limits)
+        except Rejected:
+            continue  # what cannot be read now cannot be drawn; run has counted it
+        shown.add(image_id)
+        row = reader[image_id]
+        yield row, draw(Image.fromarray(pixels[:, :, ::-1].copy()), row, names, max_boxes)
+
+
+def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> bytes:
+    """The picture, shrunk to a page's width, with its highest-scoring boxes on it, as JPEG."""
+    factor = min(1.0, MAX_SIDE_PX / max(image.size))
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    canvas = image.resize(size, Image.Resampling.LANCZOS)
+    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
+    for rank, region in enumerate(best_regions(row, max_boxes)):
+        colour = COLOURS[rank % len(COLOURS)]
+        x1, y1, x2, y2 = (float(v) * factor for v in row.boxes[region])
+        pen.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=2)
+        if label := names.label(row, region):
+            pen.rectangle(pen.textbbox((x1 + 2, y1 + 2), label, font=font), fill=colour)
+            pen.text((x1 + 2, y1 + 2), label, fill="white", font=font)
+    out = io.BytesIO()
+    canvas.save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+def best_regions(row: RegionRow, count: int) -> list[int]:
+    """Numbers of the regions with the highest class scores, or of the first without scores."""
+    order = range(len(row.boxes))
+    if row.class_scores is None:
+        return list(order)[:count]
+    scores = row.class_scores
+    return sorted(order, key=lambda region: -float(scores[region]))[:count]

@@ -1,0 +1,53 @@
+"""``extract-rois verify``: does every row and every checksum of a folder hold?"""
+
+from pathlib import Path
+
+import numpy as np
+
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.manifest import verify_folder
+from vlmill.schemas.regions import RegionReader, RegionRow
+
+# Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
+# fault.
+BORDER_TOLERANCE_PX = 0.01
+
+
+def verify(folder: str | Path) -> list[str]:
+    """What is wrong with a folder of regions, one line each; empty if all holds.
+
+    Raises InputError for a folder whose run has not finished.
+    """
+    problems = verify_folder(folder)
+    if problems:
+        return problems
+    try:
+        reader = RegionReader(folder)
+        for row in reader:
+            problems += [f"{folder}, {row.image_id}: {problem}" for problem in row_problems(row)]
+    except (InputError, OSError, ValueError) as error:
+        problems.append(str(error))
+    return problems
+
+
+def row_problems(row: RegionRow) -> list[str]:
+    """What is wrong with one picture's regions."""
+    problems = []
+    count = len(row.boxes)
+    for name in ("features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
+        array = getattr(row, name)
+        if array is not None and len(array) != count:
+            problems.append(f"{len(array)} {name} for {count} boxes")
+    low, high = row.boxes[:, :2], row.boxes[:, 2:]
+    size = np.array([row.width, row.height]) + BORDER_TOLERANCE_PX
+    if not ((low >= -BORDER_TOLERANCE_PX) & (high >= low) & (high <= size)).all():
+        problems.append(f"a box leaves the picture of {row.width} x {row.height} or is inverted")
+    for name in ("features", "class_probs", "class_scores", "attribute_scores"):
+        array = getattr(row, name)
+        if array is not None and not np.isfinite(array).all():
+            problems.append(f"{name} has numbers that are not finite")
+    for name in ("class_probs", "class_scores", "attribute_scores"):
+        array = getattr(row, name)
+        if array is not None and ((array < 0) | (array > 1)).any():
+            problems.append(f"{name} has numbers that are no probabilities")
+    return problems
