@@ -72,40 +72,41 @@ def from_plain(cls: type[T], values: Mapping[Any, Any], where: str = "") -> T:
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
-    """Apply ``optimizer.lr=3e-5`` style assignments; the right side is a YAML value.
+    """Apply ``optimizer.lr=3e-5`` style assignments, then check the whole; values are YAML.
 
-    Members of a tuple are counted from 0: ``stages.1.steps=10``. Raises InputError for an unknown
+    Members of a list are counted from 0: ``stages.1.steps=10``. Raises InputError for an unknown
     field, with the nearest name, and for a value of the wrong type.
     """
+    plain = to_plain(config)
     for assignment in assignments:
         path, _, text = assignment.partition("=")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        config = _replace(config, path.split("."), value, path)
-    return config
+        _assign(plain, path, value)
+    return from_plain(type(config), plain)
 
 
-def _replace(config: Any, path: list[str], value: Any, where: str) -> Any:
-    head, rest = path[0], path[1:]
-    if isinstance(config, tuple):
-        if not head.isdecimal() or int(head) >= len(config):
-            raise InputError(f"{where}: want a number below {len(config)} in place of {head!r}")
-        new = _replace(config[int(head)], rest, value, where) if rest else value
-        return (*config[: int(head)], new, *config[int(head) + 1 :])
-    hints = get_type_hints(type(config)) if dataclasses.is_dataclass(config) else {}
-    if head not in hints:
-        names = (
-            {name.rsplit(".", 1)[-1]: name for name in flatten(to_plain(config))} if hints else {}
-        )
-        raise InputError(_unknown(where, head, [*hints, *names], names))
-    new = (
-        _replace(getattr(config, head), rest, value, where)
-        if rest
-        else _read(hints[head], value, where)
-    )
-    return _build(type(config), {**_fields(config), head: new}, where)
+def _assign(plain: dict[str, Any], path: str, value: Any) -> None:
+    node: Any = plain
+    *parents, leaf = path.split(".")
+    for name in parents:
+        node = node[_key(node, name, path, plain)]
+    node[_key(node, leaf, path, plain)] = value
+
+
+def _key(node: Any, name: str, path: str, plain: Mapping[str, Any]) -> Any:
+    """``name`` as a key of ``node``, a mapping or a list."""
+    if isinstance(node, Mapping) and name in node:
+        return name
+    if isinstance(node, list):
+        if name.isdecimal() and int(name) < len(node):
+            return int(name)
+        raise InputError(f"{path}: want a number below {len(node)} in place of {name!r}")
+    full = {leaf.rsplit(".", 1)[-1]: leaf for leaf in flatten(plain)}
+    names = list(node) if isinstance(node, Mapping) else []
+    raise InputError(_unknown(path, name, [*names, *full], full))
 
 
 def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,10 +124,6 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(item, _join(where, str(key)))
     if not items:
         yield where, value
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
 
 
 def _build(cls: type[T], values: Mapping[str, Any], where: str) -> T:

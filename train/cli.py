@@ -1,0 +1,137 @@
+"""The ``train-vl`` command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.schemas.commands import InputError, Parser, run_command
+from vlmill.train.config import from_plain, read_yaml, to_yaml
+from vlmill.train.evaluate import add_evaluate_arguments, run_evaluate
+from vlmill.train.loop import NonFiniteLoss
+from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.sources import Inputs
+from vlmill.train.stages import pretrain
+
+PRETRAIN_HELP = """\
+Pretrain a model on image-text pairs and the regions of their pictures.
+
+example:
+  train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
+      --output runs/small steps=600 optimizer.lr=1e-3
+
+A table is a folder, a file or a glob. The same command on the same --output continues a run that
+was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
+step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
+
+Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps, batch_size,
+optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
+With several stages say which: stages.1.steps=100.
+
+Memory is bounded by the batch, plus some 40 bytes for each pair and 150 for each picture.
+"""
+
+RECIPES_HELP = """\
+examples:
+  train-vl recipes
+  train-vl recipes show imagebert-small > mine.yaml
+  train-vl pretrain --config mine.yaml --pairs demo/pairs --regions demo/regions --output runs/mine
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``train-vl`` and return its exit status."""
+    return run_command(_main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    parser = _parser()
+    # Options may stand between RECIPE and field=value, which argparse's subcommands do not allow:
+    # the words after the first option come back as extras.
+    args, extras = parser.parse_known_args(argv)
+    if stray := [word for word in extras if word.startswith("-") or args.command != "pretrain"]:
+        parser.error(f"unrecognized argument {stray[0]}")
+    if args.command == "pretrain":
+        return _pretrain(args, [*args.words, *extras])
+    if args.command == "recipes":
+        return _recipes(args)
+    return run_evaluate(args)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="train-vl", description="Train and evaluate vision-and-language models.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    pretrain = commands.add_parser(
+        "pretrain", help="pretrain by a recipe", description=PRETRAIN_HELP
+    )
+    _add_pretrain_arguments(pretrain)
+    evaluate = commands.add_parser("evaluate", help="measure a checkpoint on a task")
+    add_evaluate_arguments(evaluate)
+    recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
+    recipes.add_argument("action", nargs="?", choices=("list", "show"), default="list")
+    recipes.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")
+    return parser
+
+
+def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RECIPE|field=value",
+        help="a recipe's name (see `train-vl recipes`), and changes to its fields",
+    )
+    parser.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of RECIPE")
+    parser.add_argument("--pairs", required=True, metavar="TABLE", help="image-text pairs")
+    parser.add_argument("--regions", required=True, metavar="TABLE", help="regions of the pictures")
+    parser.add_argument("--negatives", metavar="TABLE", help="hard negatives of the pairs")
+    parser.add_argument("--init", metavar="DIR", help="start from this checkpoint's weights")
+    parser.add_argument(
+        "--vocab", metavar="FILE", help="a BERT vocab.txt; without, one is trained on the pairs"
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
+
+
+def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
+    recipe = _recipe(args.config, words)
+    inputs = Inputs(
+        pairs=args.pairs,
+        regions=args.regions,
+        negatives=args.negatives,
+        init=args.init,
+        vocab=args.vocab,
+    )
+    try:
+        print(pretrain(recipe, inputs, args.output, fresh=args.fresh))
+    except NonFiniteLoss as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _recipe(config: str | None, words: list[str]) -> Recipe:
+    names = [word for word in words if "=" not in word]
+    if (config is None) == (not names) or len(names) > 1:
+        said = f"got {', '.join(names)}" if names else "got none"
+        both = " and --config" if config is not None and names else ""
+        raise InputError(
+            f"RECIPE: give one recipe or --config FILE ({said}{both}); changes are field=value"
+        )
+    recipe = from_plain(Recipe, read_yaml(config)) if config else recipe_named(names[0])
+    return change_recipe(recipe, [word for word in words if "=" in word])
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    if args.action == "list":
+        for name, make in RECIPES.items():
+            print(f"{name:20} {(make.__doc__ or '').splitlines()[0]}")
+        return 0
+    if args.name is None:
+        raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")
+    print("# Sizes of vocabulary, region features and classes in `model` give way to the data's.")
+    print(to_yaml(recipe_named(args.name)), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

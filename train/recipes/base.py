@@ -1,0 +1,136 @@
+"""What a recipe is made of; what a paper fixes is stated in the recipe that uses it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmill.models import ImageBertConfig
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value}: want a share from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """Shares of sub-words and regions that are masked, and what becomes of those.
+
+    BERT's for words (Devlin et al. 2018, sec. 3.1): the rest of masked words stays as it is.
+    ImageBERT's for regions (arXiv:2001.07966, sec. 3.3): those not zeroed stay as they are.
+    """
+
+    words: float = 0.15
+    word_to_mask: float = 0.8
+    word_to_random: float = 0.1
+    regions: float = 0.15
+    region_to_zero: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            _share(f"masking.{name}", getattr(self, name))
+        _share("masking.word_to_mask + word_to_random", self.word_to_mask + self.word_to_random)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objectives:
+    """Weights in the sum of losses; an objective of weight 0 is not computed."""
+
+    mlm: float = 1.0  # masked language modelling
+    moc: float = 1.0  # masked object classification
+    mrfr: float = 1.0  # masked region feature regression
+    itm: float = 1.0  # image-text matching
+
+    def __post_init__(self) -> None:
+        weights = [getattr(self, name) for name in self.__dataclass_fields__]
+        if min(weights) < 0 or max(weights) == 0:
+            raise ValueError(f"objectives {weights}: want weights from 0 up, not all 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW with linear warm-up and linear decay (BERT's settings but for ``lr``)."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01  # none on biases and layer norms
+    clip: float = 1.0  # largest norm of the whole gradient
+    warmup: float = 0.1  # share of the steps
+
+    def __post_init__(self) -> None:
+        if min(self.lr, self.eps, self.clip) <= 0 or self.weight_decay < 0:
+            raise ValueError("optimizer: want lr, eps, clip above 0 and weight_decay from 0 up")
+        for name in ("beta1", "beta2", "warmup"):
+            _share(f"optimizer.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A pass over one kind of pairs, with a fresh optimiser and schedule.
+
+    ``sources``: the ``source`` values of its pairs, all if empty. ``steps`` is its length, or where
+    that is null the number of ``epochs``. ``batch_size`` counts pairs of one optimiser step,
+    computed in ``accumulation`` parts.
+    """
+
+    name: str
+    optimizer: Optimizer
+    batch_size: int
+    sources: tuple[str, ...] = ()
+    steps: int | None = None
+    epochs: float | None = None
+    accumulation: int = 1
+    max_regions: int = 100  # the first of a picture's row; rows are ranked by the extractor
+    negative_share: float = 0.5  # pairs whose caption or picture is replaced
+    hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
+    objectives: Objectives = Objectives()
+    masking: Masking = Masking()
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None:
+            raise ValueError(f"stage {self.name}: give steps or epochs")
+        if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
+            raise ValueError(f"stage {self.name}: steps and epochs cannot be negative")
+        for name in ("batch_size", "accumulation", "max_regions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size={self.batch_size} is no multiple of accumulation={self.accumulation}"
+            )
+        _share("negative_share", self.negative_share)
+        _share("hard_negative_share", self.hard_negative_share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A pretraining run. ``model``'s vocabulary and region sizes give way to those of the data.
+
+    ``vocabulary_size`` is used where no ``--vocab`` is given. A checkpoint is written every
+    ``save_every`` steps and after each stage; the last ``keep_checkpoints`` stay. ``workers`` are
+    processes that load batches; any number gives the same batches.
+    """
+
+    name: str
+    variant: Literal["imagebert"]
+    model: ImageBertConfig
+    stages: tuple[Stage, ...]
+    vocabulary_size: int = 30_522
+    seed: int = 0
+    save_every: int = 1000
+    keep_checkpoints: int = 2
+    log_every: int = 10
+    workers: int = 0
+    precision: Literal["no", "bf16"] = "no"
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError(f"recipe {self.name} has no stage")
+        if len({stage.name for stage in self.stages}) < len(self.stages):
+            raise ValueError(f"recipe {self.name}: two stages have the same name")
+        for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
+        if self.workers < 0 or self.seed < 0:
+            raise ValueError("workers and seed cannot be negative")

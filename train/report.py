@@ -1,0 +1,73 @@
+"""``report.html`` of a pretraining run: what went in, how the losses fell, the settings."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from vlmill.schemas.report import (
+    Section,
+    funnel_table,
+    html_table,
+    line_chart,
+    settings_table,
+    write_page,
+)
+from vlmill.train.config import flatten, to_plain
+from vlmill.train.data import SampleTable
+from vlmill.train.log import read_log
+from vlmill.train.recipes import Recipe
+
+NUM_SAMPLES = 8
+
+
+def write_report(
+    output: Path, recipe: Recipe, table: SampleTable, tokenizer: Tokenizer, counts: Counter[str]
+) -> None:
+    """Write the report of the run in ``output``."""
+    lines = read_log(output / "log.jsonl")
+    rejects = {k: n for k, n in counts.items() if k not in ("kept", "hard_negatives")}
+    funnel = {
+        "stage": "pairs with regions",
+        "in": counts["kept"] + sum(rejects.values()),
+        "out": counts["kept"],
+        "rejects": rejects,
+    }
+    texts = [
+        (table.pair_id(row), tokenizer.decode(table.tokens(row).tolist()))
+        for row in range(min(NUM_SAMPLES, len(table)))
+    ]
+    sections = [
+        Section(title="Pairs", body=funnel_table([funnel])),
+        *_curves(lines),
+        Section(
+            title="Captions as the model reads them", body=html_table(["pair_id", "text"], texts)
+        ),
+        Section(title="Settings", body=settings_table(flatten(to_plain(recipe)))),
+    ]
+    subtitle = f"{recipe.name}, {lines[-1]['step'] if lines else 0} steps"
+    write_page(output / "report.html", "Pretraining", sections, subtitle=subtitle)
+
+
+def _curves(lines: list[dict[str, Any]]) -> list[Section]:
+    if not lines:
+        return []
+    steps = [line["step"] for line in lines]
+    names = sorted({name for line in lines for name in line if name.startswith("loss")})
+    curves = {}
+    for name in names:  # stages may differ in their objectives
+        having = [line for line in lines if name in line]
+        curves[name] = ([line["step"] for line in having], [line[name] for line in having])
+    chart = line_chart(curves, title="Losses", x_label="step", y_label="loss", log=True)
+    rates = line_chart(
+        {"lr": (steps, [line["lr"] for line in lines])},
+        title="Learning rate",
+        x_label="step",
+        y_label="lr",
+    )
+    intro = "Unweighted losses by objective, and their weighted sum."
+    return [
+        Section(title="Losses", body=chart, intro=intro),
+        Section(title="Learning rate", body=rates),
+    ]

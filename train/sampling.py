@@ -1,0 +1,80 @@
+"""Which pair comes when, and what it is paired with: pure functions of (seed, stage, epoch, pair).
+
+Nothing here depends on workers, devices or what was drawn before, so any number of workers gives
+the same batches, and a resumed run needs no more than the number of its next step.
+"""
+
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+MAX_DRAWS = 64
+
+
+def key64(text: str) -> int:
+    """64 bits of a text's BLAKE2b, equal on every run and machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def generator(seed: int, stage: int, epoch: int, key: int) -> np.random.Generator:
+    """The random numbers of one pair (or, with key 0, of the order) in one epoch of a stage."""
+    return np.random.default_rng([seed, stage, epoch, key])
+
+
+def epoch_order(seed: int, stage: int, epoch: int, count: int) -> Ids:
+    """The order in which an epoch visits ``count`` pairs."""
+    return generator(seed, stage, epoch, 0).permutation(count)
+
+
+class PairsLike(Protocol):
+    """What choosing negatives needs to know of a table of pairs."""
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        """Whether the text of one row is a caption of the picture of another."""
+
+    def hard_negatives(self, row: int) -> Ids:
+        """Rows of the pair's hard negatives, maybe none."""
+
+
+def choose_pairing(
+    row: int,
+    rows: Ids,
+    table: PairsLike,
+    rng: np.random.Generator,
+    *,
+    negative_share: float,
+    hard_share: float,
+) -> tuple[int, int, bool]:
+    """The rows that give the text and the picture of a sample, and whether these match.
+
+    ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the picture (equal chance) is
+    that of another pair, which must not be a caption of this picture. ``hard_share`` of them come
+    from the pair's hard negatives, where it has any; the others from ``rows``. Where none is found
+    (all captions are of one picture) the pair stays as it is.
+    """
+    wanted, replaces_text, hard = rng.random(3) < (negative_share, 0.5, hard_share)
+    if not wanted:
+        return row, row, True
+    candidates = table.hard_negatives(row) if hard else rows[:0]
+    for other in (*_drawn(candidates, rng), *_drawn(rows, rng)):
+        text_row, image_row = (int(other), row) if replaces_text else (row, int(other))
+        if not table.matches(text_row, image_row):
+            return text_row, image_row, False
+    return row, row, True
+
+
+def _drawn(candidates: Ids, rng: np.random.Generator) -> Any:
+    if not len(candidates):
+        return candidates
+    return candidates[rng.integers(len(candidates), size=MAX_DRAWS)]
+
+
+def mix(text_key: Keys | int, image_key: Keys | int) -> Any:
+    """One uint64 key of a text together with a picture."""
+    with np.errstate(over="ignore"):  # wraps around, as hashing does
+        return np.uint64(0x9E3779B97F4A7C15) * np.uint64(text_key) + np.uint64(image_key)

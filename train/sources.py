@@ -1,0 +1,139 @@
+"""What a run is made from: tables, a starting checkpoint and a vocabulary, and what they decide."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from vlmill.models import ImageBertConfig
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.reading import find_shards
+from vlmill.schemas.regions import RegionReader
+from vlmill.schemas.tables import NEGATIVES
+from vlmill.train.checkpoint import LoadedCheckpoint, load_checkpoint
+from vlmill.train.config import flatten, to_plain
+from vlmill.train.data import RegionFacts, is_held_out, pair_rows, pairs_digest, region_facts
+from vlmill.train.recipes import Recipe
+from vlmill.train.vocabulary import read_vocabulary, train_vocabulary
+
+NO_EFFECT = ("workers", "keep_checkpoints")  # may differ when a run is continued
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The tables and files of a run, as given on the command line."""
+
+    pairs: str
+    regions: str
+    negatives: str | None = None
+    init: str | None = None
+    vocab: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The inputs, opened and measured."""
+
+    inputs: Inputs
+    reader: RegionReader
+    facts: RegionFacts
+    num_pairs: int
+    pairs_digest: str
+    init: LoadedCheckpoint | None
+
+
+def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
+    """Open and measure the inputs. Raises InputError for what does not fit together."""
+    reader = RegionReader(inputs.regions)
+    facts = region_facts(inputs.regions)
+    if not facts.num_classes and any(stage.objectives.moc for stage in recipe.stages):
+        raise InputError(
+            f"--regions {inputs.regions} has no class ids, which objectives.moc needs; "
+            "extract them with classes, or add objectives.moc=0"
+        )
+    init = load_checkpoint(inputs.init, "--init") if inputs.init else None
+    if init is not None and inputs.vocab is not None:
+        raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
+    ours, theirs = reader.detector_fingerprint, init and init.detector_fingerprint
+    if ours and theirs and ours != theirs:
+        raise InputError(
+            f"--regions come from detector {ours}, --init {inputs.init} was trained on {theirs}; "
+            "extract the regions with that detector, or start without --init"
+        )
+    if ours is None or (init is not None and theirs is None):
+        who = "--regions" if ours is None else "--init"
+        say(f"warning: {who} has no detector fingerprint; the detector counts as unknown")
+    count, digest = pairs_digest(inputs.pairs)
+    return Sources(
+        inputs=inputs, reader=reader, facts=facts, num_pairs=count, pairs_digest=digest, init=init
+    )
+
+
+def say(line: str) -> None:
+    """Tell the user on standard error; standard output is for the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
+    """What decides the output: the recipe's fields, and the inputs by content, not by path."""
+    inputs, init = sources.inputs, sources.init
+    fields = {k: v for k, v in flatten(to_plain(recipe)).items() if k not in NO_EFFECT}
+    negatives = (
+        find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else None
+    )
+    return fields | {
+        "pairs": f"{sources.num_pairs} pairs, {sources.pairs_digest[:16]}",
+        "regions": f"{sources.facts.num_pictures} pictures, {_bytes(sources.reader.paths)} bytes, "
+        f"detector {sources.reader.detector_fingerprint or 'unknown'}",
+        "negatives": negatives and f"{_bytes(negatives)} bytes",
+        "vocab": inputs.vocab and f"{_bytes([Path(inputs.vocab)])} bytes",
+        "init": init
+        and f"{init.training.recipe}, step {init.training.step}, "
+        f"{_bytes(sorted(init.path.iterdir()))} bytes",
+    }
+
+
+def _bytes(paths: list[Path]) -> int:
+    try:
+        return sum(path.stat().st_size for path in paths)
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
+    """``--init``'s, ``--vocab``'s, or one trained on the captions that are not held out."""
+    if sources.init is not None:
+        return sources.init.tokenizer
+    if sources.inputs.vocab is not None:
+        return read_vocabulary(sources.inputs.vocab)
+
+    def texts() -> Iterator[str]:
+        for rows in pair_rows(sources.inputs.pairs):
+            yield from (row["text"] for row in rows if not is_held_out(row))
+
+    return train_vocabulary(texts(), recipe.vocabulary_size)
+
+
+def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> ImageBertConfig:
+    """The recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
+    width, classes = sources.reader.feature_dim, sources.facts.num_classes
+    if sources.init is None:
+        return dataclasses.replace(
+            recipe.model,
+            vocab_size=tokenizer.get_vocab_size(),
+            region_width=width,
+            num_region_classes=max(recipe.model.num_region_classes, classes),
+        )
+    config: ImageBertConfig = sources.init.config
+    if sources.init.variant != recipe.variant:
+        raise InputError(f"--init is a {sources.init.variant}, the recipe's is {recipe.variant}")
+    if config.region_width != width or config.num_region_classes < classes:
+        raise InputError(
+            f"--init takes features of {config.region_width} and {config.num_region_classes} "
+            f"classes, --regions has {width} and {classes}; use its detector's regions"
+        )
+    return config
