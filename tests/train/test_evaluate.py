@@ -148,6 +148,7 @@ def test_the_metrics_are_those_of_the_neighbours(place: Workplace) -> None:
             assert scores == sorted(scores, reverse=True)
             places = [i for i, near in enumerate(query["neighbours"]) if near["right"]]
             assert places[0] == query["rank"]
+            assert query["best_right"] == query["neighbours"][places[0]]
 
 
 def test_the_same_inputs_give_the_same_bytes(place: Workplace) -> None:

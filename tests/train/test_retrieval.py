@@ -142,6 +142,7 @@ def test_the_shown_place_of_the_right_answer_is_its_rank() -> None:
     ):
         for one in found:
             assert [n.right for n in one.neighbours].index(True) == one.rank
+            assert one.neighbours[one.rank] == one.right
 
 
 def test_examples_are_spread_evenly() -> None:

@@ -183,10 +183,13 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A query's outcome: its number, the (pessimistic) rank of the right answer, the first few."""
+    """A query's outcome: its number, the (pessimistic) rank of its best right answer, that answer,
+    and the first few candidates.
+    """
 
     query: int
     rank: int
+    right: Neighbour
     neighbours: tuple[Neighbour, ...]
 
 
@@ -207,13 +210,18 @@ def _found(
     query: int, scores: NDArray[Any], right: NDArray[np.bool_], ranks: Ranks, k: int
 ) -> Found:
     # Right answers last among equals, as in the ranks: the shown order never flatters either.
-    order = np.lexsort((right, -scores))[:k]
+    order = np.lexsort((right, -scores))
+
+    def neighbour(candidate: np.int64) -> Neighbour:
+        return Neighbour(
+            candidate=int(candidate), score=float(scores[candidate]), right=bool(right[candidate])
+        )
+
     return Found(
         query=query,
         rank=int(ranks.pessimistic[query]),
-        neighbours=tuple(
-            Neighbour(candidate=int(c), score=float(scores[c]), right=bool(right[c])) for c in order
-        ),
+        right=neighbour(order[right[order]][0]),
+        neighbours=tuple(neighbour(candidate) for candidate in order[:k]),
     )
 
 
@@ -229,10 +237,15 @@ def neighbours_json(
         return {"image_id": candidates.image_ids[number]}
 
     def record(found: Found, query: Any, candidate: Any) -> dict[str, Any]:
-        near = [
-            {**candidate(n.candidate), "score": n.score, "right": n.right} for n in found.neighbours
-        ]
-        return {**query(found.query), "rank": found.rank, "neighbours": near}
+        def near(n: Neighbour) -> dict[str, Any]:
+            return {**candidate(n.candidate), "score": n.score, "right": n.right}
+
+        return {
+            **query(found.query),
+            "rank": found.rank,
+            "best_right": near(found.right),
+            "neighbours": [near(n) for n in found.neighbours],
+        }
 
     return {
         "image_retrieval": [record(found, text, image) for found in by_text],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +31,12 @@ _CARDS = template(
     "{{ query.rank + 1 }} of {{ query.of }}</small></h3><div class='row'>"
     "{% if query.picture %}<figure>{{ picture(query.picture) }}<figcaption>query</figcaption>"
     "</figure>{% endif %}{% for n in query.pictures %}<figure{% if n.right %} class='right'"
-    "{% endif %}>{{ picture(n.image_id) }}<figcaption>"
-    "{{ '%.2f' % n.score }}{% if n.right %} <span class='hit'>right</span>{% endif %}"
+    "{% endif %}>{{ picture(n.image_id) }}<figcaption>{{ n.place }}. "
+    "<small>{{ n.score }}</small>{% if n.right %} <span class='hit'>right</span>{% endif %}"
     "</figcaption></figure>{% endfor %}"
-    "{% if query.texts %}<ol>{% for n in query.texts %}<li{% if n.right %} class='hit'{% endif %}>"
-    "{{ n.text }} <small>{{ '%.2f' % n.score }}{% if n.right %}, right{% endif %}</small></li>"
+    "{% if query.texts %}<ol>{% for n in query.texts %}<li value='{{ n.place }}'"
+    "{% if n.right %} class='hit'{% endif %}>{{ n.text }} <small>{{ n.score }}"
+    "{% if n.right %}, right{% endif %}</small></li>"
     "{% endfor %}</ol>{% endif %}</div>{% endfor %}"
 )
 _PICTURE = template(
@@ -72,7 +74,7 @@ def shown_image_ids(
     candidates: Candidates, by_text: Sequence[Found], by_image: Sequence[Found]
 ) -> set[str]:
     """The pictures that the examples show."""
-    numbers = {n.candidate for found in by_text for n in found.neighbours}
+    numbers = {n.candidate for found in by_text for n in (*found.neighbours, found.right)}
     return {candidates.image_ids[n] for n in numbers | {found.query for found in by_image}}
 
 
@@ -100,12 +102,14 @@ def sections(
         ),
         Section(
             title="Pictures found for captions",
-            intro=f"The first pictures for a caption, the right one framed. {spread}",
+            intro=f"The first pictures for a caption; framed the right one, wherever it "
+            f"stands. {spread}",
             body=_image_examples(shown_texts, candidates, uris),
         ),
         Section(
             title="Captions found for pictures",
-            intro=f"The first captions for a picture, right ones marked. {spread}",
+            intro=f"The first captions for a picture; marked the right ones, or the best "
+            f"placed of them. {spread}",
             body=_text_examples(shown_images, candidates, uris),
         ),
         Section(title="Ranks of the right answer", body=_rank_charts(by_text, by_image)),
@@ -155,8 +159,8 @@ def _image_examples(
             "of": len(candidates.image_ids),
             "picture": None,
             "pictures": [
-                {"image_id": candidates.image_ids[n.candidate], "score": n.score, "right": n.right}
-                for n in one.neighbours
+                {**shown, "image_id": candidates.image_ids[shown["candidate"]]}
+                for shown in _shown(one)
             ],
             "texts": [],
         }
@@ -176,13 +180,24 @@ def _text_examples(
             "picture": candidates.image_ids[one.query],
             "pictures": [],
             "texts": [
-                {"text": candidates.pairs[n.candidate].text, "score": n.score, "right": n.right}
-                for n in one.neighbours
+                {**shown, "text": candidates.pairs[shown["candidate"]].text}
+                for shown in _shown(one)
             ],
         }
         for one in found
     ]
     return _cards(queries, uris)
+
+
+def _shown(found: Found) -> list[dict[str, Any]]:
+    """The first candidates with their places, and the right one with its own if not among them."""
+    rows = list(enumerate(found.neighbours))
+    if not any(n.right for n in found.neighbours):
+        rows.append((found.rank, found.right))
+    return [
+        {"candidate": n.candidate, "score": f"{n.score:.2f}", "right": n.right, "place": place + 1}
+        for place, n in rows
+    ]
 
 
 def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> Markup:
