@@ -19,10 +19,11 @@ from vlmill.schemas.commands import InputError
 from vlmill.schemas.manifest import write_manifest
 from vlmill.schemas.outputs import State, prepare_output
 from vlmill.schemas.progress import Progress
+from vlmill.schemas.reading import find_shards
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.report import write_page
 from vlmill.schemas.shards import write_shard
-from vlmill.schemas.tables import REJECTS
+from vlmill.schemas.tables import IMAGES, REJECTS
 from vlmill.train.checkpoint import MODEL, LoadedCheckpoint, load_checkpoint
 from vlmill.train.collate import regions_of
 from vlmill.train.data import pairs_digest
@@ -129,6 +130,8 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint)
     regions = RegionReader(options.regions)
+    if options.images is not None:
+        find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work
     pairs = read_pairs(options.pairs, options.split)
     notes = notes_on_data(loaded, regions, options.pairs)
     settings = _settings(options, loaded, regions)

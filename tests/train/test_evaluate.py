@@ -285,6 +285,7 @@ def test_features_of_another_width_are_refused(place: Workplace) -> None:
         (("--device", "toaster"), "--device toaster: want cpu"),
         (("--device", "cuda:99"), "--device cuda:99"),
         (("--batch-size", "0"), "--batch-size 0: want at least 1"),
+        (("--images", "no/such/folder"), "--images no/such/folder: no table of images"),
     ],
 )
 def test_wrong_arguments_are_named(
