@@ -135,7 +135,7 @@ class ProposalGenerator(nn.Module):
             offset=config.box_offset,
             max_log_scale=config.max_log_scale,
         )
-        boxes = clip_boxes(boxes, height, width, config.box_offset)
+        boxes = clip_boxes(boxes, float(height), float(width), config.box_offset)
         large = self.large_enough(boxes, config.min_proposal_size * scale)
         boxes, scores = boxes[large], scores[large]
         top = scores.sort(descending=True, stable=True).indices[: config.pre_nms_top]

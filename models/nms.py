@@ -72,10 +72,11 @@ def nms_every_class(
 
 def pack_bits(flags: Bool[Tensor, "R S"]) -> Int64[Tensor, "R W"]:
     """Rows of flags as 64-bit words, lowest bit first; the last word is filled with zeros."""
-    missing = -flags.shape[1] % WORD_BITS
+    num_words = -(-flags.shape[1] // WORD_BITS)
+    missing = num_words * WORD_BITS - flags.shape[1]
     padded = torch.nn.functional.pad(flags, (0, missing)).to(torch.int64)
     shifts = torch.arange(WORD_BITS, device=flags.device)
-    grouped = padded.reshape(len(flags), -1, WORD_BITS)
+    grouped = padded.reshape(len(flags), num_words, WORD_BITS)
     # The sum of distinct powers of two is their union, the sign bit included (it wraps).
     return (grouped << shifts).sum(dim=-1)
 

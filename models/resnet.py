@@ -92,9 +92,14 @@ class Stem(nn.Module):
 
     def forward(self, picture: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G V"]:
         x = F.relu(self.conv1(picture), inplace=not torch.is_grad_enabled())
-        if self.ceil_pool:
-            return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
-        return F.max_pool2d(x, 3, stride=2, padding=1)
+        return stem_pool(x, ceil_pool=self.ceil_pool)
+
+
+def stem_pool(x: Float[Tensor, "B C H W"], *, ceil_pool: bool) -> Float[Tensor, "B C G V"]:
+    """The 3x3 max pool of stride 2 in one of its two conventions (see :class:`Stem`)."""
+    if ceil_pool:
+        return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
+    return F.max_pool2d(x, 3, stride=2, padding=1)
 
 
 class Bottleneck(nn.Module):
