@@ -17,16 +17,23 @@ class Reason(StrEnum):
     BROKEN_ARCHIVE = "broken_archive"  # cut, not gzip, not WARC: what could be read was read
     BAD_STATUS = "bad_status"  # an HTTP status other than 200
     OTHER_TYPE = "other_type"  # neither a page nor a picture
+    REVISIT = "revisit"  # the archive refers to an earlier record instead of the content
     EMPTY = "empty"  # no bytes, or nothing in them
     TOO_LARGE = "too_large"  # more bytes or pixels than the limit
 
     # Pages
     BROKEN_PAGE = "broken_page"  # cannot be parsed
+    NO_IMAGES = "no_images"  # the page's markup mentions no picture
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
 
     # Pictures on pages
-    NOT_DOMINANT = "not_dominant"  # icon, advertisement, navigation, decoration
+    NOT_DOMINANT = "not_dominant"  # nothing marks it as content of its page
+    ICON = "icon"  # by its name or class: icon, logo, sprite, avatar, tracking pixel
+    ADVERTISEMENT = "advertisement"  # by its class or host
+    NAVIGATION = "navigation"  # in a menu, header, footer or side bar
+    DECLARED_SMALL = "declared_small"  # the page shows it too small, or as a strip
+    REPEATED = "repeated"  # the page shows it again and again
     BAD_URL = "bad_url"  # data:, javascript:, malformed
     MISSING_IMAGE = "missing_image"  # not among the pictures at hand
     REJECTED_IMAGE = "rejected_image"  # at hand, and rejected itself

@@ -1,0 +1,83 @@
+"""The funnel: what each stage took in, gave out and dropped, by reason.
+
+A stage's pure function returns what it keeps, or a :class:`Drop`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.schemas.rejects import Reason
+
+IN, OUT = "in", "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Why something goes no further; ``detail`` is free text for a reader."""
+
+    reason: Reason
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A line of the funnel; ``unit`` says what is counted."""
+
+    name: str
+    unit: str
+
+
+ARCHIVES = Stage("archives", "archives")
+RECORDS = Stage("records", "records")
+PAGES = Stage("pages", "pages")
+LANGUAGE = Stage("language", "pages")
+DOMINANT = Stage("dominant", "images on pages")
+PICTURES = Stage("pictures", "pictures")
+JOIN = Stage("join", "images on pages")
+TEXTS = Stage("texts", "texts")
+SCORE = Stage("score", "texts")
+BEST_TEXT = Stage("best_text", "pairs")
+SHARED_TEXT = Stage("shared_text", "pairs")
+
+STAGES = (
+    ARCHIVES,
+    RECORDS,
+    PAGES,
+    LANGUAGE,
+    DOMINANT,
+    PICTURES,
+    JOIN,
+    TEXTS,
+    SCORE,
+    BEST_TEXT,
+    SHARED_TEXT,
+)
+
+Tally = tuple[str, str]
+"""(stage, ``in``, ``out`` or a reason)"""
+
+
+def build_funnel(tallies: Iterable[tuple[Tally, int]]) -> list[dict[str, Any]]:
+    """Counts as the list that ``funnel.json`` holds, one entry for each stage in order.
+
+    Raises AssertionError if a stage lost or invented something: in = out + rejects.
+    """
+    counts: dict[Tally, int] = {}
+    for tally, count in tallies:
+        counts[tally] = counts.get(tally, 0) + count
+    funnel = []
+    for stage in STAGES:
+        rejects = {
+            reason.value: counts[stage.name, reason.value]
+            for reason in Reason
+            if counts.get((stage.name, reason.value))
+        }
+        entered, left = counts.get((stage.name, IN), 0), counts.get((stage.name, OUT), 0)
+        dropped = sum(rejects.values())
+        assert entered == left + dropped, f"{stage.name}: {entered} in, {left} out, {dropped} not"
+        funnel.append(
+            {"stage": stage.name, "unit": stage.unit, "in": entered, "out": left}
+            | {"rejects": rejects}
+        )
+    return funnel

@@ -1,0 +1,66 @@
+"""Every threshold of the web-pairs job in one place, with the source of each default.
+
+"LAIT" is the pipeline of ImageBERT (Qi et al., arXiv:2001.07966, section 3), which names the
+stages and few numbers; "ours" marks a number that it leaves open.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebPairRules:
+    """Thresholds of the job that turns web archives into image-text pairs."""
+
+    # Bounds against hostile input; all ours.
+    max_record_bytes: int = 32 * MIB
+    max_page_bytes: int = 8 * MIB  # the HTML that search engines read of a page ends at 2 to 15 MB
+    max_nesting: int = 1_000  # the parser's time grows with the square of the depth: 1,000 is 1 ms
+    max_pixels: int = 50_000_000  # 150 MB decoded
+    max_images_per_page: int = 2_000
+    max_text_chars: int = 2_000  # of an attribute or a block of text
+
+    # Language of the page.
+    language: str = "en"  # LAIT: non-English pages are discarded
+    min_language_probability: float = 0.8  # ours; a page in two languages stays below
+    min_language_chars: int = 60  # ours; on less, the detector guesses
+    max_language_chars: int = 1_000  # ours; more does not change the answer, and takes longer
+
+    # Dominant images.
+    min_dominance: float = 0.5  # ours
+    min_declared_px: int = 120  # ours; a thumbnail's file may be larger than it is shown
+    max_declared_aspect: float = 4.0  # ours; banners and rules
+    max_repeats_on_page: int = 2  # ours; bullets and spacers come again and again
+
+    # Pictures.
+    min_side_px: int = 300  # LAIT: width and height above 300, both strict
+
+    # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
+    min_words: int = 3
+    max_words: int = 40
+    min_alphabetic: float = 0.6
+    max_repetition: float = 0.5  # share of words that the text had before
+    surrounding_chars: int = 200
+
+    # Pairs.
+    min_score: float = 0.5  # ours
+    max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{field.name} is {value}; it must be 0 or more")
+        for name in ("min_language_probability", "min_dominance", "min_alphabetic", "min_score"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in 0..1")
+        if self.min_words > self.max_words:
+            raise ValueError(f"min_words {self.min_words} is above max_words {self.max_words}")
+        if self.max_images_per_text < 1:
+            raise ValueError("max_images_per_text is 0: it would drop every pair; give 1 or more")
+
+    def as_settings(self) -> dict[str, Any]:
+        """Names and values, for plans, manifests and reports."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
