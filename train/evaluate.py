@@ -133,7 +133,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     if options.images is not None:
         find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work
     pairs = read_pairs(options.pairs, options.split)
-    notes = notes_on_data(loaded, regions, options.pairs)
+    notes = notes_on_data(loaded, regions, options.pairs, pairs)
     settings = _settings(options, loaded, regions)
     candidates, rejects = select_candidates(pairs, regions)
     check_candidates(candidates, rejects, options.fold_images)

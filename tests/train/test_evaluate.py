@@ -252,8 +252,12 @@ def test_pairs_known_from_training_are_noted(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, "trained_on", lambda: pairs_digest(str(place.folder / "pairs"))[1])
+    for pair in place.pairs[:2]:
+        pair["split"] = None
     place.write()
-    assert "trained on" in (place.run() / "report.html").read_text()
+    assert "trained on 2 of these 5 pairs" in (place.run() / "report.html").read_text()
+    held_out = place.run("--split", "test", output="held-out")
+    assert "trained on" not in (held_out / "report.html").read_text()
 
 
 def test_features_of_another_width_are_refused(place: Workplace) -> None:

@@ -32,6 +32,7 @@ class Pair:
     pair_id: str
     image_id: str
     text: str
+    split: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,7 @@ def read_pairs(pairs: str, split: str | None = None) -> list[Pair]:
     if not table.num_rows:
         there = "an empty table" if not found else f"its splits are {', '.join(found)}"
         raise InputError(f"--pairs {pairs}: nothing to rank; {there}")
-    return [
-        Pair(pair_id=row["pair_id"], image_id=row["image_id"], text=row["text"])
-        for row in table.to_pylist()
-    ]
+    return [Pair(**row) for row in table.to_pylist()]
 
 
 def check_candidates(
@@ -53,8 +50,12 @@ def check_candidates(
         )
 
 
-def notes_on_data(loaded: LoadedCheckpoint, regions: RegionReader, pairs: str) -> list[str]:
+def notes_on_data(
+    loaded: LoadedCheckpoint, regions: RegionReader, table: str, pairs: Sequence[Pair]
+) -> list[str]:
     """What a reader of the figures must know of checkpoint, regions and pairs.
+
+    ``pairs`` are those of ``table`` that are ranked.
 
     Raises InputError if the regions are another detector's than the checkpoint was trained on.
     """
@@ -80,11 +81,14 @@ def notes_on_data(loaded: LoadedCheckpoint, regions: RegionReader, pairs: str) -
     training = loaded.training
     if training.step == 0:
         notes.append("The checkpoint is untrained: figures are those of random weights.")
-    elif pairs_digest(pairs)[1] == training.pairs_digest:
-        notes.append(
-            "These are the pairs that the checkpoint was trained on (but for those of the splits "
-            f"{', '.join(sorted(HELD_OUT_SPLITS))}): they show what was learnt by heart."
-        )
+    elif pairs_digest(table)[1] == training.pairs_digest:
+        # Training reads the same table, but for its held-out splits.
+        learnt = sum(pair.split not in HELD_OUT_SPLITS for pair in pairs)
+        if learnt:
+            notes.append(
+                f"The checkpoint was trained on {learnt} of these {len(pairs)} pairs: the figures "
+                "show what it knows by heart."
+            )
     return notes
 
 
