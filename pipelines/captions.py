@@ -34,6 +34,7 @@ _SPANS = tuple(
         (r"\((?:photo|image|picture|credit|source|via|courtesy)\b[^()]{0,80}\)", _I),
         (r"\((?:[\w-]+\.)+(?:com|org|net|it|co|uk|de|gov|edu|tv)\)", _I),
         (r"\b(?:photo(?:graph)?|image|picture)s? (?:by|credit|courtesy|copyright)\b.*", _I),
+        (r"(?<=[.!?…)\"”]) ?(?:photo(?:graph|s)?|image|picture|credits?|source|via) ?:.*", _I),
         (r"(?:©|\(c\)|\bcopyright\b).*", _I),
         (r"\b\d{2,5} ?[x×] ?\d{2,5}(?: ?(?:px|pixels))?\b", _I),
         (r"\s[|»]\s.*", 0),
@@ -67,7 +68,7 @@ _BOILERPLATE = re.compile(
     r"no (?:image|photo|description|caption)|caption|default|slide|banner|logo|icon|home ?page)"
     r"(?:\W*\d*$|\b.{0,20}\b(?:available|here|goes|text|image|content|link)\b)"
     r"|^(?:courtesy|credit|source|via|posted|published|updated|written|filed|tags?|categor\w+|"
-    r"last modified|permalink)\b(?: of| by| in| on|:)"
+    r"last modified|permalink|main articles?|see also|further information)\b(?: of| by| in| on|:)"
     r"|\ball rights reserved\b|\bterms of (?:use|service)\b|\bprivacy policy\b"
     r"|\bcookies?\b.*\bsite\b"
     r"|\bjavascript\b|\blorem ipsum\b|\bmay contain\b|\bjpe?g\b|\bpowered by\b"

@@ -21,9 +21,12 @@ _TOKENS = re.compile(r"[^a-z0-9]+")
 
 _ICON_WORDS = word_set(
     "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar emoji "
-    "emoticon smiley badge badges bullet spacer pixel blank button buttons btn captcha "
-    "userpic tracker tracking beacon transparent clear1x1 1x1 counter spinner loader arrow "
-    "magnify rss topicon"
+    "emoticon smiley badge badges bullet spacer button buttons btn captcha userpic tracker beacon "
+    "spinner loader magnify rss topicon"
+)
+# In names of files only: as parts of class names they say other things ("may-blank").
+_ICON_FILE_WORDS = _ICON_WORDS | word_set(
+    "pixel blank tracking transparent clear 1x1 counter arrow poweredby"
 )
 _AD_WORDS = word_set(
     "ad ads adv advert adverts advertisement advertising adsense adslot adbox adunit sponsor "
@@ -71,11 +74,12 @@ def reason_against(image: PageImage, repeats: int, rules: WebPairRules) -> Drop 
     """Why a picture can be ruled out at once, or None. ``repeats``: how often the page shows it."""
     if not image.urls:
         return Drop(Reason.BAD_URL, image.src[:100])
-    tokens = set(_TOKENS.split(" ".join(image.marks[:2]))) | _name_tokens(image.urls[0])
+    icon = _ICON_WORDS.intersection(_TOKENS.split(" ".join(image.marks[:2])))
+    icon |= _ICON_FILE_WORDS & _name_tokens(image.urls[0])
     far = set(" ".join(image.marks).split())
     if not image.is_metadata:
-        if tokens & _ICON_WORDS:
-            return Drop(Reason.ICON, _said(tokens & _ICON_WORDS))
+        if icon:
+            return Drop(Reason.ICON, _said(set(icon)))
         if not _AD_WORDS.isdisjoint(_TOKENS.split(" ".join(image.marks))):
             return Drop(Reason.ADVERTISEMENT, _said(set(image.marks)))
         if _is_furniture(image, far):

@@ -4,6 +4,7 @@ Nothing here judges: which pictures are dominant is ``dominant``'s matter, which
 ``captions``'.
 """
 
+import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ _PICTURE_META = ("og:image", "og:image:url", "og:image:secure_url", "twitter:ima
 _LAZY = ("data-src", "data-original", "data-lazy-src", "data-lazy", "data-image", "data-url")
 _PICTURE_LINK = re.compile(r"\.(?:jpe?g|png|webp)(?:$|\?)", re.IGNORECASE)
 _MAX_VARIANTS = 8
+_SENTENCE_END = re.compile(r"[.!?…][\"”’')]*\s")
+_NEAR = 20
+_TINY = 50  # pixels: what is shown smaller has no caption
 _MARKED = 8  # elements above a picture whose classes tell what it is part of
 _LEVELS = 5  # how far above a picture its caption's common ancestor may be
 
@@ -177,8 +181,18 @@ def read_page(
     metadata = _metadata(tree, max_text_chars)
     heads = [u for u in (resolve(base, image) for image in metadata.get("image", ())) if u]
     texts = tuple(dict.fromkeys(metadata.get("text", ())))
+    captions = _captions(walk, max_text_chars)
     images = [
-        _page_image(order, spot, walk.blocks, base, heads, texts, surrounding_chars, max_text_chars)
+        _page_image(
+            order,
+            spot,
+            base=base,
+            heads=heads,
+            metadata=texts,
+            caption=captions.get(order, ""),
+            surrounding=tuple(_surrounding(spot, walk.blocks, surrounding_chars)),
+            max_chars=max_text_chars,
+        )
         for order, spot in enumerate(walk.spots)
     ]
     shown = {u for image in images for u in image.urls}
@@ -254,17 +268,17 @@ def _metadata(tree: LexborHTMLParser, limit: int) -> dict[str, list[str]]:
 def _page_image(
     order: int,
     spot: _Spot,
-    blocks: list[_Block],
+    *,
     base: str,
     heads: list[str],
     metadata: tuple[str, ...],
-    surrounding_chars: int,
+    caption: str,
+    surrounding: tuple[str, ...],
     max_chars: int,
 ) -> PageImage:
     attributes = spot.node.attributes
     urls = tuple(_urls(spot, base))
     named = any(u in heads for u in urls) or (attributes.get("itemprop") or "").lower() == "image"
-    caption = _caption(spot, blocks, max_chars)
     return PageImage(
         order=order,
         src=(attributes.get("src") or attributes.get("data-src") or "")[:200],
@@ -272,7 +286,7 @@ def _page_image(
         alt=fold(attributes.get("alt"), max_chars),
         title=fold(attributes.get("title"), max_chars),
         caption=caption,
-        surrounding=tuple(_surrounding(spot, blocks, surrounding_chars)),
+        surrounding=surrounding,
         metadata=metadata if named else (),
         width=_pixels(attributes.get("width")),
         height=_pixels(attributes.get("height")),
@@ -321,34 +335,74 @@ def srcset(value: str) -> list[str]:
     return [reference for _, reference in sorted(found, key=lambda item: -item[0])]
 
 
-def _caption(spot: _Spot, blocks: list[_Block], max_chars: int) -> str:
-    """Text of the nearest caption that shares a close ancestor with the picture."""
-    near = range(max(0, spot.block - 4), min(len(blocks), spot.block + 6))
-    best: tuple[tuple[int, int, int], int] | None = None
-    for index in near:
-        block = blocks[index]
-        if not block.caption:
+def _captions(walk: _Walk, max_chars: int) -> dict[int, str]:
+    """Number of a picture -> its caption.
+
+    A caption belongs to the nearest of those pictures that share its closest ancestor: in a figure
+    its own picture, in a row of pictures and captions the one before. Of several, the first counts.
+    """
+    places = [spot.block for spot in walk.spots]
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+    for number, block in enumerate(walk.blocks):
+        if not block.caption or block.caption in seen:
             continue
-        shared = [level for level, serial in enumerate(spot.path) if serial in block.path]
-        if shared:
-            rank = (shared[0], int(index < spot.block), abs(index - spot.block))
-            best = min(best or (rank, block.caption), (rank, block.caption))
-    if best is None:
-        return ""
-    texts = [blocks[i].text for i in near if blocks[i].caption == best[1]]
-    return " ".join(texts)[:max_chars]
+        seen.add(block.caption)
+        middle = bisect.bisect_right(places, number)
+        ranks = []
+        # Pictures further away than these have others in between.
+        for order in range(max(0, middle - _NEAR), min(len(places), middle + _NEAR)):
+            path = walk.spots[order].path
+            if block.caption in path or _is_tiny(walk.spots[order].node):
+                continue  # the magnifying glass in a caption
+            level = next((i for i, serial in enumerate(block.path) if serial in path), None)
+            if level is not None:
+                follows = places[order] > number
+                ranks.append((level, follows, abs(number - places[order]), order))
+        if ranks:
+            parts = [
+                b.text for b in walk.blocks[number : number + 10] if b.caption == block.caption
+            ]
+            found.setdefault(min(ranks)[3], " ".join(parts)[:max_chars])
+    return found
+
+
+def _is_tiny(node: LexborNode) -> bool:
+    sides = (_pixels(node.attributes.get("width")), _pixels(node.attributes.get("height")))
+    return any(side is not None and side < _TINY for side in sides)
 
 
 def _surrounding(spot: _Spot, blocks: list[_Block], limit: int) -> Iterator[str]:
-    """The text that the picture stands in or before, and the heading above it."""
-    if spot.block < len(blocks):
-        after = blocks[spot.block]
-        if not after.furniture and not after.caption:
-            yield after.text[:limit]
-    if 0 < spot.block <= len(blocks):
-        before = blocks[spot.block - 1]
-        if before.tag in _HEADINGS and not before.furniture:
-            yield before.text[:limit]
+    """The text that the picture stands in or before, and the one above it if that points here.
+
+    A heading points at what follows, and so does a text that ends in a colon or has nothing else
+    after it.
+    """
+    after = blocks[spot.block] if spot.block < len(blocks) else None
+    before = blocks[spot.block - 1] if spot.block else None
+    follows = after is not None and not after.furniture and not after.caption
+    if after is not None and follows and (text := _first_sentences(after.text, limit)):
+        yield text
+    if before is not None and not before.furniture and not before.caption:
+        points = before.tag in _HEADINGS or before.text.endswith(":") or not follows
+        if points and (text := _last_sentences(before.text, limit)):
+            yield text
+
+
+def _first_sentences(text: str, limit: int) -> str:
+    """Whole sentences from the start within ``limit`` characters; "" if the first is longer."""
+    if len(text) <= limit:
+        return text
+    ends = [match.end() for match in _SENTENCE_END.finditer(text[: limit + 1])]
+    return text[: ends[-1]].strip() if ends else ""
+
+
+def _last_sentences(text: str, limit: int) -> str:
+    """Whole sentences up to the end within ``limit`` characters; "" if the last is longer."""
+    if len(text) <= limit:
+        return text
+    first = _SENTENCE_END.search(text, len(text) - limit)
+    return text[first.end() :].strip() if first else ""
 
 
 def _main_text(blocks: list[_Block], limit: int) -> str:

@@ -20,7 +20,7 @@ WEIGHTS: Mapping[str, float] = {
     "source_alt": 1.8,
     "source_title": 1.2,
     "source_metadata": 0.2,
-    "source_surrounding": -0.1,
+    "source_surrounding": -0.7,
     # 5 to 20 words is what captions have; LAIT's mean is 13.
     "length_fit": 0.9,
     "starts_like_a_sentence": 0.3,

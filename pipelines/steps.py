@@ -415,7 +415,9 @@ class DropSharedTexts(beam.DoFn):
             if count > self.max_images:  # from here on memory stays bounded
                 for one in held:
                     key = pair_id_of(one.picture.image_id, one.text)
-                    yield from dropped(SHARED_TEXT, key, Drop(Reason.SHARED_TEXT, one.text))
+                    yield from dropped(
+                        SHARED_TEXT, key, Drop(Reason.SHARED_TEXT, f"{one.picture.url} {one.text}")
+                    )
                 held.clear()
         for pair in held:
             yield left(SHARED_TEXT)
