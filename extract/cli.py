@@ -168,6 +168,9 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
         for name in ("threshold", "min_boxes", "max_boxes")
         if getattr(arguments, name) is not None
     }
+    if "max_boxes" in changes:  # a lower maximum alone lowers the rule's minimum with it
+        rule = SELECTIONS[arguments.selection]
+        changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
     try:
         selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
         limits = InputLimits(
@@ -203,7 +206,10 @@ def command_run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     detector = open_detector(
-        arguments.arch, arguments.weights, seed=arguments.seed, device=arguments.device
+        ARCHITECTURES[arguments.arch],
+        arguments.weights,
+        seed=arguments.seed,
+        device=arguments.device,
     )
     job = Job(plan=plan, output=arguments.output, detector=detector, config=config)
     regions, rejects = run(job, fresh=arguments.fresh)

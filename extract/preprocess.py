@@ -20,7 +20,7 @@ from vlmill.extract.config import InputLimits
 from vlmill.schemas.rejects import Reason
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs.
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 # What broken files make pillow raise while it opens or decodes them.
 DECODE_ERRORS = (
     OSError,
@@ -74,6 +74,7 @@ def decode(data: bytes, limits: InputLimits) -> Pixels:
         raise Rejected(Reason.EMPTY, "no bytes")
     if len(data) > limits.max_bytes:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, limit {limits.max_bytes}")
+    Image.init()  # pillow would otherwise know only the formats that it has met
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # oddities of the file; the pixel limit is checked here

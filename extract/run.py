@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.extract.config import ExtractConfig
@@ -106,12 +107,13 @@ def run(job: Job, *, fresh: bool = False) -> tuple[int, int]:
 
 
 def finished_shards(job: Job, index: int) -> list[Shard]:
-    """Both files of a part that an earlier run has finished, or none."""
+    """Both files of a part that an earlier run has finished; none if they cannot be read."""
     total = job.num_shards
     paths = [(t, job.output / shard_name(t, index, total)) for t in (REGIONS, REJECTS)]
-    if not all(path.exists() for _, path in paths):
-        return []
-    return [describe_shard(path, table.name) for table, path in paths]
+    try:
+        return [describe_shard(path, table.name) for table, path in paths]
+    except (OSError, pa.ArrowException):
+        return []  # missing or damaged: the part is made again
 
 
 def make_shards(job: Job, index: int, seen: set[str], progress: Progress) -> list[Shard]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vlmill.models.detector_config import ARCHITECTURES
+from vlmill.models.detector_config import DetectorConfig
 from vlmill.models.faster_rcnn import FasterRCNN
 from vlmill.models.random_detector import randomise
 from vlmill.models.resnet import fold_norms
@@ -31,20 +31,20 @@ class Detector:
 
 
 def open_detector(
-    arch: str, weights: str | Path | None, *, seed: int = 0, device: str = "cpu"
+    config: DetectorConfig, weights: str | Path | None, *, seed: int = 0, device: str = "cpu"
 ) -> Detector:
-    """Builds the detector ``arch`` with a file's weights, or with random ones.
+    """Builds a detector with a file's weights, or with random ones.
 
     Raises InputError for a file that cannot be read or does not fit, and for a device that is not
     there.
     """
     target = usable_device(device)
-    model = FasterRCNN(ARCHITECTURES[arch])
+    model = FasterRCNN(config)
     if weights is None:
         randomise(model, seed)
         source = f"random weights, seed {seed}"
     else:
-        load_weights(model, arch, Path(weights))
+        load_weights(model, Path(weights))
         source = Path(weights).name
     model.requires_grad_(False).eval()
     fingerprint = fingerprint_of(model)
@@ -69,7 +69,7 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def load_weights(model: FasterRCNN, arch: str, path: Path) -> None:
+def load_weights(model: FasterRCNN, path: Path) -> None:
     """Loads a safetensors or torch file of the published layout into ``model``."""
     try:
         model.load_published(read_state(path))

@@ -1,0 +1,61 @@
+"""Small pictures on disk and a narrow detector, shared by the tests of this folder."""
+
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.weights import Detector, open_detector
+from vlmill.models.detector_config import ARCHITECTURES
+
+
+def encode_blobs(seed: int) -> bytes:
+    blobs = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(blobs).resize((96, 72), Image.Resampling.BICUBIC).save(out, "JPEG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def jpeg() -> Callable[[int], bytes]:
+    """A picture of coloured blobs, 96 x 72, another one for every number."""
+    return encode_blobs
+
+
+@pytest.fixture(scope="session")
+def detector() -> Detector:
+    return open_detector(
+        dataclasses.replace(
+            ARCHITECTURES["tiny"], post_nms_top=12, num_classes=50, num_attributes=9
+        ),
+        None,
+        seed=3,
+    )
+
+
+@pytest.fixture
+def config() -> ExtractConfig:
+    return ExtractConfig(
+        selection=Selection(threshold=0.0, min_boxes=8, max_boxes=8),
+        limits=InputLimits(short_side=64, long_side=112),
+        storage=Storage(pictures_per_shard=3),
+    )
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of seven good pictures, a duplicate of one, and two bad ones."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(7):
+        (folder / f"{number}.jpg").write_bytes(encode_blobs(number))
+    (folder / "5-again.jpg").write_bytes(encode_blobs(1))
+    (folder / "3-empty.jpg").write_bytes(b"")
+    (folder / "4-cut.jpg").write_bytes(encode_blobs(9)[:400])
+    (folder / "notes.csv").write_text("not a picture")
+    return folder

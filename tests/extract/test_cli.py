@@ -1,0 +1,142 @@
+"""``extract-rois`` from its arguments to its exit status."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from vlmill.extract.cli import command
+from vlmill.extract.weights import open_detector
+from vlmill.models.detector_config import ARCHITECTURES
+from vlmill.models.faster_rcnn import FasterRCNN
+from vlmill.models.random_detector import randomise
+from vlmill.schemas.commands import run_command
+from vlmill.schemas.regions import RegionReader
+
+SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
+SMALL += ["--min-boxes", "6"]
+
+
+def extract_rois(*arguments: str | Path) -> int:
+    return run_command(command, [str(a) for a in arguments])
+
+
+def test_run_verify_show(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, page = tmp_path / "regions", tmp_path / "page.html"
+    names = tmp_path / "names.txt"
+    names.write_text("".join(f"thing{i},synonym\n" for i in range(1600)))
+    some = pictures / "[0-4]*.jpg"
+    assert extract_rois("run", some, "--output", output, *SMALL) == 0
+    said = capsys.readouterr()
+    assert "RANDOM weights" in said.err
+    assert "7 pictures, 5 rows of regions, 2 rejects" in said.out.splitlines()[-1]
+    assert extract_rois("verify", output) == 0
+    assert extract_rois("show", output, "--images", pictures, "--output", page) == 0
+    html = page.read_text()
+    assert html.count("data:image/jpeg;base64,") == 5
+    assert "random weights, seed 0: boxes and names mean nothing" in html
+    folder = tmp_path / "drawn"
+    arguments = ("--output", folder, "--classes", names, "--pictures", "2")
+    assert extract_rois("show", output, "--images", pictures, *arguments) == 0
+    sizes = {Image.open(io.BytesIO(p.read_bytes())).size for p in folder.iterdir()}
+    assert len(list(folder.iterdir())) == 2
+    assert sizes == {(96, 72)}
+
+
+def test_verify_fails_on_damage(pictures: Path, tmp_path: Path) -> None:
+    output = tmp_path / "regions"
+    assert extract_rois("run", pictures / "1.jpg", "--output", output, *SMALL) == 0
+    shard = output / "regions-00000-of-00001.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert extract_rois("verify", output) == 1
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_from_a_file(pictures: Path, tmp_path: Path, suffix: str) -> None:
+    model = FasterRCNN(ARCHITECTURES["tiny"])
+    randomise(model, 5)
+    path = tmp_path / f"weights{suffix}"
+    state = model.state_dict()
+    counters = {"backbone.res4.0.conv1.norm.num_batches_tracked": torch.tensor(3)}
+    if suffix == ".pth":
+        torch.save({"model": {**state, **counters}, "iteration": 7}, path)
+    else:
+        save_file({**state, **counters}, path)
+    output = tmp_path / "regions"
+    arguments = ("--output", output, "--weights", path, *SMALL)
+    assert extract_rois("run", pictures / "1.jpg", *arguments) == 0
+    reader = RegionReader(output)
+    assert (
+        reader.detector_fingerprint
+        == open_detector(ARCHITECTURES["tiny"], None, seed=5).fingerprint
+    )
+    assert (
+        reader.detector_fingerprint
+        != open_detector(ARCHITECTURES["tiny"], None, seed=6).fingerprint
+    )
+    assert reader.producer["weights"] == path.name
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (print, ("this pickle ran",))
+
+
+def bad_weights(tmp_path: Path) -> dict[str, Path]:
+    paths = {kind: tmp_path / f"{kind}.pth" for kind in ("wrong", "evil", "text", "numbers")}
+    torch.save({"backbone.fpn.weight": torch.zeros(2)}, paths["wrong"])
+    torch.save({"model": Evil()}, paths["evil"])
+    paths["text"].write_text("no weights at all")
+    torch.save({"model": {"a": 1}}, paths["numbers"])
+    return {**paths, "missing": tmp_path / "missing.pth"}
+
+
+@pytest.mark.parametrize("kind", ["wrong", "evil", "text", "numbers", "missing"])
+def test_bad_weights_are_a_mistake(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = bad_weights(tmp_path)[kind]
+    arguments = ("--output", tmp_path / "o", "--weights", path, *SMALL)
+    assert extract_rois("run", pictures, *arguments) == 2
+    said = capsys.readouterr()
+    assert f"--weights {path}" in said.err and "give " in said.err
+    assert "this pickle ran" not in said.out + said.err
+    if kind == "wrong":
+        assert "unexpected backbone.fpn.weight" in said.err
+        assert "missing backbone.stem.conv1.weight" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["nowhere/"], "INPUT nowhere/"),
+        (["PICTURES", "--min-boxes", "9", "--max-boxes", "3"], "--min-boxes"),
+        (["PICTURES", "--threshold", "2"], "--threshold"),
+        (["PICTURES", "--short-side", "900", "--long-side", "800"], "--short-side"),
+        (["PICTURES", "--arch", "tiny", "--device", "warp:1"], "--device warp:1"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_one_line(
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    named: str,
+) -> None:
+    arguments = [str(pictures) if a == "PICTURES" else a for a in arguments]
+    assert extract_rois("run", *arguments, "--output", tmp_path / "o") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert named in last
+
+
+@pytest.mark.parametrize("name", ["run", "verify", "show"])
+def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        extract_rois(name, "--help")
+    assert stopped.value.code == 0
+    assert f"extract-rois {name} " in capsys.readouterr().out.split("example", 1)[1]

@@ -1,0 +1,201 @@
+"""Runs of extraction: accounting, resuming after kills, checking."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vlmill.extract import run as run_module
+from vlmill.extract.cli import command
+from vlmill.extract.config import ExtractConfig, Storage
+from vlmill.extract.inputs import plan_pictures
+from vlmill.extract.predict import extract_regions
+from vlmill.extract.run import Job, run
+from vlmill.extract.verify import row_problems, verify
+from vlmill.extract.weights import Detector
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.reading import read_table
+from vlmill.schemas.regions import RegionReader
+from vlmill.schemas.tables import REJECTS
+
+ROOT = Path(__file__).parents[2]
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def job(pictures: Path, detector: Detector, config: ExtractConfig, tmp_path: Path) -> MakeJob:
+    def make(output: str = "out", **storage: object) -> Job:
+        changed = dataclasses.replace(
+            config, storage=dataclasses.replace(config.storage, **storage)
+        )
+        plan = plan_pictures([str(pictures)])
+        return Job(plan=plan, output=tmp_path / output, detector=detector, config=changed)
+
+    return make
+
+
+def tables_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name != "_plan.json"}
+
+
+def test_every_picture_has_a_row_or_a_reject(jpeg: Callable[[int], bytes], job: MakeJob) -> None:
+    assert run(job()) == (7, 3)
+    output = job().output
+    reader = RegionReader(output)
+    assert reader.image_ids == [image_id_of(jpeg(number)) for number in range(7)]
+    rejects = read_table(output, REJECTS).to_pylist()
+    assert [(Path(r["key"]).stem, r["reason"]) for r in rejects] == [
+        ("3-empty", "empty"),
+        ("4-cut", "unreadable_image"),
+        ("5-again", "duplicate"),
+    ]
+    assert verify(output) == []
+
+
+def test_a_row_is_what_the_picture_alone_gives(
+    jpeg: Callable[[int], bytes], job: MakeJob, detector: Detector, config: ExtractConfig
+) -> None:
+    run(job())
+    reader = RegionReader(job().output)
+    alone = extract_regions(image_id_of(jpeg(4)), jpeg(4), detector, config)
+    row = reader[alone.image_id]
+    assert row.features is not None and row.features.shape == (8, 256)
+    assert np.array_equal(row.features, alone.features)
+    assert np.array_equal(row.boxes, alone.boxes)
+    assert (row.width, row.height) == (96, 72)
+    assert reader.detector_fingerprint == detector.fingerprint
+    assert reader.producer["weights"] == "random weights, seed 3"
+
+
+def test_what_is_stored_follows_the_settings(job: MakeJob) -> None:
+    run(job("none", class_probs="none"))
+    run(job("full", class_probs="full", dtype="float32", compression="zstd"))
+    bare, full = (next(iter(RegionReader(job(name).output))) for name in ("none", "full"))
+    assert bare.class_ids is None and bare.class_probs is None
+    assert full.class_probs is not None and full.class_probs.shape == (8, 51)
+    np.testing.assert_allclose(full.class_probs.sum(axis=1), 1, atol=1e-5)
+    assert np.array_equal(full.class_probs[:, 1:].argmax(axis=1), full.class_ids)
+    assert full.features is not None and full.features.dtype == np.float32
+    assert bare.features is not None
+    np.testing.assert_allclose(bare.features, full.features, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("pictures_done", [0, 4, 9])
+def test_an_interrupted_run_continues_to_the_same_bytes(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch, pictures_done: int
+) -> None:
+    run(job("undisturbed"))
+    calls = 0
+    original = run_module.extract_one
+
+    def interrupted(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > pictures_done:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "extract_one", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(job())
+    finished = pictures_done // 3
+    assert len(list(job().output.glob("regions-*"))) == finished
+    stamps = {p: p.stat().st_mtime_ns for p in job().output.glob("re*.parquet")}
+    assert run(job()) == (7, 3)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    assert tables_of(job().output) == tables_of(job("undisturbed").output)
+
+
+def test_a_killed_run_continues_to_the_same_bytes(pictures: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    flags = ["--arch", "tiny", "--short-side", "48", "--long-side", "64"]
+    flags += ["--pictures-per-shard", "1", "--output"]
+    arguments = ["run", str(pictures / "[0-3]*.jpg"), *flags]
+    module = [sys.executable, "-m", "vlmill.extract.cli"]
+    process = subprocess.Popen([*module, *arguments, str(killed)], env=environment)
+    while not list(killed.glob("regions-*.parquet")):
+        assert process.poll() is None, "the run ended without a shard"
+    process.kill()
+    process.wait()
+    for output in (killed, whole):
+        assert command([*arguments, str(output)]) == 0
+    assert tables_of(killed) == tables_of(whole)
+    assert verify(killed) == []
+
+
+def test_a_finished_run_is_left_alone(job: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
+    run(job())
+    before = tables_of(job().output)
+    assert run(job()) == (7, 3)
+    assert "finished already" in capsys.readouterr().err
+    assert tables_of(job().output) == before
+
+
+def test_other_settings_on_the_same_output_are_refused(job: MakeJob) -> None:
+    run(job())
+    with pytest.raises(InputError, match="other settings"):
+        run(job(dtype="float32"))
+    assert run(job(dtype="float32"), fresh=True) == (7, 3)
+    assert next(iter(RegionReader(job().output))).features.dtype == np.float32
+
+
+@pytest.mark.parametrize("position", [0.02, 0.5, 0.98])
+def test_verify_finds_a_flipped_byte(job: MakeJob, position: float) -> None:
+    run(job())
+    path = job().output / "regions-00001-of-00004.parquet"
+    content = bytearray(path.read_bytes())
+    content[int(position * len(content))] ^= 1
+    path.write_bytes(content)
+    assert any(path.name in problem for problem in verify(job().output))
+
+
+def test_a_damaged_shard_of_a_killed_run_is_made_again(job: MakeJob) -> None:
+    run(job("whole"))
+    run(job())
+    (job().output / "_manifest.json").unlink()
+    path = job().output / "regions-00001-of-00004.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run(job()) == (7, 3)
+    assert tables_of(job().output) == tables_of(job("whole").output)
+
+
+def test_verify_refuses_an_unfinished_run(job: MakeJob) -> None:
+    run(job())
+    (job().output / "_manifest.json").unlink()
+    with pytest.raises(InputError, match="not finished"):
+        verify(job().output)
+
+
+def test_verify_looks_into_the_rows(job: MakeJob) -> None:
+    run(job())
+    row = next(iter(RegionReader(job().output)))
+    assert row_problems(row) == []
+    assert row_problems(dataclasses.replace(row, width=10))
+    assert row_problems(dataclasses.replace(row, class_scores=row.class_scores + 1))
+    assert row_problems(dataclasses.replace(row, features=row.features * np.float16("inf")))
+    assert row_problems(dataclasses.replace(row, attribute_ids=row.attribute_ids[1:]))
+
+
+def test_a_picture_without_boxes_has_its_row(
+    jpeg: Callable[[int], bytes], detector: Detector, config: ExtractConfig, tmp_path: Path
+) -> None:
+    nothing = dataclasses.replace(config.selection, threshold=1.0, min_boxes=0)
+    config = dataclasses.replace(config, selection=nothing, storage=Storage(class_probs="full"))
+    path = tmp_path / "one.jpg"
+    path.write_bytes(jpeg(1))
+    job = Job(
+        plan=plan_pictures([str(path)]), output=tmp_path / "o", detector=detector, config=config
+    )
+    assert run(job) == (1, 0)
+    (row,) = RegionReader(job.output)
+    assert row.boxes.shape == (0, 4)
+    assert row.features is not None and row.features.shape == (0, 256)
+    assert verify(job.output) == []
