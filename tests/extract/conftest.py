@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from PIL import Image
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.inputs import plan_pictures
+from vlmill.extract.run import Job, run
 from vlmill.extract.weights import Detector, open_detector
 from vlmill.models.detector_config import ARCHITECTURES
 
@@ -38,7 +41,7 @@ def detector() -> Detector:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config() -> ExtractConfig:
     return ExtractConfig(
         selection=Selection(threshold=0.0, min_boxes=8, max_boxes=8),
@@ -47,11 +50,10 @@ def config() -> ExtractConfig:
     )
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A folder of seven good pictures, a duplicate of one, and two bad ones."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
+@pytest.fixture(scope="session")
+def shared_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of seven good pictures, a duplicate of one, and two bad ones; not to be changed."""
+    folder = tmp_path_factory.mktemp("pictures")
     for number in range(7):
         (folder / f"{number}.jpg").write_bytes(encode_blobs(number))
     (folder / "5-again.jpg").write_bytes(encode_blobs(1))
@@ -59,3 +61,29 @@ def pictures(tmp_path: Path) -> Path:
     (folder / "4-cut.jpg").write_bytes(encode_blobs(9)[:400])
     (folder / "notes.csv").write_text("not a picture")
     return folder
+
+
+@pytest.fixture
+def pictures(shared_pictures: Path, tmp_path: Path) -> Path:
+    """The same folder, to be changed."""
+    return Path(shutil.copytree(shared_pictures, tmp_path / "pictures"))
+
+
+@pytest.fixture(scope="session")
+def first_run(
+    shared_pictures: Path,
+    detector: Detector,
+    config: ExtractConfig,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The output of an undisturbed run over the folder; not to be changed."""
+    output = tmp_path_factory.mktemp("first") / "out"
+    plan = plan_pictures([str(shared_pictures)])
+    assert run(Job(plan=plan, output=output, detector=detector, config=config)) == (7, 3)
+    return output
+
+
+@pytest.fixture
+def finished(first_run: Path, tmp_path: Path) -> Path:
+    """The same output, to be changed; ``out`` of the test's own folder."""
+    return Path(shutil.copytree(first_run, tmp_path / "out"))
