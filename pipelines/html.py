@@ -30,7 +30,7 @@ _LAZY = ("data-src", "data-original", "data-lazy-src", "data-lazy", "data-image"
 _PICTURE_LINK = re.compile(r"\.(?:jpe?g|png|webp)(?:$|\?)", re.IGNORECASE)
 _MAX_VARIANTS = 8
 _SENTENCE_END = re.compile(r"[.!?…][\"”’')]*\s")
-_NEAR = 20
+_NEAR, _MAX_CAPTIONS = 20, 4_000
 _TINY = 50  # pixels: what is shown smaller has no caption
 _MARKED = 8  # elements above a picture whose classes tell what it is part of
 _LEVELS = 5  # how far above a picture its caption's common ancestor may be
@@ -348,6 +348,8 @@ def _captions(walk: _Walk, max_chars: int) -> dict[int, str]:
         if not block.caption or block.caption in seen:
             continue
         seen.add(block.caption)
+        if len(seen) > _MAX_CAPTIONS:
+            break
         middle = bisect.bisect_right(places, number)
         ranks = []
         # Pictures further away than these have others in between.

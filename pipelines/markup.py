@@ -34,9 +34,9 @@ _HARMLESS_TAGS, _HARMLESS_CHARS = 1_000, 1 << 16
 _MAX_DEPTH_TIMES_TAGS = 50_000_000
 _MAX_REOPENED = 1_000_000
 _MAX_ATTRIBUTES = 2_000
-_ELEMENT = re.compile(
-    r"<[a-zA-Z][^\s>]*+((?:\s++[^\s=>]++(?:\s*+=\s*+(?:\"[^\"]*\"|'[^']*'|[^\s>]++))?+)*+)"
-)
+_ATTRIBUTE = r"[\s/]*+=?+[^\s/=>]++(?:\s*+=\s*+(?:\"[^\"]*\"|'[^']*'|[^\s>]++))?+"
+_ELEMENT = re.compile(rf"<[a-zA-Z][^\s/>]*+((?:{_ATTRIBUTE})*+)")
+_ATTRIBUTES = re.compile(_ATTRIBUTE)
 
 
 def mentions_image(body: bytes) -> bool:
@@ -55,9 +55,10 @@ def decode(body: bytes, charset: str | None) -> str:
     found = _META_CHARSET.search(body, 0, 4_096)
     declared = charset or (found[1].decode("ascii", "replace") if found else None)
     encoding = map_encoding_to_html5(declared, fallback_utf8=False) if declared else None
-    if encoding is None or (encoding == "utf-8" and not _is_utf8(body)):
-        encoding = detect_encoding(body)
-    return body.decode(encoding or "utf-8", "replace").replace("\0", "")
+    if encoding in (None, "utf-8"):
+        # Detection from bytes errs on short pages; valid UTF-8 is never anything else.
+        encoding = "utf-8" if _is_utf8(body) else detect_encoding(body)
+    return body.decode(encoding, "replace").replace("\0", "")
 
 
 def _is_utf8(body: bytes) -> bool:
@@ -88,13 +89,14 @@ def expensive(text: str, max_nesting: int) -> str | None:
         deepest, formatting, tags = _nesting(text)
         if deepest > max_nesting or deepest * tags > _MAX_DEPTH_TIMES_TAGS:
             return f"nested {deepest} deep, {tags} tags"
-        if formatting > 50 and formatting * tags > _MAX_REOPENED:
+        if formatting > 20 and formatting * tags > _MAX_REOPENED:
             return f"{formatting} formatting elements open at once, {tags} tags"
     if len(text) > _HARMLESS_CHARS:
         for element in _ELEMENT.finditer(text):
-            attributes = element[1]
-            if len(attributes) > 2 * _MAX_ATTRIBUTES and attributes.count(" ") > _MAX_ATTRIBUTES:
-                return f"an element with {len(attributes)} characters of attributes"
+            if len(element[1]) > 2 * _MAX_ATTRIBUTES:
+                attributes = sum(1 for _ in _ATTRIBUTES.finditer(element[1]))
+                if attributes > _MAX_ATTRIBUTES:
+                    return f"an element with {attributes} attributes"
     return None
 
 

@@ -24,7 +24,7 @@ class WebPairRules:
 
     # Language of the page.
     language: str = "en"  # LAIT: non-English pages are discarded
-    min_language_probability: float = 0.8  # ours; a page in two languages stays below
+    min_language_probability: float = 0.8  # ours
     min_language_chars: int = 60  # ours; on less, the detector guesses
     max_language_chars: int = 1_000  # ours; more does not change the answer, and takes longer
 

@@ -1,0 +1,137 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmill.pipelines.funnel import Drop
+from vlmill.pipelines.html import Page, PageImage, read_page, srcset
+from vlmill.pipelines.markup import parse
+
+URL = "http://a.org/dir/page.html"
+
+
+def page(markup: str, *, images: int = 100) -> Page:
+    tree = parse(markup, max_nesting=1_000)
+    assert not isinstance(tree, Drop)
+    return read_page(
+        tree,
+        URL,
+        max_text_chars=300,
+        surrounding_chars=60,
+        max_images=images,
+        max_main_chars=500,
+    )
+
+
+def one(markup: str) -> PageImage:
+    (image,) = page(markup).images
+    return image
+
+
+def test_attributes_are_read_and_folded() -> None:
+    image = one('<img src=a.jpg alt=" two\n words " title=T width=40 height="30px" class="X y">')
+    assert (image.alt, image.title, image.width, image.height) == ("two words", "T", 40, 30)
+    assert image.urls == ("http://a.org/dir/a.jpg",)
+    assert image.marks[0] == "x y"
+    assert one("<img src=a.jpg width=100% height=auto>").width is None
+
+
+def test_base_and_dots() -> None:
+    assert one("<base href='/x/y/'><img src=../a.jpg>").urls == ("http://a.org/x/a.jpg",)
+
+
+def test_variants_of_one_picture() -> None:
+    image = one(
+        "<a href=full.jpg><picture><source srcset='s.webp 1x'>"
+        "<img src=small.jpg data-src=lazy.jpg srcset='m.jpg 400w, l.jpg 800w'></picture></a>"
+    )
+    names = [url.rsplit("/", 1)[1] for url in image.urls]
+    assert names == ["small.jpg", "lazy.jpg", "l.jpg", "m.jpg", "s.webp", "full.jpg"]
+    assert image.links_to_picture
+
+
+def test_unusable_addresses_give_none() -> None:
+    assert one("<img src='data:image/png;base64,AA'>").urls == ()
+    assert one("<img src='javascript:x'>").urls == ()
+    assert one("<img>").urls == ()
+
+
+def test_srcset_urls_may_hold_commas() -> None:
+    assert srcset("a,b.jpg 1x, c.jpg 2x") == ["c.jpg", "a,b.jpg"]
+    assert srcset("") == [] and srcset(" , ,") == []
+
+
+def test_a_figure_caption_belongs_to_its_own_picture() -> None:
+    first, second = page(
+        "<div><figure><img src=a.jpg><figcaption>About <b>A</b></figcaption></figure>"
+        "<img src=b.jpg></div>"
+    ).images
+    assert (first.caption, second.caption) == ("About A", "")
+
+
+def test_captions_in_a_row_belong_to_the_picture_before() -> None:
+    images = page(
+        "<div><img src=a.jpg><p class=caption>A</p><img src=b.jpg><p class=wp-caption-text>B</p>"
+    ).images
+    assert [image.caption for image in images] == ["A", "B"]
+
+
+def test_an_icon_in_a_caption_does_not_take_it() -> None:
+    images = page(
+        "<div><div class=thumb><a><img src=a.jpg></a><div class=thumbcaption>"
+        "<a><img src=magnify.png width=15></a>A caption.</div></div></div>"
+    ).images
+    assert [image.caption for image in images] == ["A caption.", ""]
+
+
+def test_surrounding_text_is_near_whole_and_bounded() -> None:
+    assert one("<h2>Head</h2><img src=a.jpg><p>After.").surrounding == ("After.", "Head")
+    assert one("<p>Before:</p><img src=a.jpg>").surrounding == ("Before:",)
+    assert one("<p>Text <img src=a.jpg> inline").surrounding == ("Text inline",)
+    text = "First sentence here. " + "The second one is far too long to fit in here. " * 3
+    assert one(f"<img src=a.jpg><p>{text}").surrounding == ("First sentence here.",)
+    assert one("<img src=a.jpg><p>" + "word " * 50).surrounding == ()
+    assert one("<img src=a.jpg><footer>Imprint</footer>").surrounding == ()
+
+
+def test_metadata_names_a_picture() -> None:
+    head = "<meta property=og:image content=/a.jpg><meta name=description content='A cat.'>"
+    shown = one(f"<head>{head}</head><img src=http://a.org/a.jpg>")
+    assert shown.is_metadata and shown.metadata == ("A cat.",)
+    hidden, other = sorted(page(f"<head>{head}</head><img src=b.jpg>").images, key=lambda i: i.urls)
+    assert hidden.is_metadata and not other.is_metadata
+
+
+def test_page_facts() -> None:
+    found = page(
+        "<html lang=en-GB><title> A  page </title><nav>Menu and more of it</nav><script>x</script>"
+        "<p>" + "Real prose that is long enough to count as such. " * 3 + "<style>y</style>"
+        '<div>{"a":[1,2,3],"b":{"c":"http://x.y/z"},"d":[4,5,6,7,8,9,10,11,12,13,14,15]}</div>'
+    )
+    assert (found.title, found.declared_language, found.url) == ("A page", "en-GB", URL)
+    assert found.text.startswith("Real prose") and "Menu" not in found.text
+    assert "x.y" not in found.text
+
+
+def test_empty_pages() -> None:
+    for markup in ("", "<p>", "<html></html>", "\0"):
+        assert page(markup).images == ()
+
+
+def test_numbers_are_bounded() -> None:
+    assert len(page("<img src=a.jpg>" * 50, images=10).images) == 10
+    assert len(one("<img src=a.jpg alt='" + "x" * 5_000 + "'>").alt) == 300
+
+
+TAGS = st.sampled_from(
+    [
+        *("<div>", "</div>", "<p>", "<figure>", "</figure>", "<figcaption>", "</figcaption>"),
+        *("<table>", "<td>", "<a href=b.jpg>", "</a>", "<img src=a.jpg>", "text. ", "<noscript>"),
+        *("<svg>", "<!--", "<select>", "<p class=caption>", "<frameset>", "<template>", "<h1>"),
+        *("</body>", "<head>"),
+    ]
+)
+
+
+@given(st.lists(TAGS, max_size=30))
+def test_no_soup_breaks_the_walk(parts: list[str]) -> None:
+    for number, image in enumerate(page("".join(parts)).images):
+        assert image.order == number
