@@ -54,10 +54,10 @@ def decode(body: bytes, charset: str | None) -> str:
             return body.decode(name, "replace").replace("\0", "")
     found = _META_CHARSET.search(body, 0, 4_096)
     declared = charset or (found[1].decode("ascii", "replace") if found else None)
-    encoding = map_encoding_to_html5(declared, fallback_utf8=False) if declared else None
-    if encoding in (None, "utf-8"):
-        # Detection from bytes errs on short pages; valid UTF-8 is never anything else.
-        encoding = "utf-8" if _is_utf8(body) else detect_encoding(body)
+    encoding: str = map_encoding_to_html5(declared or "utf-8")  # an unknown name is UTF-8, too
+    if encoding == "utf-8" and not _is_utf8(body):
+        # Asked only now: detection errs on short pages, and valid UTF-8 is nothing else.
+        encoding = detect_encoding(body)
     return body.decode(encoding, "replace").replace("\0", "")
 
 

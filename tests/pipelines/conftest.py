@@ -48,16 +48,16 @@ def write_archive(path: Path, responses: Sequence[Response]) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def picture() -> Callable[..., bytes]:
     return make_picture
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def response() -> Callable[..., bytes]:
     return make_response
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def archive() -> Callable[[Path, Sequence[Response]], Path]:
     return write_archive

@@ -54,8 +54,15 @@ def pair(**changes: Any) -> Pair:
     picture = Picture(
         image_id="i", url="u", width=1, height=1, format="jpeg", archive="a", offset=0
     )
-    values = {"text": "t", "text_source": "alt", "score": 0.5, "language": "en", "page_url": "p"}
-    return Pair(**({"picture": picture} | values | changes))
+    values: dict[str, Any] = {
+        "picture": picture,
+        "text": "t",
+        "text_source": "alt",
+        "score": 0.5,
+        "language": "en",
+        "page_url": "p",
+    }
+    return Pair(**(values | changes))
 
 
 def test_the_best_score_comes_first_and_ties_break_by_text() -> None:

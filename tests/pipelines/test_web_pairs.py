@@ -37,9 +37,8 @@ def rows(folder: Path, spec: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture
-def responses(picture: Make) -> list[tuple[str, bytes, str]]:
-    """Two pages that share a picture under two URLs, a twice shared text, and dirt."""
+def responses_of(picture: Make) -> list[tuple[str, bytes, str]]:
+    """Two pages that share a picture under two URLs, a text of three pictures, and dirt."""
     cat, dog = picture(320, 310, seed=1), picture(310, 330, seed=2, format="PNG")
     shared = [(f"{SITE}s{n}.jpg", picture(305, 305, seed=10 + n), "image/jpeg") for n in range(3)]
     same = "".join(f"<img src=s{n}.jpg alt='A view over the bay'>" for n in range(3))
@@ -47,8 +46,9 @@ def responses(picture: Make) -> list[tuple[str, bytes, str]]:
         html_page("a", "<img src=cat.jpg alt='A black cat on a mat'>"),
         html_page(
             "b",
-            "<figure><img src=/copy/cat.jpg><figcaption>The black cat of the neighbours sleeps on "
-            "its mat.</figcaption></figure><img src=dog.png alt='A dog in the yard'>"
+            "<figure><img src=/copy/cat.jpg><figcaption>The black cat of the neighbours &amp;lt;"
+            "script&amp;gt; sleeps on its mat.</figcaption></figure>"
+            "<img src=dog.png alt='A dog in the yard'>"
             "<img src=gone.jpg alt='A cow in the yard'><img src=small.jpg alt='A hen in the yard'>"
             "<img src='data:image/gif;base64,R0'><nav><img src=dog.png></nav>",
         ),
@@ -64,16 +64,39 @@ def responses(picture: Make) -> list[tuple[str, bytes, str]]:
     ]
 
 
-def test_from_pages_to_pairs(tmp_path: Path, responses: Any, archive: Pack) -> None:
-    warc = archive(tmp_path / "a.warc.gz", responses)
-    cut = warc.read_bytes()
-    (tmp_path / "b.warc.gz").write_bytes(cut[: len(cut) // 3])
-    out = tmp_path / "out"
-    assert run(tmp_path / "*.warc.gz", out, "--max-images-per-text", "2") == 0
-    assert verify_folder(out) == []
+FLAGS = ("--max-images-per-text", "2", "--shards", "3")
 
-    cat, dog = responses[4][1], responses[6][1]
-    pairs = {row["text"]: row for row in rows(out, PAIRS)}
+
+@pytest.fixture(scope="module")
+def site(picture: Make) -> list[tuple[str, bytes, str]]:
+    return responses_of(picture)
+
+
+@pytest.fixture(scope="module")
+def warcs(tmp_path_factory: pytest.TempPathFactory, site: Any, archive: Pack) -> Path:
+    """The site as one archive, and a third of it as another, cut off."""
+    folder = tmp_path_factory.mktemp("warcs")
+    whole = archive(folder / "a.warc.gz", site).read_bytes()
+    (folder / "b.warc.gz").write_bytes(whole[: len(whole) // 3])
+    return folder / "*.warc.gz"
+
+
+@pytest.fixture(scope="module")
+def mined(tmp_path_factory: pytest.TempPathFactory, warcs: Path) -> Path:
+    """The output of one run."""
+    out = tmp_path_factory.mktemp("mined") / "out"
+    assert run(warcs, out, *FLAGS) == 0
+    return out
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
+    assert verify_folder(mined) == []
+    cat, dog = site[4][1], site[6][1]
+    pairs = {row["text"]: row for row in rows(mined, PAIRS)}
     assert pairs.keys() == {
         "The black cat of the neighbours sleeps on its mat.",
         "A dog in the yard",
@@ -83,11 +106,11 @@ def test_from_pages_to_pairs(tmp_path: Path, responses: Any, archive: Pack) -> N
     assert (row["language"], row["source"], row["split"]) == ("en", "lait", "train")
     assert (row["text_source"], row["page_url"]) == ("alt", f"{SITE}b.html")
     assert row["image_url"] == f"{SITE}dog.png"
-    images = {row["image_id"]: row for row in rows(out, IMAGES)}
+    images = {row["image_id"]: row for row in rows(mined, IMAGES)}
     assert {image["bytes"] for image in images.values()} == {cat, dog}
     assert images[image_id_of(dog)]["width"] == 310 and images[image_id_of(dog)]["format"] == "png"
 
-    reasons = {(row["stage"], row["reason"]) for row in rows(out, REJECTS)}
+    reasons = {(row["stage"], row["reason"]) for row in rows(mined, REJECTS)}
     assert reasons >= {
         ("archives", "broken_archive"),
         ("records", "other_type"),
@@ -103,10 +126,8 @@ def test_from_pages_to_pairs(tmp_path: Path, responses: Any, archive: Pack) -> N
     }
 
 
-def test_the_funnel_adds_up_with_the_tables(tmp_path: Path, responses: Any, archive: Pack) -> None:
-    out = tmp_path / "out"
-    assert run(archive(tmp_path / "a.warc.gz", responses), out, "--max-images-per-text=2") == 0
-    funnel = json.loads((out / "funnel.json").read_text())
+def test_the_funnel_adds_up_with_the_tables(mined: Path) -> None:
+    funnel = json.loads((mined / "funnel.json").read_text())
     stages = {stage["stage"]: stage for stage in funnel}
     for stage in funnel:
         assert stage["in"] == stage["out"] + sum(stage["rejects"].values())
@@ -120,8 +141,8 @@ def test_the_funnel_adds_up_with_the_tables(tmp_path: Path, responses: Any, arch
         ("best_text", "shared_text"),
     ):
         assert stages[first]["out"] == stages[second]["in"]
-    assert stages["shared_text"]["out"] == len(rows(out, PAIRS)) == len(rows(out, IMAGES)) == 2
-    rejects = rows(out, REJECTS)
+    assert stages["shared_text"]["out"] == len(rows(mined, PAIRS)) == len(rows(mined, IMAGES)) == 2
+    rejects = rows(mined, REJECTS)
     for name, stage in stages.items():
         for reason, count in stage["rejects"].items():
             assert count == sum(r["stage"] == name and r["reason"] == reason for r in rejects)
@@ -129,48 +150,43 @@ def test_the_funnel_adds_up_with_the_tables(tmp_path: Path, responses: Any, arch
     assert stages["shared_text"]["rejects"] == {"shared_text": 3}
 
 
-def test_the_same_archives_give_the_same_bytes(
-    tmp_path: Path, responses: Any, archive: Pack
-) -> None:
-    warc = archive(tmp_path / "a.warc.gz", responses)
-    for name in ("one", "two"):
-        assert run(warc, tmp_path / name, "--shards", "3") == 0
-    one = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    two = {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
-    assert one == two
-    assert sum(name.startswith("pairs-") for name in one) == 3
-    ids = [pq.read_table(p)["pair_id"].to_pylist() for p in (tmp_path / "one").glob("pairs-*")]
-    assert all(part == sorted(part) for part in ids) and sum(map(len, ids)) == 5
+def test_the_same_archives_give_the_same_bytes(mined: Path, warcs: Path, tmp_path: Path) -> None:
+    assert run(warcs, tmp_path / "again", *FLAGS) == 0
+    assert files(tmp_path / "again") == files(mined)
+
+
+def test_shards_hold_sorted_ids(mined: Path) -> None:
+    shards = [pq.read_table(p)["pair_id"].to_pylist() for p in sorted(mined.glob("pairs-*"))]
+    assert len(shards) == 3 and sum(map(len, shards)) == 2
+    assert all(shard == sorted(shard) for shard in shards)
 
 
 def test_finished_continued_refused_fresh(
-    tmp_path: Path, responses: Any, archive: Pack, capsys: pytest.CaptureFixture[str]
+    mined: Path, warcs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warc, out = archive(tmp_path / "a.warc.gz", responses), tmp_path / "out"
-    assert run(warc, out) == 0
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert run(warc, out) == 0
-    assert "finished before: 5 pairs, 5 images" in capsys.readouterr().out
+    out = tmp_path / "out"
+    shutil.copytree(mined, out)
+    assert run(warcs, out, *FLAGS) == 0
+    assert "finished before: 2 pairs, 2 images" in capsys.readouterr().out
     # A kill before the manifest leaves shards, and perhaps temporary files.
     (out / "_manifest.json").unlink()
     (out / "report.html").unlink()
     (out / ".tmp-results.json").write_text("{}")
-    assert run(warc, out) == 0
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert run(warcs, out, *FLAGS) == 0
+    assert files(out) == files(mined)
     capsys.readouterr()
-    assert run(warc, out, "--min-side", "310") == 2
+    assert run(warcs, out, "--min-side", "330") == 2
     assert "--fresh" in capsys.readouterr().err
-    assert run(warc, out, "--min-side", "310", "--fresh") == 0
+    assert run(warcs, out, "--min-side", "330", "--fresh") == 0
     assert "0 pairs" in capsys.readouterr().out
-    shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive at all"])
-def test_archives_without_a_record_are_rejects(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.warc").write_bytes(content)
-    assert run(tmp_path / "a.warc", tmp_path / "out") == 0
-    (reject,) = rows(tmp_path / "out", REJECTS)
-    assert (reject["stage"], reject["reason"]) == ("archives", "broken_archive")
+def test_archives_without_a_record_are_rejects(tmp_path: Path) -> None:
+    for number, content in enumerate((b"", b"no archive at all", b"\x1f\x8b")):
+        (tmp_path / f"{number}.warc").write_bytes(content)
+    assert run(tmp_path / "*.warc", tmp_path / "out") == 0
+    rejects = rows(tmp_path / "out", REJECTS)
+    assert [(r["stage"], r["reason"]) for r in rejects] == [("archives", "broken_archive")] * 3
     assert rows(tmp_path / "out", PAIRS) == [] and (tmp_path / "out" / "report.html").exists()
 
 
@@ -198,16 +214,8 @@ def test_mistakes_are_told_in_one_line(
     assert named in error and error.count("\n") == 1
 
 
-def test_the_report_is_one_safe_file(tmp_path: Path, archive: Pack, picture: Make) -> None:
-    text = "A cat &lt;script&gt; alert on the mat"
-    warc = archive(
-        tmp_path / "a.warc.gz",
-        [
-            html_page("a", f"<img src=a.jpg alt='{text}'>"),
-            (f"{SITE}a.jpg", picture(310, 310), "image/jpeg"),
-        ],
-    )
-    assert run(warc, tmp_path / "out") == 0
-    report = (tmp_path / "out" / "report.html").read_text()
-    assert "A cat alert on the mat" in report and "data:image/jpeg;base64," in report
+def test_the_report_is_one_safe_file(mined: Path) -> None:
+    report = (mined / "report.html").read_text()
+    assert "The black cat of the neighbours sleeps" in report
+    assert "data:image/jpeg;base64," in report
     assert "<script" not in report and "src='http" not in report
