@@ -20,7 +20,7 @@ SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-box
 SMALL += ["--min-boxes", "6"]
 
 
-def extract_rois(*arguments: str | Path) -> int:
+def extract_rois(*arguments: object) -> int:
     return run_command(command, [str(a) for a in arguments])
 
 

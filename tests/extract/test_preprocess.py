@@ -3,7 +3,9 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +117,7 @@ def test_exif_rotation_is_undone(orientation: int) -> None:
     upright = np.zeros((8, 12, 3), np.uint8)
     upright[:4, :6] = RED  # red at the top left
     upright[:4, 6:] = 255  # white at the top right
-    inverse = {
+    holds: dict[int, Callable[[Any], Any]] = {
         1: lambda p: p,
         2: lambda p: p[:, ::-1],
         3: lambda p: p[::-1, ::-1],
@@ -124,10 +126,10 @@ def test_exif_rotation_is_undone(orientation: int) -> None:
         6: lambda p: np.rot90(p, 1),
         7: lambda p: p[::-1, ::-1].transpose(1, 0, 2),
         8: lambda p: np.rot90(p, -1),
-    }[orientation]
+    }
     exif = Image.Exif()
     exif[0x0112] = orientation
-    stored = Image.fromarray(np.ascontiguousarray(inverse(upright)))
+    stored = Image.fromarray(np.ascontiguousarray(holds[orientation](upright)))
     pixels = decode(encoded(stored, "PNG", exif=exif), LIMITS)
     assert np.array_equal(pixels, upright[:, :, ::-1])
 

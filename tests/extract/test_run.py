@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ MakeJob = Callable[..., Job]
 def job(
     shared_pictures: Path, detector: Detector, config: ExtractConfig, tmp_path: Path
 ) -> MakeJob:
-    def make(output: str = "out", **storage: object) -> Job:
+    def make(output: str = "out", **storage: Any) -> Job:
         changed = dataclasses.replace(
             config, storage=dataclasses.replace(config.storage, **storage)
         )
@@ -65,6 +66,7 @@ def test_a_row_is_what_the_picture_alone_gives(
     alone = extract_regions(image_id_of(jpeg(4)), jpeg(4), detector, config)
     row = reader[alone.image_id]
     assert row.features is not None and row.features.shape == (8, 256)
+    assert alone.features is not None
     assert np.array_equal(row.features, alone.features)
     assert np.array_equal(row.boxes, alone.boxes)
     assert (row.width, row.height) == (96, 72)
@@ -77,6 +79,7 @@ def test_what_is_stored_follows_the_settings(job: MakeJob) -> None:
     run(job("full", class_probs="full", dtype="float32", compression="zstd"))
     bare, full = (next(iter(RegionReader(job(name).output))) for name in ("none", "full"))
     assert bare.class_ids is None and bare.class_probs is None
+    assert full.class_ids is not None
     assert full.class_probs is not None and full.class_probs.shape == (8, 51)
     np.testing.assert_allclose(full.class_probs.sum(axis=1), 1, atol=1e-5)
     assert np.array_equal(full.class_probs[:, 1:].argmax(axis=1), full.class_ids)
@@ -92,7 +95,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     calls = 0
     original = run_module.extract_one
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: Any) -> object:
         nonlocal calls
         calls += 1
         if calls > pictures_done:
@@ -143,7 +146,8 @@ def test_other_settings_on_the_same_output_are_refused(job: MakeJob, finished: P
     with pytest.raises(InputError, match="other settings"):
         run(job(dtype="float32"))
     assert run(job(dtype="float32"), fresh=True) == (7, 3)
-    assert next(iter(RegionReader(finished))).features.dtype == np.float32
+    row = next(iter(RegionReader(finished)))
+    assert row.features is not None and row.features.dtype == np.float32
 
 
 @pytest.mark.parametrize("position", [0.02, 0.5, 0.98])
@@ -174,6 +178,8 @@ def test_verify_refuses_an_unfinished_run(finished: Path) -> None:
 def test_verify_looks_into_the_rows(finished: Path) -> None:
     row = next(iter(RegionReader(finished)))
     assert row_problems(row) == []
+    assert row.features is not None and row.class_scores is not None
+    assert row.attribute_ids is not None
     assert row_problems(dataclasses.replace(row, width=10))
     assert row_problems(dataclasses.replace(row, class_scores=row.class_scores + 1))
     assert row_problems(dataclasses.replace(row, features=row.features * np.float16("inf")))

@@ -1,5 +1,7 @@
 """Which proposals become regions."""
 
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -64,6 +66,6 @@ def test_presets_are_the_papers() -> None:
         (lambda: Storage(pictures_per_shard=0), "--pictures-per-shard"),
     ],
 )
-def test_settings_that_make_no_sense_name_the_flag(make: object, flag: str) -> None:
+def test_settings_that_make_no_sense_name_the_flag(make: Callable[[], object], flag: str) -> None:
     with pytest.raises(ValueError, match=flag):
         make()
