@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vlmill.schemas.regions import RegionReader
@@ -121,5 +122,8 @@ def batch_loader(
         sampler=range(first, last),
         num_workers=workers,
         pin_memory=pin_memory,
+        # Without one of its own the loader draws from the random numbers that dropout uses, and a
+        # resumed run would have other ones than a run without a pause.
+        generator=torch.Generator(),
         multiprocessing_context="spawn" if workers else None,
     )

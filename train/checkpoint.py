@@ -3,6 +3,7 @@
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
 ``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record)
 and ``training_state.safetensors`` (optimiser moments, random state). A folder appears by a rename.
+A finished run has the files that evaluation needs at its top, too.
 """
 
 import json
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.atomic import TEMPORARY_PREFIX, sync
+from vlmill.schemas.atomic import TEMPORARY_PREFIX, atomic_path, sync
 from vlmill.schemas.commands import InputError
 from vlmill.train.config import from_plain, to_plain
 from vlmill.train.vocabulary import read_vocabulary, vocabulary_text
@@ -142,7 +143,7 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         config = from_plain(VARIANTS[variant].config, settings["model"], "model")
         with torch.device("meta"):  # weights come from the file: none are drawn
             model = VARIANTS[variant].model(config)
-        model.load_state_dict(load_file(folder / MODEL), assign=True)
+        model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
         return LoadedCheckpoint(
             path=folder,
             variant=variant,
@@ -159,12 +160,31 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
 
 
+def publish(output: str | Path, checkpoint: Path) -> None:
+    """Put a checkpoint's weights, vocabulary and settings at the top of ``output``, as links."""
+    for name in (MODEL, VOCABULARY, SETTINGS):  # the settings last: they say that all is there
+        with atomic_path(Path(output) / name) as temporary:
+            try:
+                os.link(checkpoint / name, temporary)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(checkpoint / name, temporary)
+
+
 def load_training_state(folder: str | Path) -> dict[str, Tensor]:
     """The tensors that continuing needs, as ``save_checkpoint`` was given them."""
     try:
-        return load_file(Path(folder) / STATE)
+        return _load_aligned(Path(folder) / STATE)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder}: no training state ({error}); use --fresh") from None
+
+
+def _load_aligned(path: Path) -> dict[str, Tensor]:
+    """The file's tensors, copied to memory that torch has aligned.
+
+    Mapped from the file they begin anywhere, and vectorised sums over them may then differ in the
+    last bit from those of the run that wrote them.
+    """
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def keep_last(output: str | Path, count: int) -> None:

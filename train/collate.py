@@ -126,26 +126,29 @@ def _padded(samples: Sequence[PretrainSample]) -> VLInputs:
     num_tokens = max(len(s.original_tokens) for s in samples)
     num_regions = max(len(s.regions.features) for s in samples)
     width = samples[0].regions.features.shape[1]
-    tokens = np.zeros((len(samples), num_tokens), dtype=np.int64)
-    token_mask = np.zeros((len(samples), num_tokens), dtype=bool)
-    features = np.zeros((len(samples), num_regions, width), dtype=np.float32)
-    locations = np.zeros((len(samples), num_regions, 5), dtype=np.float32)
-    region_mask = np.zeros((len(samples), num_regions), dtype=bool)
+    # Allocated by torch, whose memory is aligned: sums over numpy's may differ in the last bit from
+    # one run to the next, as the order of a vectorised sum depends on where its input begins.
+    batch = VLInputs(
+        tokens=torch.zeros(len(samples), num_tokens, dtype=torch.int64),
+        token_mask=torch.zeros(len(samples), num_tokens, dtype=torch.bool),
+        region_features=torch.zeros(len(samples), num_regions, width),
+        region_locations=torch.zeros(len(samples), num_regions, 5),
+        region_mask=torch.zeros(len(samples), num_regions, dtype=torch.bool),
+    )
+    tokens, features, locations = (
+        tensor.numpy() for tensor in (batch.tokens, batch.region_features, batch.region_locations)
+    )
     for i, sample in enumerate(samples):
         words, count = len(sample.original_tokens), len(sample.regions.features)
-        tokens[i, :words], token_mask[i, :words] = sample.tokens.tokens, True
-        features[i, :count], region_mask[i, :count] = sample.regions.features, True
+        tokens[i, :words] = sample.tokens.tokens
+        batch.token_mask[i, :words] = True
+        features[i, :count] = sample.regions.features
         # Only the feature goes: location, segment and position stay (a choice the paper leaves).
         features[i, :count][sample.region_masks.zeroed] = 0
         locations[i, :count] = sample.regions.locations
-    return VLInputs(
-        tokens=torch.from_numpy(tokens),
-        token_mask=torch.from_numpy(token_mask),
-        region_features=torch.from_numpy(features),
-        region_locations=torch.from_numpy(locations),
-        region_mask=torch.from_numpy(region_mask),
-    )
+        batch.region_mask[i, :count] = True
+    return batch
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts))
+    return torch.from_numpy(np.concatenate(parts)).clone()  # aligned, as above

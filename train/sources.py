@@ -1,6 +1,7 @@
 """What a run is made from: tables, a starting checkpoint and a vocabulary, and what they decide."""
 
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from vlmill.schemas.commands import InputError
 from vlmill.schemas.reading import find_shards
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES
-from vlmill.train.checkpoint import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoint import MODEL, LoadedCheckpoint, load_checkpoint
 from vlmill.train.config import flatten, to_plain
 from vlmill.train.data import RegionFacts, is_held_out, pair_rows, pairs_digest, region_facts
 from vlmill.train.recipes import Recipe
@@ -82,26 +83,29 @@ def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     """What decides the output: the recipe's fields, and the inputs by content, not by path."""
     inputs, init = sources.inputs, sources.init
     fields = {k: v for k, v in flatten(to_plain(recipe)).items() if k not in NO_EFFECT}
-    negatives = (
-        find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else None
-    )
+    negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
+    size = sum(path.stat().st_size for path in sources.reader.paths)
     return fields | {
         "pairs": f"{sources.num_pairs} pairs, {sources.pairs_digest[:16]}",
-        "regions": f"{sources.facts.num_pictures} pictures, {_bytes(sources.reader.paths)} bytes, "
+        # By size: reading terabytes of features only to hash them would take hours.
+        "regions": f"{sources.facts.num_pictures} pictures, {size} bytes, "
         f"detector {sources.reader.detector_fingerprint or 'unknown'}",
-        "negatives": negatives and f"{_bytes(negatives)} bytes",
-        "vocab": inputs.vocab and f"{_bytes([Path(inputs.vocab)])} bytes",
-        "init": init
-        and f"{init.training.recipe}, step {init.training.step}, "
-        f"{_bytes(sorted(init.path.iterdir()))} bytes",
+        "negatives": _digest(negatives, "--negatives"),
+        "vocab": _digest([Path(inputs.vocab)] if inputs.vocab else [], "--vocab"),
+        "init": _digest([init.path / MODEL] if init else [], "--init"),
     }
 
 
-def _bytes(paths: list[Path]) -> int:
-    try:
-        return sum(path.stat().st_size for path in paths)
-    except OSError as error:
-        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from None
+def _digest(paths: list[Path], flag: str) -> str | None:
+    """The start of SHA-256 over the files' content; None without a file."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InputError(f"{flag} {path} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:16] if paths else None
 
 
 def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:

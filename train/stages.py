@@ -22,11 +22,15 @@ from vlmill.schemas.tables import REJECTS
 from vlmill.train.batches import PretrainBatches, batch_loader
 from vlmill.train.checkpoint import (
     CHECKPOINTS,
+    MODEL,
+    SETTINGS,
+    VOCABULARY,
     LoadedCheckpoint,
     TrainingRecord,
     keep_last,
     load_checkpoint,
     load_training_state,
+    publish,
     save_checkpoint,
     saved_steps,
     step_folder,
@@ -69,9 +73,7 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
         _remove_run(output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=fresh)
     if state is State.FINISHED:
-        return (
-            f"{output} holds this run, finished at step {max(saved_steps(output))}; nothing to do"
-        )
+        return f"{output} holds this run, finished at step {max(saved_steps(output))}"
     tokenizer = make_tokenizer(recipe, sources)
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
@@ -101,7 +103,7 @@ def _remove_run(output: Path) -> None:
     if not (output / PLAN).exists():
         return
     shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
-    for name in (LOG, RECIPE, *PREPARED):
+    for name in (LOG, RECIPE, SETTINGS, MODEL, VOCABULARY, *PREPARED):
         (output / name).unlink(missing_ok=True)
 
 
@@ -152,8 +154,8 @@ class _Run:
         if self.accelerator.num_processes > 1:
             raise InputError("train-vl runs in one process; start it without a launcher")
         self.resumed: LoadedCheckpoint | None = None
-        if saved_steps(output):
-            self.resumed = load_checkpoint(output, "--output")
+        if saved := saved_steps(output):
+            self.resumed = load_checkpoint(saved[max(saved)], "--output")
         self.done = self.resumed.training.step if self.resumed else 0
         self.model: ImageBert = self.accelerator.prepare(self._model())
 
@@ -240,12 +242,13 @@ class _Run:
         self.done = step
 
     def finish(self, rejects: Shard, settings: dict[str, Any], counts: Counter[str]) -> str:
-        """Write the manifest, which says that the run is finished."""
+        """Leave the last checkpoint at the top, and the manifest, which says that all is done."""
+        last = self.stages[-1].last
+        publish(self.output, step_folder(self.output, last))
         for name in PREPARED:
             (self.output / name).unlink(missing_ok=True)
         write_manifest(self.output, [rejects], job=JOB, settings=settings)
         rejected = f"; {rejects.rows} rejected" if rejects.rows else ""
-        last = self.stages[-1].last
         return (
             f"{self.recipe.name}: {last} steps on {counts['kept']} pairs{rejected}; "
             f"checkpoint {step_folder(self.output, last)}"
