@@ -34,6 +34,14 @@ SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html"""
 
 
+def count(text: str) -> int:
+    """An argument that is a whole number from 0."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
+
+
 def parser() -> Parser:
     """The whole command line."""
     top = Parser(
@@ -70,7 +78,9 @@ def add_run(run: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="safetensors or torch file in the published layout; without it the weights are RANDOM",
     )
-    net.add_argument("--seed", type=int, default=0, help="of random weights (default: %(default)s)")
+    net.add_argument(
+        "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
+    )
     net.add_argument(
         "--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: %(default)s)"
     )
@@ -88,26 +98,26 @@ def add_run(run: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--threshold", type=float, metavar="P", help="replaces the rule's threshold"
     )
-    choice.add_argument("--min-boxes", type=int, metavar="N", help="replaces the rule's minimum")
-    choice.add_argument("--max-boxes", type=int, metavar="N", help="replaces the rule's maximum")
+    choice.add_argument("--min-boxes", type=count, metavar="N", help="replaces the rule's minimum")
+    choice.add_argument("--max-boxes", type=count, metavar="N", help="replaces the rule's maximum")
     size = run.add_argument_group("pictures")
     size.add_argument(
         "--short-side",
-        type=int,
+        type=count,
         default=limits.short_side,
         metavar="PX",
         help="default: %(default)s",
     )
     size.add_argument(
         "--long-side",
-        type=int,
+        type=count,
         default=limits.long_side,
         metavar="PX",
         help="at most; default: %(default)s",
     )
     size.add_argument(
         "--max-pixels",
-        type=int,
+        type=count,
         default=limits.max_pixels,
         metavar="N",
         help="larger pictures are rejected (default: %(default)s)",
@@ -130,7 +140,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     out.add_argument(
         "--pictures-per-shard",
-        type=int,
+        type=count,
         default=storage.pictures_per_shard,
         metavar="N",
         help="what a kill costs at most (default: %(default)s)",
@@ -154,10 +164,10 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument("--classes", metavar="FILE", help="names of the classes, one a line")
     show.add_argument("--attributes", metavar="FILE", help="names of the attributes, one a line")
     show.add_argument(
-        "--boxes", type=int, default=12, metavar="N", help="per picture (default: %(default)s)"
+        "--boxes", type=count, default=12, metavar="N", help="per picture (default: %(default)s)"
     )
     show.add_argument(
-        "--pictures", type=int, default=50, metavar="N", help="at most (default: %(default)s)"
+        "--pictures", type=count, default=50, metavar="N", help="at most (default: %(default)s)"
     )
 
 
@@ -239,7 +249,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         classes=read_names(arguments.classes, "--classes"),
         attributes=read_names(arguments.attributes, "--attributes"),
     )
-    count = show(
+    drawn = show(
         arguments.regions,
         arguments.images,
         arguments.output,
@@ -247,7 +257,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         max_boxes=arguments.boxes,
         max_pictures=arguments.pictures,
     )
-    print(f"{arguments.output}: {count} pictures drawn")
+    print(f"{arguments.output}: {drawn} pictures drawn")
     return 0
 
 

@@ -63,6 +63,8 @@ class InputLimits:
                 f"sides {self.short_side} and {self.long_side}: "
                 "--short-side must be at least 3 and at most --long-side"
             )
+        if self.max_pixels < 1:
+            raise ValueError(f"--max-pixels {self.max_pixels}: at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,6 +134,17 @@ def test_mistakes_end_with_status_2_and_one_line(
     assert named in last
 
 
+@pytest.mark.parametrize("flag", ["--seed", "--max-boxes", "--short-side"])
+@pytest.mark.parametrize("value", ["-1", "many"])
+def test_counts_are_whole_numbers(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        extract_rois("run", "pictures", "--output", "o", flag, value)
+    assert stopped.value.code == 2
+    assert flag in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["run", "verify", "show"])
 def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

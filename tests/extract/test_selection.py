@@ -63,6 +63,7 @@ def test_presets_are_the_papers() -> None:
         (lambda: Selection(min_boxes=0, max_boxes=0), "--min-boxes"),
         (lambda: Selection(threshold=1.5), "--threshold"),
         (lambda: InputLimits(short_side=600, long_side=500), "--short-side"),
+        (lambda: InputLimits(max_pixels=0), "--max-pixels"),
         (lambda: Storage(pictures_per_shard=0), "--pictures-per-shard"),
     ],
 )
