@@ -54,10 +54,11 @@ def decode(body: bytes, charset: str | None) -> str:
             return body.decode(name, "replace").replace("\0", "")
     found = _META_CHARSET.search(body, 0, 4_096)
     declared = charset or (found[1].decode("ascii", "replace") if found else None)
-    encoding: str = map_encoding_to_html5(declared or "utf-8")  # an unknown name is UTF-8, too
+    encoding = map_encoding_to_html5(declared) if declared else None
+    encoding = encoding or "utf-8"
     if encoding == "utf-8" and not _is_utf8(body):
         # Asked only now: detection errs on short pages, and valid UTF-8 is nothing else.
-        encoding = detect_encoding(body)
+        encoding = detect_encoding(body) or "utf-8"
     return body.decode(encoding, "replace").replace("\0", "")
 
 

@@ -187,6 +187,8 @@ def find_archives(pattern: str) -> list[tuple[str, int]]:
     except (ValueError, OSError) as error:
         raise InputError(f"--warc {pattern}: {error}") from None
     found = sorted((m.path, m.size_in_bytes) for m in matches)
+    if folders := [path for path, _ in found if Path(path).is_dir()]:
+        raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
     if not found:
         raise InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
     return found

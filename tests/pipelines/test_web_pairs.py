@@ -194,6 +194,7 @@ def test_archives_without_a_record_are_rejects(tmp_path: Path) -> None:
     ("flags", "named"),
     [
         (["--warc", "nothing-*.gz", "--output", "out"], "--warc nothing-*.gz"),
+        (["--warc", ".", "--output", "out"], "is a folder"),
         (["--warc", "here.warc", "--output", "out", "--shards", "0"], "--shards 0"),
         (["--warc", "here.warc", "--output", "out", "--min-score", "2"], "--min-score 2"),
         (["--warc", "here.warc", "--output", "here.warc"], "--output here.warc"),
