@@ -1,7 +1,7 @@
 """The main job from web pages to a retrieval report, on a processor, with nothing downloaded.
 
-Each step is a command that a user could type; this script types them, takes the times, and puts what
-they leave into one page. ``make demo`` runs it.
+Each step is a command that a user could type; this script types them, takes the times, and puts
+what they leave into one page. ``make demo`` runs it.
 """
 
 import json
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from demo_report import write_report
 
 from vlmill.schemas.atomic import write_bytes, write_json
 from vlmill.schemas.commands import Parser, run_command
@@ -135,6 +137,8 @@ def run(argv: Sequence[str]) -> int:
     metrics["peak_rss_mib"] = round(peak / 1024, 1)  # of the largest process, kernel's KiB
     write_json(out / "metrics.json", metrics)
     write_bytes(out / "funnel.json", (out / "pairs" / "funnel.json").read_bytes())
+    write_report(out, metrics)
+    print(f"done in {metrics['seconds']['total']:.0f} s: open {out / 'report.html'}")
     return 0
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.schemas.reading import producer_of, read_table
+from vlmill.extract.show import Vocabulary, drawings
+from vlmill.schemas.reading import read_table
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.report import (
     Section,
@@ -15,6 +16,7 @@ from vlmill.schemas.report import (
     funnel_table,
     html_table,
     line_chart,
+    picture_uri,
     template,
     write_page,
 )
@@ -99,8 +101,8 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
         ),
         Section(
             title="Regions",
-            intro="What the random detector finds; regions show --help draws all.",
-            body=regions_table(out),
+            intro="The eight boxes of the highest class scores; `extract-rois show` draws all.",
+            body=region_cards(out),
         ),
         Section(
             title="Losses",
@@ -138,9 +140,7 @@ def recall_table(metrics: Mapping[str, Any]) -> Markup:
             recall = f"{direction}/r{k}"
             after = Markup("<b>{}</b>").format(percent(metrics[f"after/{recall}"]))
             chance = percent(metrics[f"after/{recall}_chance"])
-            rows.append(
-                [name, f"R@{k}", chance, percent(metrics[f"before/{recall}"]), after]
-            )
+            rows.append([name, f"R@{k}", chance, percent(metrics[f"before/{recall}"]), after])
     return html_table(["direction", "figure", "by chance", "before", "after"], rows)
 
 
@@ -183,6 +183,21 @@ def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
         for row in evenly(rows, 4)
     ]
     return Markup(_NEAR.render(queries=queries))
+
+
+def region_cards(out: Path) -> Markup:
+    """Boxes drawn on some pictures."""
+    reader = RegionReader(out / "regions")
+    drawn = list(drawings(reader, [str(out / "pairs")], Vocabulary(), max_boxes=8))
+    cards = [
+        {
+            "uri": picture_uri(data, "image/jpeg"),
+            "text": f"{len(row.boxes)} regions",
+            "about": f"{row.width} x {row.height} pixels",
+        }
+        for row, data in evenly(drawn, 4)
+    ]
+    return Markup(_CARDS.render(cards=cards))
 
 
 def loss_chart(log: Path) -> Markup:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from vlmill.schemas.tables import IMAGES
 from vlmill.train.metrics import KS
 from vlmill.train.tasks.retrieval import Candidates, Found
 
+T = TypeVar("T")
 DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
 
 _CARDS = template(
@@ -45,8 +46,8 @@ _PICTURE = template(
 )
 
 
-def evenly(found: Sequence[Found], count: int) -> list[Found]:
-    """``count`` queries evenly spread over all: not the best, and the same on every run."""
+def evenly(found: Sequence[T], count: int) -> list[T]:
+    """``count`` of all, evenly spread: not the best, and the same on every run."""
     places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
     return [found[place] for place in places]
 
