@@ -56,14 +56,14 @@ class PostNormBlock(nn.Module):
         return hidden
 
 
-def init_bert(module: nn.Module) -> None:
+def init_bert(module: nn.Module, std: float = INIT_STD) -> None:
     """Initialise ``module`` and all it holds as BERT does.
 
-    Weights of linear layers and tables from N(0, 0.02^2), biases 0, layer norms 1 and 0.
+    Weights of linear layers and tables from N(0, std^2), biases 0, layer norms 1 and 0.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=INIT_STD)
+            nn.init.normal_(part.weight, std=std)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.LayerNorm):

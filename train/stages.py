@@ -48,6 +48,7 @@ from vlmill.train.report import write_report
 from vlmill.train.sources import (
     Inputs,
     Sources,
+    feature_statistics,
     make_tokenizer,
     model_config,
     open_sources,
@@ -164,7 +165,10 @@ class _Run:
             model: ImageBert = started.model
             return model
         torch.manual_seed(self.recipe.seed)
-        return VARIANTS[self.recipe.variant].model(self.recipe.model)
+        fresh = VARIANTS[self.recipe.variant].model(self.recipe.model)
+        if self.recipe.standardise_features:
+            fresh.standardise_regions(*feature_statistics(self.sources))
+        return fresh
 
     def train(self) -> None:
         """All stages from where the last checkpoint left them."""

@@ -196,6 +196,25 @@ def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> N
         imagebert_base(**change)
 
 
+def test_standardised_regions_are_the_old_ones_of_standardised_features() -> None:
+    model, inputs = tiny_model(), random_batch()
+    mean, std = torch.rand(16), torch.rand(16) + 0.5
+    shifted = changed(inputs, region_features=inputs.region_features * std + mean)
+    expected, regressed = model(inputs), model.region_features(torch.ones(1, 24))
+    model.standardise_regions(mean, std)
+    output = model(shifted)
+    torch.testing.assert_close(output.first, expected.first, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(output.regions, expected.regions, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.region_features(torch.ones(1, 24)), regressed + mean)
+
+
+def test_new_weights_have_the_asked_deviation() -> None:
+    torch.manual_seed(0)
+    model = ImageBert(ImageBertConfig(**(TINY | {"init_std": 0.1})))
+    drawn = torch.cat([p.flatten() for p in model.parameters() if p.ndim > 1])
+    assert abs(drawn.std().item() - 0.1) < 0.002
+
+
 def test_presets_by_name() -> None:
     assert preset("imagebert-small", width=96) == imagebert_small(width=96)
     with pytest.raises(ValueError, match="no preset 'imagebert-huge'; there are imagebert-base"):

@@ -15,7 +15,7 @@ def sample(words: int, regions: int, matching: bool, masked: tuple[int, ...]) ->
         image_id="a",
         width=200,
         height=100,
-        boxes=np.tile(np.float32([20, 10, 60, 50]), (regions, 1)),
+        boxes=np.tile(np.array([20, 10, 60, 50], np.float32), (regions, 1)),
         features=np.repeat(np.arange(1, regions + 1, dtype=np.float16), 2).reshape(regions, 2),
         class_ids=np.arange(regions, dtype=np.int16),
     )
@@ -80,6 +80,6 @@ def test_a_row_without_features_says_what_to_do() -> None:
 
 
 def test_boxes_beyond_the_picture_are_cut_at_its_edge() -> None:
-    boxes = np.float32([[-10, -10, 300, 50]])
-    np.testing.assert_allclose(box_locations(boxes, 200, 100), [[0, 0, 1, 0.5, 0.5]])
+    boxes = np.array([[-10, -10, 300, 50]], np.float32)
+    np.testing.assert_allclose(box_locations(boxes, 200, 100), np.array([[0, 0, 1, 0.5, 0.5]]))
     assert box_locations(np.empty((0, 4), np.float32), 200, 100).shape == (0, 5)

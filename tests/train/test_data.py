@@ -100,7 +100,7 @@ def test_hard_negatives_become_rows(tables: Tables, tmp_path: Path) -> None:
 def test_facts_of_regions(tables: Tables) -> None:
     tables.write_regions(["p", "q"], empty=("q",))
     facts = region_facts(tables.regions)
-    assert (facts.empty, facts.num_classes, facts.num_pictures) == ({"q"}, 5, 2)
+    assert (facts.empty, facts.num_classes, facts.num_pictures) == (frozenset({"q"}), 5, 2)
     tables.write_regions(["p"], classes=None)
     assert region_facts(tables.regions).num_classes == 0
 

@@ -7,7 +7,7 @@ DRAWS = 100_000
 
 
 def within_3_sigma(count: int, draws: int, share: float) -> bool:
-    return abs(count - draws * share) <= 3 * np.sqrt(draws * share * (1 - share))
+    return bool(abs(count - draws * share) <= 3 * np.sqrt(draws * share * (1 - share)))
 
 
 def test_words_are_masked_15_and_80_10_10() -> None:

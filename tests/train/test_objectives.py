@@ -71,7 +71,7 @@ def test_masked_losses_vanish_where_nothing_is_to_be_guessed(model: ImageBert) -
     batch = make_batch((0, 0), [], [])
     losses = pretraining_losses(model, batch, Objectives())
     assert [losses[name].item() for name in ("mlm", "moc", "mrfr")] == [0, 0, 0]
-    weighted_sum(losses, Objectives()).backward()
+    weighted_sum(losses, Objectives()).backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
         if name.startswith(("class_head", "feature_head", "mlm_head.dense")):
@@ -90,7 +90,7 @@ def test_region_losses_reach_only_masked_regions(model: ImageBert, name: str) ->
         kept.append(output)
 
     model.layers[-1].register_forward_hook(keep)
-    pretraining_losses(model, batch, Objectives())[name].backward()
+    pretraining_losses(model, batch, Objectives())[name].backward()  # type: ignore[no-untyped-call]
     gradient = kept[0].grad
     assert gradient is not None
     reached = gradient.abs().sum(-1).nonzero().tolist()

@@ -5,15 +5,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.manifest import verify_folder
 from vlmill.schemas.reading import read_table
+from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
-from vlmill.train import loop, stages
+from vlmill.train import loop, objectives, stages
 from vlmill.train.checkpoint import load_checkpoint, saved_steps
+from vlmill.train.collate import regions_of
 from vlmill.train.log import read_log
 from vlmill.train.loop import NonFiniteLoss
 from vlmill.train.recipes import Recipe, Stage, change_recipe
@@ -154,6 +157,28 @@ def test_no_steps_write_the_untrained_model(tables: Tables, recipe: Recipe, tmp_
         torch.testing.assert_close(value, start[name])
 
 
+def test_features_are_standardised_by_their_statistics(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    reader = RegionReader(tables.regions)
+    features = np.concatenate([regions_of(row, 100).features for row in reader])
+    standard = (features - features.mean(0)) / features.std(0)
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "plain")
+    change = ["steps=0", "standardise_features=true"]
+    pretrain(change_recipe(recipe, change), inputs, tmp_path / "standard")
+    plain, standardised = (
+        load_checkpoint(tmp_path / name).model.region_embedding.feature
+        for name in ("plain", "standard")
+    )
+    torch.testing.assert_close(
+        standardised(torch.from_numpy(features)),
+        plain(torch.from_numpy(standard)),
+        atol=1e-4,
+        rtol=1e-3,
+    )
+
+
 def test_a_finished_run_is_left_alone_and_fresh_starts_over(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -281,7 +306,7 @@ def test_a_loss_that_is_not_finite_names_step_and_pairs(
     tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = tables.write()
-    losses = loop.pretraining_losses
+    losses = objectives.pretraining_losses
 
     def broken(*args: Any) -> dict[str, torch.Tensor]:
         found = losses(*args)

@@ -107,6 +107,8 @@ class Stage:
 class Recipe:
     """A pretraining run. ``model``'s vocabulary and region sizes give way to those of the data.
 
+    ``standardise_features`` starts new weights as if the regions' features had mean 0 and variance
+    1 (`ImageBert.standardise_regions`).
     ``vocabulary_size`` is used where no ``--vocab`` is given. A checkpoint is written every
     ``save_every`` steps and after each stage; the last ``keep_checkpoints`` stay. ``workers`` are
     processes that load batches; any number gives the same batches.
@@ -117,6 +119,7 @@ class Recipe:
     model: ImageBertConfig
     stages: tuple[Stage, ...]
     vocabulary_size: int = 30_522
+    standardise_features: bool = False
     seed: int = 0
     save_every: int = 1000
     keep_checkpoints: int = 2
