@@ -37,9 +37,21 @@ STAGE = "regions"
 ROWS_PER_GROUP = 16
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """The pictures of one of ``total`` shards."""
+
+    index: int
+    total: int
+    pictures: Sequence[Picture]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that one run needs to make any of its shards."""
+    """Everything that one run needs to make any of its shards.
+
+    Another process than the one that planned makes a part with an empty ``plan``.
+    """
 
     plan: Sequence[Picture]
     output: Path
@@ -50,10 +62,20 @@ class Job:
     def num_shards(self) -> int:
         return -(-len(self.plan) // self.config.storage.pictures_per_shard)
 
-    def part(self, index: int) -> Sequence[Picture]:
+    def part(self, index: int) -> Part:
         """The pictures of a shard."""
         size = self.config.storage.pictures_per_shard
-        return self.plan[index * size : (index + 1) * size]
+        pictures = self.plan[index * size : (index + 1) * size]
+        return Part(index=index, total=self.num_shards, pictures=pictures)
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the output, the plan included: a killed run continues only on it."""
+        return {
+            "software": SOFTWARE,
+            "pictures": len(self.plan),
+            "plan": plan_digest(self.plan),
+            **self.producer(),
+        }
 
     def producer(self) -> dict[str, Any]:
         """What the shards' metadata says of their making."""
@@ -82,17 +104,12 @@ def run(job: Job, *, fresh: bool = False) -> tuple[int, int]:
     Memory is bounded by one picture, 16 rows and the ids seen so far, not by the pictures' bytes.
     Raises InputError if the output holds a run with other settings.
     """
-    settings = {
-        "software": SOFTWARE,
-        "pictures": len(job.plan),
-        "plan": plan_digest(job.plan),
-        **job.producer(),
-    }
+    settings = job.settings()
     if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
     finished = {i: found for i in range(job.num_shards) if (found := finished_shards(job, i))}
-    done = sum(len(job.part(index)) for index in finished)
+    done = sum(len(job.part(index).pictures) for index in finished)
     seen: set[str] = set()
     shards: list[Shard] = []
     with Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress:
@@ -101,7 +118,8 @@ def run(job: Job, *, fresh: bool = False) -> tuple[int, int]:
                 seen.update(image_ids(job.output / finished[index][0].name))
                 shards += finished[index]
             else:
-                shards += make_shards(job, index, seen, progress)
+                shards += make_shards(job, job.part(index), seen, progress)
+            seen.update(planned_ids(job.part(index)))
     write_manifest(job.output, shards, job=JOB, settings=settings)
     return count_rows(shards)
 
@@ -116,22 +134,25 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
         return []  # missing or damaged: the part is made again
 
 
-def make_shards(job: Job, index: int, seen: set[str], progress: Progress) -> list[Shard]:
-    """Extracts one part: regions, then rejects. Without both files it counts as not done."""
+def make_shards(job: Job, part: Part, seen: set[str], progress: Progress) -> list[Shard]:
+    """Extracts one part: regions, then rejects. Without both files it counts as not done.
+
+    ``seen``: the ids that have rows already; grows.
+    """
     rejects: list[dict[str, object]] = []
     reader = PictureReader(job.config.limits.max_bytes)
     writer = ShardWriter(
         job.output,
         REGIONS,
-        index,
-        job.num_shards,
+        part.index,
+        part.total,
         producer=job.producer(),
         arrays=job.arrays(),
         compression=job.config.storage.compression,
     )
     with writer:
         rows: list[RegionRow] = []
-        for picture in job.part(index):
+        for picture in part.pictures:
             try:
                 rows.append(extract_one(picture, reader, job, seen))
                 progress.advance()
@@ -145,18 +166,31 @@ def make_shards(job: Job, index: int, seen: set[str], progress: Progress) -> lis
     assert writer.shard is not None
     return [
         writer.shard,
-        write_shard(job.output, REJECTS, rejects, index, job.num_shards, producer=job.producer()),
+        write_shard(job.output, REJECTS, rejects, part.index, part.total, producer=job.producer()),
     ]
 
 
 def extract_one(picture: Picture, reader: PictureReader, job: Job, seen: set[str]) -> RegionRow:
-    """One picture's row. Raises Rejected, also for an id that has a row already."""
+    """One picture's row. Raises Rejected, also for an id that has a row already.
+
+    An id that the plan gives counts from its first appearance, whatever came of it: so any part
+    can be made without the others.
+    """
+    if picture.image_id is not None:
+        if picture.image_id in seen:
+            raise Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
+        seen.add(picture.image_id)
     image_id, data = reader.read(picture)
-    if image_id in seen:
+    if picture.image_id is None and image_id in seen:
         raise Rejected(Reason.DUPLICATE, f"{image_id} has a row already")
     row = extract_regions(image_id, data, job.detector, job.config)
     seen.add(image_id)
     return row
+
+
+def planned_ids(part: Part) -> set[str]:
+    """The ids that are known before anything is read: those of tables' rows."""
+    return {p.image_id for p in part.pictures if p.image_id is not None}
 
 
 def image_ids(path: Path) -> list[str]:
