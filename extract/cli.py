@@ -59,7 +59,6 @@ def parser() -> Parser:
 
 def add_run(run: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois run``."""
-    limits, storage = InputLimits(), Storage()
     run.description = "Detects regions in pictures and writes their features."
     run.add_argument(
         "inputs",
@@ -71,6 +70,12 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    add_engine(run)
+
+
+def add_engine(run: argparse.ArgumentParser) -> None:
+    """What decides the rows, for every command that extracts."""
+    limits, storage = InputLimits(), Storage()
     net = run.add_argument_group("detector")
     net.add_argument("--arch", choices=ARCHITECTURES, default="r101", help="default: %(default)s")
     net.add_argument(
@@ -199,6 +204,17 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
     return ExtractConfig(selection=selection, limits=limits, storage=storage)
 
 
+def warn_of_random_weights(arguments: argparse.Namespace) -> None:
+    """Says loudly what a run without ``--weights`` is worth."""
+    if arguments.weights is None:
+        print(
+            f"WARNING: no --weights, so the detector ({arguments.arch}) has RANDOM weights from "
+            f"--seed {arguments.seed}.\n"
+            "WARNING: its regions, classes and attributes mean nothing; the output says so.",
+            file=sys.stderr,
+        )
+
+
 def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
     # torch takes seconds to load: not before the arguments are known to be good.
@@ -208,13 +224,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 
     config = config_of(arguments)
     plan = plan_pictures(arguments.inputs)
-    if arguments.weights is None:
-        print(
-            f"WARNING: no --weights, so the detector ({arguments.arch}) has RANDOM weights from "
-            f"--seed {arguments.seed}.\n"
-            "WARNING: its regions, classes and attributes mean nothing; the output says so.",
-            file=sys.stderr,
-        )
+    warn_of_random_weights(arguments)
     detector = open_detector(
         ARCHITECTURES[arguments.arch],
         arguments.weights,
