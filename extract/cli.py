@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlmill.extract.config import (
     CLASS_PROBS,
@@ -18,6 +19,9 @@ from vlmill.extract.config import (
 )
 from vlmill.models.detector_config import ARCHITECTURES
 from vlmill.schemas.commands import InputError, Parser, run_command
+
+if TYPE_CHECKING:
+    from vlmill.extract.weights import Detector
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -215,22 +219,28 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
         )
 
 
-def command_run(arguments: argparse.Namespace) -> int:
-    """``extract-rois run``."""
-    # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.inputs import plan_pictures
-    from vlmill.extract.run import Job, run
+def detector_of(arguments: argparse.Namespace) -> "Detector":
+    """The detector that the flags say. Raises InputError."""
     from vlmill.extract.weights import open_detector
 
-    config = config_of(arguments)
-    plan = plan_pictures(arguments.inputs)
-    warn_of_random_weights(arguments)
-    detector = open_detector(
+    return open_detector(
         ARCHITECTURES[arguments.arch],
         arguments.weights,
         seed=arguments.seed,
         device=arguments.device,
     )
+
+
+def command_run(arguments: argparse.Namespace) -> int:
+    """``extract-rois run``."""
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.extract.inputs import plan_pictures
+    from vlmill.extract.run import Job, run
+
+    config = config_of(arguments)
+    plan = plan_pictures(arguments.inputs)
+    warn_of_random_weights(arguments)
+    detector = detector_of(arguments)
     job = Job(plan=plan, output=arguments.output, detector=detector, config=config)
     regions, rejects = run(job, fresh=arguments.fresh)
     note = f" ({detector.weights})" if arguments.weights is None else ""
