@@ -134,9 +134,10 @@ def add_engine(run: argparse.ArgumentParser) -> None:
     out = run.add_argument_group("storage")
     out.add_argument(
         "--class-probs",
-        choices=CLASS_PROBS,
         default=storage.class_probs,
-        help="none; argmax: id and score; full: all probabilities too (default: %(default)s)",
+        metavar="|".join(CLASS_PROBS),
+        help="argmax: id and score; topk:K: the K highest probabilities too, with their numbers; "
+        "full: all of them too (default: %(default)s)",
     )
     out.add_argument(
         "--dtype", choices=DTYPES, default=storage.dtype, help="of features (default: %(default)s)"

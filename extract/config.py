@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-CLASS_PROBS = ("none", "argmax", "full")
-DTYPES = ("float16", "float32")
+CLASS_PROBS = ("none", "argmax", "topk:K", "full")
+DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
 
 
@@ -71,9 +71,9 @@ class InputLimits:
 class Storage:
     """What of a region is written, and how."""
 
-    class_probs: str = (
-        "argmax"  # none: no classes at all; argmax: id and score; full: also all probabilities
-    )
+    # none: no classes at all; argmax: id and score; topk:K: also the K highest probabilities;
+    # full: also all probabilities.
+    class_probs: str = "argmax"
     dtype: str = "float16"
     compression: str = "none"
     pictures_per_shard: int = 1000
@@ -81,6 +81,20 @@ class Storage:
     def __post_init__(self) -> None:
         if self.pictures_per_shard < 1:
             raise ValueError(f"--pictures-per-shard {self.pictures_per_shard}: at least 1")
+        kind, _, number = self.class_probs.partition(":")
+        if kind == "topk" and number.isdecimal() and 1 <= int(number) < 65_536:
+            return
+        if self.class_probs not in ("none", "argmax", "full"):
+            raise ValueError(
+                f"--class-probs {self.class_probs}: give one of {', '.join(CLASS_PROBS)}, "
+                "K from 1: topk:10"
+            )
+
+    @property
+    def top_k(self) -> int | None:
+        """How many probabilities of each region are kept; None unless it is ``topk:K``."""
+        kind, _, number = self.class_probs.partition(":")
+        return int(number) if kind == "topk" else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from vlmill.extract.config import ExtractConfig
+from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.preprocess import NetworkInput, Rejected, decode, network_input
 from vlmill.extract.selection import choose_regions
 from vlmill.extract.weights import Detector
 from vlmill.models.faster_rcnn import Detections
 from vlmill.models.nms import class_confidence
-from vlmill.schemas.regions import FEATURE_DTYPES, RegionRow
+from vlmill.schemas.regions import RegionRow, from_stored, to_stored
 from vlmill.schemas.rejects import Reason
 
 # RoIs that pass through res5 together. Measured on two cores: no cost against all 300 at once, and
@@ -58,7 +60,7 @@ def region_row(
     class_scores, class_ids = foreground[chosen].max(dim=1)
     attribute_scores, attribute_ids = found.attribute_probs[chosen, 1:].max(dim=1)
     classes = storage.class_probs != "none"
-    full = storage.class_probs == "full"
+    probs, numbers = kept_probs(found.class_probs[chosen], storage)
     return RegionRow(
         image_id=image_id,
         width=picture.width,
@@ -67,16 +69,31 @@ def region_row(
         features=features,
         class_ids=class_ids.short().cpu().numpy() if classes else None,
         class_scores=class_scores.cpu().numpy() if classes else None,
-        class_probs=stored(found.class_probs[chosen], storage.dtype) if full else None,
+        class_probs=None if probs is None else stored(probs, storage.dtype),
+        class_prob_ids=numbers,
         attribute_ids=attribute_ids.short().cpu().numpy(),
         attribute_scores=attribute_scores.cpu().numpy(),
     )
 
 
-def stored(values: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
-    """Values in the stored type. Raises Rejected where the type cannot hold them."""
-    with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
-        array = values.cpu().numpy().astype(FEATURE_DTYPES[dtype])
-    if not np.isfinite(array).all():
-        raise Rejected(Reason.NOT_FINITE, f"a feature or probability does not fit {dtype}")
-    return array
+def kept_probs(
+    probs: Float[Tensor, "N K1"], storage: Storage
+) -> tuple[Tensor | None, npt.NDArray[Any] | None]:
+    """What is stored of the class distributions, background first: all, or the highest and their
+    columns; equal ones in the columns' order.
+    """
+    if storage.class_probs == "full":
+        return probs, None
+    if storage.top_k is None:
+        return None, None
+    values, numbers = probs.sort(dim=1, descending=True, stable=True)
+    count = storage.top_k
+    return values[:, :count], numbers[:, :count].cpu().numpy().astype(np.uint16)
+
+
+def stored(values: Tensor, dtype: str) -> npt.NDArray[Any]:
+    """Values as a reader will see them. Raises Rejected where the type cannot hold them."""
+    try:
+        return from_stored(to_stored(values.cpu().numpy(), dtype), dtype)
+    except ValueError as error:
+        raise Rejected(Reason.NOT_FINITE, f"a feature or probability: {error}") from None

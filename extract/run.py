@@ -91,10 +91,12 @@ class Job:
     def arrays(self) -> dict[str, Any]:
         """Types and widths of the shards' binary columns."""
         spec, storage = self.detector.model.config, self.config.storage
+        kept = storage.class_probs == "full" or storage.top_k is not None
         return region_arrays(
             dtype=storage.dtype,
             feature_dim=spec.feature_size,
-            class_probs_dim=spec.num_classes + 1 if storage.class_probs == "full" else None,
+            class_probs_dim=spec.num_classes + 1 if kept else None,
+            top_k=storage.top_k and min(storage.top_k, spec.num_classes + 1),
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.manifest import verify_folder
-from vlmill.schemas.regions import RegionReader, RegionRow
+from vlmill.schemas.regions import PER_BOX, RegionReader, RegionRow
 
 # Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
 # fault.
@@ -34,7 +34,7 @@ def row_problems(row: RegionRow) -> list[str]:
     """What is wrong with one picture's regions."""
     problems = []
     count = len(row.boxes)
-    for name in ("features", "class_ids", "class_scores", "attribute_ids", "attribute_scores"):
+    for name in PER_BOX:
         array = getattr(row, name)
         if array is not None and len(array) != count:
             problems.append(f"{len(array)} {name} for {count} boxes")

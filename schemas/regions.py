@@ -1,8 +1,8 @@
 """Rows of the regions table: encoding, and random access by image_id.
 
-R boxes of a picture, D feature width, K classes. ``features`` is row-major little-endian [R, D] in
-a ``large_binary`` value: measured on 512 pictures of 100 x 2048 float16, one thread, that reads at
-the raw size's 4.4 GB/s where nested Arrow lists give 0.25.
+R boxes of a picture, D feature width, K class probabilities. ``features`` is row-major
+little-endian [R, D] in a ``large_binary`` value: measured on 512 pictures of 100 x 2048 float16,
+one thread, that reads at the raw size's 4.4 GB/s where nested Arrow lists give 0.25.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,23 @@ from vlmill.schemas.reading import arrays_of, find_shards, producer_of
 from vlmill.schemas.tables import REGIONS
 
 Array = npt.NDArray[Any]
-FEATURE_DTYPES: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
+PER_BOX = (
+    "features",
+    "class_ids",
+    "class_scores",
+    "class_probs",
+    "class_prob_ids",
+    "attribute_ids",
+    "attribute_scores",
+)
+# numpy's type of the stored bytes. numpy has no bfloat16: its 16 bits are kept as they are, and
+# readers get float32, which holds every bfloat16 exactly.
+FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "float32": np.dtype("<f4"),
+}
+CLASS_NUMBERS = np.dtype("<u2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +47,9 @@ class RegionRow:
     ``boxes`` float32 [R, 4] in pixels of the original picture; ``features`` [R, D] in the stored
     dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
     [R]; ``class_probs`` [R, K] in the stored dtype with background where the producer has it;
-    ``global_feature`` [D]. What the producer lacks is None.
+    ``class_prob_ids`` uint16 [R, K] where only the K highest are kept, falling: the columns of the
+    whole distribution that they come from; ``global_feature`` [D]. What the producer lacks is None.
+    Read back, bfloat16 is float32.
     """
 
     image_id: str
@@ -42,21 +60,59 @@ class RegionRow:
     class_ids: Array | None = None
     class_scores: Array | None = None
     class_probs: Array | None = None
+    class_prob_ids: Array | None = None
     attribute_ids: Array | None = None
     attribute_scores: Array | None = None
     global_feature: Array | None = None
 
 
 def region_arrays(
-    *, dtype: str, feature_dim: int, class_probs_dim: int | None = None
+    *,
+    dtype: str,
+    feature_dim: int,
+    class_probs_dim: int | None = None,
+    top_k: int | None = None,
 ) -> dict[str, Any]:
-    """The ``arrays`` metadata of a regions shard (:class:`~vlmill.schemas.shards.ShardWriter`)."""
+    """The ``arrays`` metadata of a regions shard (:class:`~vlmill.schemas.shards.ShardWriter`).
+
+    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept.
+    """
     if dtype not in FEATURE_DTYPES:
         raise ValueError(f"dtype {dtype}: must be one of {', '.join(FEATURE_DTYPES)}")
     arrays: dict[str, Any] = {"features": {"dtype": dtype, "dim": feature_dim}}
     if class_probs_dim is not None:
         arrays["class_probs"] = {"dtype": dtype, "dim": class_probs_dim}
+        if top_k is not None:
+            arrays["class_probs"] = {"dtype": dtype, "dim": top_k, "of": class_probs_dim}
+            arrays["class_prob_ids"] = {"dtype": "uint16", "dim": top_k}
     return arrays
+
+
+def to_stored(values: Array, dtype: str) -> Array:
+    """Values rounded to ``dtype`` (half to even), as the array whose bytes are stored.
+
+    Raises ValueError for values that it cannot hold.
+    """
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
+            array = np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
+        finite = bool(np.isfinite(array).all())
+    else:
+        bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
+        rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
+        array = (rounded >> 16).astype("<u2")
+        # Not finite before, or rounded up to infinity: all exponent bits set.
+        finite = not ((bits & 0x7F800000 == 0x7F800000) | (array & 0x7F80 == 0x7F80)).any()
+    if not finite:
+        raise ValueError(f"values that {dtype} cannot hold")
+    return array
+
+
+def from_stored(array: Array, dtype: str) -> Array:
+    """What :func:`to_stored` stored: the same array, or float32 where it was bfloat16."""
+    if dtype != "bfloat16":
+        return array
+    return (array.astype("<u4") << 16).view("<f4")
 
 
 def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
@@ -65,34 +121,38 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
     Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
     not finite (after conversion: 70,000 overflows float16).
     """
-    kind = FEATURE_DTYPES[dtype]
-    return pa.Table.from_pylist([_encode(row, kind) for row in rows], schema=REGIONS.schema)
+    return pa.Table.from_pylist([_encode(row, dtype) for row in rows], schema=REGIONS.schema)
 
 
-def _encode(row: RegionRow, kind: np.dtype[Any]) -> dict[str, Any]:
+def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
     count = len(row.boxes)
     if row.boxes.shape != (count, 4):
         raise ValueError(f"{row.image_id}: boxes are {row.boxes.shape}, must be ({count}, 4)")
-    for name in ("features", "class_ids", "class_scores", "class_probs", "attribute_ids"):
+    for name in PER_BOX:
         array = getattr(row, name)
         if array is not None and len(array) != count:
             raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
     if not np.isfinite(row.boxes).all():
         raise ValueError(f"{row.image_id}: a box is not finite")
+    numbers = row.class_prob_ids
+    if numbers is not None and (row.class_probs is None or row.class_probs.shape != numbers.shape):
+        raise ValueError(f"{row.image_id}: class_prob_ids without class_probs of the same shape")
     return {
         "image_id": row.image_id,
         "width": row.width,
         "height": row.height,
         "num_boxes": count,
         "boxes": row.boxes.astype(np.float32).tolist(),
-        "features": _to_bytes(row, "features", kind),
+        "features": _to_bytes(row, "features", dtype),
         "class_ids": _to_list(row.class_ids),
         "class_scores": _to_list(row.class_scores),
-        "class_probs": _to_bytes(row, "class_probs", kind),
-        "class_prob_ids": None,
+        "class_probs": _to_bytes(row, "class_probs", dtype),
+        "class_prob_ids": None
+        if numbers is None
+        else np.ascontiguousarray(numbers, dtype=CLASS_NUMBERS).tobytes(),
         "attribute_ids": _to_list(row.attribute_ids),
         "attribute_scores": _to_list(row.attribute_scores),
-        "global_feature": _to_bytes(row, "global_feature", kind),
+        "global_feature": _to_bytes(row, "global_feature", dtype),
     }
 
 
@@ -100,17 +160,14 @@ def _to_list(array: Array | None) -> list[Any] | None:
     return None if array is None else array.tolist()
 
 
-def _to_bytes(row: RegionRow, name: str, kind: np.dtype[Any]) -> bytes | None:
+def _to_bytes(row: RegionRow, name: str, dtype: str) -> bytes | None:
     array: Array | None = getattr(row, name)
     if array is None:
         return None
-    with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
-        stored = np.ascontiguousarray(array, dtype=kind)
-    if not np.isfinite(stored).all():
-        raise ValueError(
-            f"{row.image_id}: {name} has values that {kind.name} cannot hold; store them as float32"
-        )
-    return stored.tobytes()
+    try:
+        return to_stored(array, dtype).tobytes()
+    except ValueError as error:
+        raise ValueError(f"{row.image_id}: {name} has {error}; store them as float32") from None
 
 
 @dataclass(frozen=True)
@@ -206,6 +263,7 @@ class RegionReader:
             class_ids=_numbers(values["class_ids"], np.int16),
             class_scores=_numbers(values["class_scores"], np.float32),
             class_probs=self._binary(values, "class_probs", count, where),
+            class_prob_ids=self._binary(values, "class_prob_ids", count, where),
             attribute_ids=_numbers(values["attribute_ids"], np.int16),
             attribute_scores=_numbers(values["attribute_scores"], np.float32),
             global_feature=self._global(values, where),
@@ -215,7 +273,8 @@ class RegionReader:
         if not values[name].is_valid:
             return None
         try:
-            kind = FEATURE_DTYPES[self.arrays[name]["dtype"]]
+            dtype = self.arrays[name]["dtype"]
+            kind = CLASS_NUMBERS if name == "class_prob_ids" else FEATURE_DTYPES[dtype]
             width = int(self.arrays[name]["dim"])
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
@@ -223,10 +282,9 @@ class RegionReader:
         if len(buffer) != count * width * kind.itemsize:
             raise InputError(
                 f"{where}: {name} has {len(buffer)} bytes, "
-                f"{count} boxes x {width} {kind.name} are {count * width * kind.itemsize}"
+                f"{count} boxes x {width} {dtype} are {count * width * kind.itemsize}"
             )
-        array: Array = np.frombuffer(buffer, dtype=kind).reshape(count, width)
-        return array
+        return from_stored(np.frombuffer(buffer, dtype=kind).reshape(count, width), dtype)
 
     def _global(self, values: dict[str, Any], where: str) -> Array | None:
         if not values["global_feature"].is_valid:

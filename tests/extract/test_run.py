@@ -88,6 +88,31 @@ def test_what_is_stored_follows_the_settings(job: MakeJob) -> None:
     np.testing.assert_allclose(bare.features, full.features, rtol=1e-3, atol=1e-6)
 
 
+def test_the_highest_probabilities_are_those_of_the_full_distribution(job: MakeJob) -> None:
+    run(job("full", class_probs="full"))
+    run(job("top", class_probs="topk:4", dtype="bfloat16"))
+    tops = RegionReader(job("top").output)
+    assert tops.arrays["class_probs"] == {"dtype": "bfloat16", "dim": 4, "of": 51}
+    for full, top in zip(RegionReader(job("full").output), tops, strict=True):
+        assert full.class_probs is not None and top.class_prob_ids is not None
+        kept = np.take_along_axis(full.class_probs, top.class_prob_ids.astype(int), axis=1)
+        np.testing.assert_allclose(top.class_probs, kept, rtol=2**-7)
+        np.testing.assert_array_equal(kept[:, 0], full.class_probs.max(axis=1))
+    assert verify(job("top").output) == []
+
+
+def test_more_probabilities_than_classes_are_all_of_them(job: MakeJob) -> None:
+    run(job("top", class_probs="topk:60000"))
+    row = next(iter(RegionReader(job("top").output)))
+    assert row.class_probs is not None and row.class_probs.shape == (8, 51)
+
+
+@pytest.mark.parametrize("choice", ["", "topk", "topk:0", "topk:-1", "topk:x", "full:3", "best"])
+def test_an_unknown_choice_of_probabilities_is_refused(choice: str) -> None:
+    with pytest.raises(ValueError, match="--class-probs"):
+        Storage(class_probs=choice)
+
+
 @pytest.mark.parametrize("pictures_done", [0, 4, 9])
 def test_an_interrupted_run_continues_to_the_same_bytes(
     job: MakeJob, first_run: Path, monkeypatch: pytest.MonkeyPatch, pictures_done: int

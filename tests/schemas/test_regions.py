@@ -5,11 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.commands import InputError
-from vlmill.schemas.regions import RegionReader, RegionRow, encode_regions, region_arrays
+from vlmill.schemas.regions import (
+    RegionReader,
+    RegionRow,
+    encode_regions,
+    from_stored,
+    region_arrays,
+    to_stored,
+)
 from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import REGIONS
 
@@ -120,3 +128,54 @@ def test_bytes_that_do_not_fit_the_boxes_are_reported(tmp_path: Path) -> None:
 def test_bad_rows_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encode_regions([row("a", 2, **changes)], dtype="float16")
+
+
+def test_the_highest_probabilities_and_their_columns(tmp_path: Path) -> None:
+    arrays = region_arrays(dtype="float16", feature_dim=6, class_probs_dim=1601, top_k=3)
+    assert arrays["class_probs"] == {"dtype": "float16", "dim": 3, "of": 1601}
+    numbers = np.array([[1600, 3, 0], [7, 8, 9]], np.uint16)
+    some, none = row("a", 2, class_prob_ids=numbers), row("b", 0, class_prob_ids=numbers[:0])
+    with ShardWriter(tmp_path, REGIONS, 0, 1, arrays=arrays) as writer:
+        writer.write(encode_regions([some, none], dtype="float16"))
+    reader = RegionReader(tmp_path)
+    assert_equal(reader["a"], some)
+    assert_equal(reader["b"], none)
+
+
+def test_columns_without_their_probabilities_are_refused() -> None:
+    with pytest.raises(ValueError, match="class_prob_ids without class_probs"):
+        encode_regions([row("a", 2, class_prob_ids=np.zeros((2, 5)))], dtype="float16")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_bfloat16_rounds_to_nearest(value: float) -> None:
+    exact = np.array([value], np.float32)
+    expected = torch.from_numpy(exact).bfloat16()
+    if not expected.isfinite():
+        with pytest.raises(ValueError, match="bfloat16 cannot hold"):
+            to_stored(exact, "bfloat16")
+        return
+    once = from_stored(to_stored(exact, "bfloat16"), "bfloat16")
+    assert once.dtype == np.float32
+    assert once.tolist() == expected.float().tolist()
+    assert from_stored(to_stored(once, "bfloat16"), "bfloat16").tolist() == once.tolist()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_what_is_not_finite_is_never_stored(value: float, dtype: str) -> None:
+    with pytest.raises(ValueError, match=dtype):
+        to_stored(np.array([value], np.float32), dtype)
+
+
+def test_bfloat16_features_are_read_as_float32(tmp_path: Path) -> None:
+    features = np.array([[1.0, -2.5, 0.0, 3.140625, 1e30, 1e-30]], np.float32)
+    arrays = region_arrays(dtype="bfloat16", feature_dim=6)
+    given_row = row("a", 1, features=features, class_probs=None, global_feature=features[0])
+    with ShardWriter(tmp_path, REGIONS, 0, 1, arrays=arrays) as writer:
+        writer.write(encode_regions([given_row], dtype="bfloat16"))
+    found = RegionReader(tmp_path)["a"]
+    assert found.features is not None and found.global_feature is not None
+    np.testing.assert_allclose(found.features, features, rtol=2**-8)
+    assert np.array_equal(found.global_feature, found.features[0])
