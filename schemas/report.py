@@ -6,6 +6,7 @@ fixed ids and no date, so that the same data give the same bytes.
 
 import base64
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +42,11 @@ def template(source: str) -> jinja2.Template:
 _PAGE = template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
 _TABLE = template(
     "<table><thead><tr>{% for h in header %}<th>{{ h }}</th>{% endfor %}</tr></thead><tbody>"
-    "{% for row in rows %}<tr>{% for cell in row %}"
-    "<td{% if cell is number %} class='number'{% endif %}>{{ cell }}</td>"
+    "{% for row in rows %}<tr>{% for cell in row %}<td class='{{ kind(cell) }}'>{{ cell }}</td>"
     "{% endfor %}</tr>{% endfor %}</tbody></table>"
 )
+_FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
+_SHORT = 24  # characters that are not worth a line break
 _FUNNEL = template(
     "<table class='funnel'><thead><tr><th>stage</th><th>in</th><th>out</th><th></th>"
     "<th>dropped, by reason</th></tr></thead><tbody>{% for s in funnel %}<tr>"
@@ -71,7 +73,15 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section], **abou
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
     """A table; numbers are aligned right, cells that are Markup stay as they are."""
-    return Markup(_TABLE.render(header=header, rows=rows))
+    return Markup(_TABLE.render(header=header, rows=rows, kind=_kind))
+
+
+def _kind(cell: Any) -> str:
+    """A cell's class: a number, a word that is not broken, or neither."""
+    text = cell.striptags() if isinstance(cell, Markup) else str(cell)
+    if _FIGURE.fullmatch(text):
+        return "number"
+    return "short" if len(text) <= _SHORT else ""
 
 
 def settings_table(settings: Mapping[str, Any]) -> Markup:

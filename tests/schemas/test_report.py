@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+from markupsafe import Markup
 from PIL import Image
 
 from vlmill.schemas import report
@@ -63,3 +64,9 @@ def test_progress_lines_say_rate_rest_and_rejects(capsys: pytest.CaptureFixture[
     assert line == "regions: 6/10 pictures, 2/s, 2 s left, 1 rejected, loss 0.5"
     assert "6/10 pictures" in capsys.readouterr().err
     assert "left" not in Progress(total=None, unit="page", label="p").line(seconds=1.0)
+
+
+def test_tables_align_numbers_and_keep_words_whole() -> None:
+    long = "http://photos.example/a/long/address.jpg"
+    table = report.html_table(["h"], [[3], ["± 1.7 %"], [Markup("<b>94.9</b>")], ["icon"], [long]])
+    assert re.findall(r"<td class='(\w*)'>", table) == ["number"] * 3 + ["short", ""]
