@@ -105,7 +105,7 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
         ),
         Section(
             title="Regions",
-            intro="36 boxes a picture were written; drawn are the eight of the highest class scores.",
+            intro="Up to 36 boxes a picture; drawn are the eight of the highest class scores.",
             body=region_cards(out),
         ),
         Section(
