@@ -16,12 +16,14 @@ from vlmill.schemas.report import (
     funnel_table,
     html_table,
     line_chart,
+    picture_cards,
     picture_uri,
     template,
+    thumbnails,
     write_page,
 )
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
-from vlmill.train.tasks.retrieval_report import evenly, percent, thumbnails
+from vlmill.train.tasks.retrieval_report import evenly, percent
 
 NOTICE = (
     "This page shows the path, not quality. The detector's weights are random numbers, and "
@@ -31,11 +33,6 @@ NOTICE = (
 DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
 EXAMPLES = 8
 
-_CARDS = template(
-    "<div class='cards'>{% for card in cards %}<div class='card'>"
-    "{% if card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
-    "<small>{{ card.about }}</small></div>{% endfor %}</div>"
-)
 _DRAWN = template(
     "<div class='wide'>{% for f in figures %}<figure><img src='{{ f.uri }}' alt=''>"
     "<figcaption class='soft'>{{ f.text }}</figcaption></figure>{% endfor %}</div>"
@@ -152,13 +149,13 @@ def pair_cards(pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]) -> M
     """Each pair's picture, text, and where the text comes from."""
     cards = [
         {
-            "uri": uris.get(pair["image_id"]),
+            "uri": uris.get(pair["image_id"], ""),
             "text": pair["text"],
             "about": f"{pair['text_source']}, score {pair['score']:.2f}",
         }
         for pair in pairs
     ]
-    return Markup(_CARDS.render(cards=cards))
+    return picture_cards(cards)
 
 
 def dropped(out: Path) -> Markup:

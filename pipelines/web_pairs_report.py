@@ -19,23 +19,15 @@ from vlmill.schemas.report import (
     funnel_table,
     histogram,
     html_table,
+    picture_cards,
     settings_table,
-    template,
-    thumbnail_uri,
+    thumbnails,
     write_page,
 )
 
 MAX_SAMPLE = 20_000
 MAX_PICTURES = 24
 MAX_REJECTS_SHOWN = 5  # of each stage and reason
-
-_PAIRS = template(
-    "<div style='display:flex;flex-wrap:wrap;gap:14px'>{% for p in pairs %}"
-    "<figure style='width:240px;margin:0'><img alt='' src='{{ p.uri }}' style='max-width:240px'>"
-    "<figcaption>{{ p.text }}<br><small>{{ p.text_source }}, {{ '%.3f' | format(p.score) }}, "
-    "{{ p.width }}x{{ p.height }}<br>{{ p.page_url[:60] }}</small></figcaption></figure>"
-    "{% endfor %}</div>"
-)
 
 
 def write_report(
@@ -105,30 +97,25 @@ def _charts(
         charts.append(bar_chart(dict(sources.most_common()), title="Where texts come from"))
     if reasons:
         charts.append(bar_chart(dict(reasons.most_common(30)), title="Dropped, by reason"))
-    return Markup("").join(charts)
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
 def _pictures(folder: Path, pairs: list[dict[str, Any]]) -> Markup:
-    chosen = {pair["image_id"]: pair for pair in pairs[:MAX_PICTURES]}
-    shown: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("images-*.parquet")):
-        file = pq.ParquetFile(path)
-        ids = (
-            file.read(columns=["image_id"]).column(0).to_pylist()
-            if len(shown) < len(chosen)
-            else []
-        )
-        start = 0
-        for group in range(file.metadata.num_row_groups if ids else 0):
-            stop = start + file.metadata.row_group(group).num_rows
-            if any(image_id in chosen for image_id in ids[start:stop]):
-                for row in file.read_row_group(group).to_pylist():
-                    if row["image_id"] in chosen:
-                        uri = thumbnail_uri(row["bytes"])
-                        size = {"width": row["width"], "height": row["height"]}
-                        shown.append({**chosen[row["image_id"]], **size, "uri": uri})
-            start = stop
-    return Markup(_PAIRS.render(pairs=shown)) if shown else Markup("<p>No pair came out.</p>")
+    shown = pairs[:MAX_PICTURES]
+    if not shown:
+        return Markup("<p>No pair came out.</p>")
+    uris = thumbnails(f"{folder}/images-*.parquet", {pair["image_id"] for pair in shown})
+    return picture_cards(
+        [
+            {
+                "uri": uris.get(pair["image_id"], ""),
+                "text": pair["text"],
+                "about": f"{pair['text_source']}, score {pair['score']:.2f}: "
+                f"{(pair['page_url'] or '')[:100]}",
+            }
+            for pair in shown
+        ]
+    )
 
 
 def _rejects(rejects: list[dict[str, Any]]) -> Markup:

@@ -14,10 +14,14 @@ from typing import Any
 
 import jinja2
 import matplotlib
+import pyarrow as pa
+import pyarrow.compute as pc
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from vlmill.schemas.atomic import write_text
+from vlmill.schemas.reading import iter_batches
+from vlmill.schemas.tables import IMAGES
 
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
@@ -44,6 +48,11 @@ _TABLE = template(
     "<table><thead><tr>{% for h in header %}<th>{{ h }}</th>{% endfor %}</tr></thead><tbody>"
     "{% for row in rows %}<tr>{% for cell in row %}<td class='{{ kind(cell) }}'>{{ cell }}</td>"
     "{% endfor %}</tr>{% endfor %}</tbody></table>"
+)
+_CARDS = template(
+    "<div class='cards'>{% for card in cards %}<div class='card'>"
+    "{% if card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
+    "<small>{{ card.about }}</small></div>{% endfor %}</div>"
 )
 _FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
 _SHORT = 24  # characters that are not worth a line break
@@ -115,6 +124,32 @@ def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
     return picture_uri(out.getvalue(), "image/jpeg")
+
+
+def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
+    """Thumbnails as data: URIs of those pictures that the images table has and pillow can read."""
+    if images is None:
+        return {}
+    from PIL import Image
+
+    uris: dict[str, str] = {}
+    wanted = pa.array(sorted(image_ids), pa.string())
+    for batch in iter_batches(
+        images, IMAGES, columns=["image_id", "bytes"], batch_rows=64, flag="--images"
+    ):
+        shown = batch.filter(pc.is_in(batch.column("image_id"), value_set=wanted))
+        for row in shown.to_pylist():
+            try:
+                if row["bytes"] is not None:
+                    uris[row["image_id"]] = thumbnail_uri(row["bytes"])
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+                continue  # shown by its id: a picture that cannot be decoded has none to show
+    return uris
+
+
+def picture_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
+    """Pictures in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``."""
+    return Markup(_CARDS.render(cards=cards))
 
 
 def _figure(width: float = 5.6, height: float = 2.8) -> tuple[Figure, Any]:

@@ -5,21 +5,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from markupsafe import Markup
-from PIL import Image
 
-from vlmill.schemas.reading import iter_batches
 from vlmill.schemas.report import (
     Section,
     histogram,
     html_table,
     settings_table,
     template,
-    thumbnail_uri,
+    thumbnails,
 )
-from vlmill.schemas.tables import IMAGES
 from vlmill.train.metrics import KS
 from vlmill.train.tasks.retrieval import Candidates, Found
 
@@ -50,25 +45,6 @@ def evenly(found: Sequence[T], count: int) -> list[T]:
     """``count`` of all, evenly spread: not the best, and the same on every run."""
     places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
     return [found[place] for place in places]
-
-
-def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails as data: URIs of those pictures that the images table has and pillow can read."""
-    if images is None:
-        return {}
-    uris: dict[str, str] = {}
-    wanted = pa.array(sorted(image_ids), pa.string())
-    for batch in iter_batches(
-        images, IMAGES, columns=["image_id", "bytes"], batch_rows=64, flag="--images"
-    ):
-        shown = batch.filter(pc.is_in(batch.column("image_id"), value_set=wanted))
-        for row in shown.to_pylist():
-            try:
-                if row["bytes"] is not None:
-                    uris[row["image_id"]] = thumbnail_uri(row["bytes"])
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-                continue  # shown by its id: a picture that cannot be decoded has none to show
-    return uris
 
 
 def shown_image_ids(
