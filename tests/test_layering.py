@@ -16,6 +16,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipelines": {"schemas", "apache_beam", "sklearn"},
     "train": {"schemas", "models", "torch", "accelerate", "tokenizers", "faiss"},
 }
+# The one job that runs a network: it brings the engine of extraction to Beam.
+EXCEPTIONS: dict[str, set[str]] = {"pipelines/regions.py": {"extract"}}
 
 
 def imports(source: str, name: str) -> Iterator[tuple[int, str]]:
@@ -36,7 +38,8 @@ def imports(source: str, name: str) -> Iterator[tuple[int, str]]:
 
 def violations(folder: str, source: str, name: str) -> list[str]:
     """What a file of ``folder`` imports that it may not."""
-    banned = (OURS | HEAVY | {"a relative import"}) - MAY_IMPORT[folder] - {folder}
+    allowed = MAY_IMPORT[folder] | EXCEPTIONS.get(name, set()) | {folder}
+    banned = (OURS | HEAVY | {"a relative import"}) - allowed
     return [f"{name}:{line} imports {n}" for line, n in imports(source, name) if n in banned]
 
 
@@ -66,6 +69,9 @@ def test_the_check_finds_what_it_must(folder: str, source: str) -> None:
 
 def test_no_circles_between_folders() -> None:
     ours = {folder: allowed & OURS for folder, allowed in MAY_IMPORT.items()}
+    for name, more in EXCEPTIONS.items():
+        assert (ROOT / name).is_file()
+        ours[name.split("/")[0]] |= more & OURS
     placed: set[str] = set()
     while ready := [f for f, needs in ours.items() if f not in placed and needs <= placed]:
         placed.update(ready)
