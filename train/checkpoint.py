@@ -93,8 +93,10 @@ def save_checkpoint(
         "training": to_plain(training),
     }
     (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    for path in [*temporary.iterdir(), temporary]:
+    for path in temporary.iterdir():
+        shutil.copymode(temporary / SETTINGS, path)  # safetensors writes for the owner's eyes only
         sync(path)
+    sync(temporary)
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(temporary, folder)

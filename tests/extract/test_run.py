@@ -94,7 +94,8 @@ def test_the_highest_probabilities_are_those_of_the_full_distribution(job: MakeJ
     tops = RegionReader(job("top").output)
     assert tops.arrays["class_probs"] == {"dtype": "bfloat16", "dim": 4, "of": 51}
     for full, top in zip(RegionReader(job("full").output), tops, strict=True):
-        assert full.class_probs is not None and top.class_prob_ids is not None
+        assert full.class_probs is not None
+        assert top.class_probs is not None and top.class_prob_ids is not None
         kept = np.take_along_axis(full.class_probs, top.class_prob_ids.astype(int), axis=1)
         np.testing.assert_allclose(top.class_probs, kept, rtol=2**-7)
         np.testing.assert_array_equal(kept[:, 0], full.class_probs.max(axis=1))

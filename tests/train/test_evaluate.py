@@ -36,7 +36,7 @@ class Workplace:
         self.fingerprint: str | None = "f" * 64
         self.weights = "detector.pth"
         generator = np.random.default_rng(0)
-        self.pairs = [
+        self.pairs: list[dict[str, str | None]] = [
             {"pair_id": f"p{i}", "image_id": f"image{i % 4}", "text": text, "split": "test"}
             for i, text in enumerate(["a dog runs", "a red cat", "tree", "a house sleeps a", "dog"])
         ]
