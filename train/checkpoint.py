@@ -81,9 +81,9 @@ def save_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, temporary / MODEL)
+    _save(weights, temporary / MODEL)
     if state is not None:
-        save_file({name: t.detach().contiguous() for name, t in state.items()}, temporary / STATE)
+        _save({name: t.detach().contiguous() for name, t in state.items()}, temporary / STATE)
     (temporary / VOCABULARY).write_text(vocabulary_text(tokenizer), encoding="utf-8", newline="")
     settings = {
         "checkpoint": FORMAT,
@@ -102,6 +102,14 @@ def save_checkpoint(
     os.replace(temporary, folder)
     sync(folder.parent)
     return folder
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write safetensors. Raises OSError, which the library does not."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from None
 
 
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
@@ -187,6 +195,12 @@ def _load_aligned(path: Path) -> dict[str, Tensor]:
     last bit from those of the run that wrote them.
     """
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+def remove_partial(output: str | Path) -> None:
+    """Delete what a kill has left of a checkpoint that was being written or deleted."""
+    for folder in (Path(output) / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(folder)
 
 
 def keep_last(output: str | Path, count: int) -> None:

@@ -31,6 +31,7 @@ from vlmill.train.checkpoint import (
     load_checkpoint,
     load_training_state,
     publish,
+    remove_partial,
     save_checkpoint,
     saved_steps,
     step_folder,
@@ -155,6 +156,7 @@ class _Run:
         if self.accelerator.num_processes > 1:
             raise InputError("train-vl runs in one process; start it without a launcher")
         self.resumed: LoadedCheckpoint | None = None
+        remove_partial(output)
         if saved := saved_steps(output):
             self.resumed = load_checkpoint(saved[max(saved)], "--output")
         self.done = self.resumed.training.step if self.resumed else 0

@@ -111,8 +111,12 @@ def test_a_killed_run_continues_bit_for_bit(
     assert len(logged(killed)) == step - 1
     with (killed / "log.jsonl").open("a") as log:
         log.write('{"step": 99, "lo')
+    half = killed / "checkpoints" / ".tmp-1-step-00000099"
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"cut")
     pretrain(recipe, inputs, killed)
     assert_same_run(killed, tmp_path / "whole")
+    assert not half.exists()
 
 
 @pytest.mark.parametrize("step", [3, 4, 6])
