@@ -14,7 +14,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
-from vlmill.pipelines.options import beam_options
+from vlmill.pipelines.options import beam_options, run_pipeline
 from vlmill.pipelines.tfidf import Index, NegativeRules, build_index, search
 from vlmill.schemas.commands import InputError, Parser, run_command
 from vlmill.schemas.manifest import write_manifest
@@ -127,7 +127,7 @@ def run(arguments: Sequence[str]) -> int:
             print(f"continuing: {len(ranges) - len(missing)} shards are there", file=sys.stderr)
         if missing:
             step = SearchRange(args.pairs, str(output), len(ranges), rules, settings)
-            with beam.Pipeline(options=options) as pipeline:
+            with run_pipeline(options) as pipeline:
                 _ = pipeline | "Ranges" >> beam.Create(missing) | "Search" >> beam.ParDo(step)
         rejects = write_shard(output, REJECTS, pairs.rejects, producer={"job": JOB, **settings})
         shards = [describe_shard(output / name, NEGATIVES.name) for name in names]

@@ -1,7 +1,9 @@
-"""Options that every Beam job shares: the job's own first, the rest goes to Beam."""
+"""What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from vlmill.schemas.commands import InputError
@@ -24,3 +26,20 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         raise InputError(f"{unknown[0]}: neither this job nor Apache Beam knows it; see --help")
     chosen = any(f == "--runner" or f.startswith("--runner=") for f in flags)
     return PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
+
+
+@contextmanager
+def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
+    """A pipeline that runs at the end of the block.
+
+    What the operating system or a user's input did to a step is raised as it was, and not as the
+    RuntimeError that Beam makes of it: a full disk is one line and not a hundred.
+    """
+    try:
+        with beam.Pipeline(options=options) as pipeline:
+            yield pipeline
+    except RuntimeError as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, OSError | InputError):
+            raise cause from None
+        raise

@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.shared import Shared
 
 from vlmill.extract.cli import add_engine, config_of, detector_of, warn_of_random_weights
-from vlmill.pipelines.options import beam_options
+from vlmill.pipelines.options import beam_options, run_pipeline
 from vlmill.schemas.commands import Parser, run_command
 from vlmill.schemas.manifest import read_manifest, write_manifest
 from vlmill.schemas.outputs import State, prepare_output
@@ -112,7 +112,7 @@ def extract_missing(
         step = ExtractPart(arguments, job.detector.fingerprint)
         # A worker inside this process takes the detector that is here already.
         step.shared.acquire(lambda: job.detector)
-        with beam.Pipeline(options=options) as pipeline:
+        with run_pipeline(options) as pipeline:
             _ = pipeline | "Parts" >> beam.Create(missing) | "Extract" >> beam.ParDo(step)
     shards: list[Shard] = []
     for index in range(job.num_shards):

@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines import steps
 from vlmill.pipelines.funnel import build_funnel
-from vlmill.pipelines.options import beam_options
+from vlmill.pipelines.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs_report import write_report
 from vlmill.pipelines.writing import (
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str]) -> int:
     output = Path(args.output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        run_pipeline(options, [path for path, _ in archives], rules, output, args.shards)
+        mine(options, [path for path, _ in archives], rules, output, args.shards)
         finish(output, settings)
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
@@ -156,7 +156,7 @@ def run(arguments: Sequence[str]) -> int:
 TABLE_NAMES = ("pairs", "images", "rejects")
 
 
-def run_pipeline(
+def mine(
     options: PipelineOptions,
     archives: Sequence[str],
     rules: WebPairRules,
@@ -164,7 +164,7 @@ def run_pipeline(
     shards: int,
 ) -> None:
     """Run the whole pipeline and wait for its end."""
-    with beam.Pipeline(options=options) as p:
+    with run_pipeline(options) as p:
         tee = Tee()
         pairs = build(p, archives, rules, tee)
         write(p, pairs, tee, str(output), shards, rules)
