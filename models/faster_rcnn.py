@@ -19,6 +19,7 @@ from torchvision.ops import roi_pool
 
 from vlmill.models.boxes import clip_boxes, decode_boxes, grid_anchors, legacy_cell_anchors
 from vlmill.models.detector_config import DetectorConfig
+from vlmill.models.fused import pooled_means, shares_windows
 from vlmill.models.nms import nms
 from vlmill.models.resnet import BLOCKS, Stem, resnet_stage
 
@@ -210,6 +211,9 @@ class RoiHeads(nn.Module):
         """The mean of res5 over each region, ``chunk`` regions at a time to bound memory."""
         if not len(boxes):
             return features.new_zeros((0, self.config.feature_size))
+        if features.device.type == "cpu" and shares_windows(self.res5):
+            size, scale = self.config.pool_size, 1 / self.config.stride
+            return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
         means = [
             self.res5(self.pool(features, part)).mean(dim=(2, 3))
             for part in torch.split(boxes, chunk)
