@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlmill.extract.cli_formats import (
+    EXPORT_EXAMPLES,
+    IMPORT_EXAMPLES,
+    add_export,
+    add_import,
+    command_export,
+    command_import,
+)
 from vlmill.extract.config import (
     CLASS_PROBS,
     COMPRESSIONS,
@@ -57,6 +65,16 @@ def parser() -> Parser:
         "verify", help="check every row and checksum", epilog=VERIFY_EXAMPLES
     )
     verify.add_argument("folder", metavar="DIR", help="output of a finished run")
+    add_import(
+        commands.add_parser(
+            "import", help="feature files of other projects to tables", epilog=IMPORT_EXAMPLES
+        )
+    )
+    add_export(
+        commands.add_parser(
+            "export", help="tables to feature files of other projects", epilog=EXPORT_EXAMPLES
+        )
+    )
     add_show(commands.add_parser("show", help="draw regions on the pictures", epilog=SHOW_EXAMPLES))
     return top
 
@@ -285,7 +303,13 @@ def command_show(arguments: argparse.Namespace) -> int:
 def command(argv: Sequence[str]) -> int:
     """Parses and runs; raises InputError for a user's mistake."""
     arguments = parser().parse_args(argv)
-    commands = {"run": command_run, "verify": command_verify, "show": command_show}
+    commands = {
+        "run": command_run,
+        "verify": command_verify,
+        "import": command_import,
+        "export": command_export,
+        "show": command_show,
+    }
     return commands[arguments.command](arguments)
 
 

@@ -11,6 +11,8 @@ from vlmill.schemas.regions import PER_BOX, RegionReader, RegionRow
 # Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
 # fault.
 BORDER_TOLERANCE_PX = 0.01
+# A softmax in float32, or its sum, may round to above 1.
+PROBABILITY_TOLERANCE = 1e-5
 
 
 def verify(folder: str | Path) -> list[str]:
@@ -23,15 +25,18 @@ def verify(folder: str | Path) -> list[str]:
         return problems
     try:
         reader = RegionReader(folder)
+        # Boxes that were given, or imported, are kept as they came, also over the border.
+        given = reader.producer.get("boxes") == "given"
         for row in reader:
-            problems += [f"{folder}, {row.image_id}: {problem}" for problem in row_problems(row)]
+            found = row_problems(row, inside=not given)
+            problems += [f"{folder}, {row.image_id}: {problem}" for problem in found]
     except (InputError, OSError, ValueError) as error:
         problems.append(str(error))
     return problems
 
 
-def row_problems(row: RegionRow) -> list[str]:
-    """What is wrong with one picture's regions."""
+def row_problems(row: RegionRow, *, inside: bool = True) -> list[str]:
+    """What is wrong with one picture's regions; ``inside``: no box may leave the picture."""
     problems = []
     count = len(row.boxes)
     for name in PER_BOX:
@@ -40,14 +45,16 @@ def row_problems(row: RegionRow) -> list[str]:
             problems.append(f"{len(array)} {name} for {count} boxes")
     low, high = row.boxes[:, :2], row.boxes[:, 2:]
     size = np.array([row.width, row.height]) + BORDER_TOLERANCE_PX
-    if not ((low >= -BORDER_TOLERANCE_PX) & (high >= low) & (high <= size)).all():
-        problems.append(f"a box leaves the picture of {row.width} x {row.height} or is inverted")
+    if not (high >= low).all():
+        problems.append("a box ends before it begins")
+    if inside and not ((low >= -BORDER_TOLERANCE_PX) & (high <= size)).all():
+        problems.append(f"a box leaves the picture of {row.width} x {row.height}")
     for name in ("features", "class_probs", "class_scores", "attribute_scores"):
         array = getattr(row, name)
         if array is not None and not np.isfinite(array).all():
             problems.append(f"{name} has numbers that are not finite")
     for name in ("class_probs", "class_scores", "attribute_scores"):
         array = getattr(row, name)
-        if array is not None and ((array < 0) | (array > 1)).any():
+        if array is not None and ((array < 0) | (array > 1 + PROBABILITY_TOLERANCE)).any():
             problems.append(f"{name} has numbers that are no probabilities")
     return problems

@@ -64,6 +64,9 @@ class Reason(StrEnum):
     NO_REGIONS = "no_regions"  # the picture has no row in the regions table
     NO_BOXES = "no_boxes"  # it has a row without boxes
     HELD_OUT = "held_out"  # its split is kept for validation or test
+    BAD_RECORD = "bad_record"  # of a feature file: cannot be parsed, or contradicts itself
+    BAD_BOXES = "bad_boxes"  # a given box is no box of this picture
+    NO_GIVEN_BOXES = "no_given_boxes"  # the box file has no entry for the picture
     NOT_FINITE = "not_finite"  # a feature or probability that the stored type cannot hold
 
 
