@@ -34,8 +34,9 @@ def imagebert() -> Recipe:
 
 def imagebert_small_recipe() -> Recipe:
     """For trials on a CPU: minutes for some thousand pairs, from random weights."""
-    # Chosen on 42 pairs with regions of a random detector: dropout keeps so small a model from
-    # learning which texts belong to which pictures (matching at chance after 300 steps).
+    # Chosen on pairs with regions of a random detector. On 59 of them, 36 regions each: R@1 of 1.00
+    # and 0.95 on these pairs in 4 minutes of one core. Dropout delays matching (42 pairs: its loss
+    # after 300 steps 0.06 without, 0.48 with 0.1).
     return Recipe(
         name="imagebert-small",
         variant="imagebert",
