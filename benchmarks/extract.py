@@ -68,7 +68,7 @@ def parts_of(model: FasterRCNN, picture: torch.Tensor) -> dict[str, Callable[[],
         "selection": lambda: class_confidence(
             boxes,
             found.class_probs[:, 1:],
-            spec.class_nms_threshold,
+            spec.class_nms_thresholds[0],
             offset=spec.box_offset,
             inclusive=spec.nms_inclusive,
         ),

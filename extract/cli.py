@@ -25,7 +25,7 @@ from vlmill.extract.config import (
     Selection,
     Storage,
 )
-from vlmill.models.detector_config import ARCHITECTURES
+from vlmill.models.detector_config import ARCHITECTURES, DEFAULT_ARCH
 from vlmill.schemas.commands import InputError, Parser, run_command
 
 if TYPE_CHECKING:
@@ -99,11 +99,16 @@ def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
     limits, storage = InputLimits(), Storage()
     net = run.add_argument_group("detector")
-    net.add_argument("--arch", choices=ARCHITECTURES, default="r101", help="default: %(default)s")
+    net.add_argument(
+        "--arch",
+        choices=ARCHITECTURES,
+        help="sizes and conventions (default: what --weights says, else r101)",
+    )
     net.add_argument(
         "--weights",
         metavar="FILE",
-        help="safetensors or torch file in the published layout; without it the weights are RANDOM",
+        help="published detector: .pth, .pkl, .bin or .safetensors in the layout of detectron2, "
+        "airsplay, milvlg or hf-frcnn; without it the weights are RANDOM",
     )
     net.add_argument(
         "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
@@ -140,7 +145,7 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         type=count,
         default=limits.long_side,
         metavar="PX",
-        help="at most; default: %(default)s",
+        help="at most; default: the detector's own, 1000 or 1333",
     )
     size.add_argument(
         "--max-pixels",
@@ -164,7 +169,7 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         "--compression",
         choices=COMPRESSIONS,
         default=storage.compression,
-        help="default: %(default)s",
+        help="default: the detector's own, 600 or 800",
     )
     out.add_argument(
         "--pictures-per-shard",
@@ -231,8 +236,8 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
     """Says loudly what a run without ``--weights`` is worth."""
     if arguments.weights is None:
         print(
-            f"WARNING: no --weights, so the detector ({arguments.arch}) has RANDOM weights from "
-            f"--seed {arguments.seed}.\n"
+            f"WARNING: no --weights, so the detector ({arguments.arch or DEFAULT_ARCH}) has RANDOM "
+            f"weights from --seed {arguments.seed}.\n"
             "WARNING: its regions, classes and attributes mean nothing; the output says so.",
             file=sys.stderr,
         )
@@ -243,7 +248,7 @@ def detector_of(arguments: argparse.Namespace) -> "Detector":
     from vlmill.extract.weights import open_detector
 
     return open_detector(
-        ARCHITECTURES[arguments.arch],
+        ARCHITECTURES.get(arguments.arch),
         arguments.weights,
         seed=arguments.seed,
         device=arguments.device,

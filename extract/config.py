@@ -7,6 +7,7 @@ from typing import Any
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
+IDS = ("auto", "content", "name")  # what a file's image_id is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +53,15 @@ SELECTIONS = {
 class InputLimits:
     """How pictures are resized, and which are refused."""
 
-    short_side: int = 600  # pixels of the network's input (Ren et al. 2015)
-    long_side: int = 1000
+    short_side: int | None = None  # pixels of the network's input; None: the detector's own
+    long_side: int | None = None
     max_bytes: int = 64 * 2**20
     max_pixels: int = 50_000_000  # checked in the header, before anything is decoded
 
     def __post_init__(self) -> None:
-        if not 3 <= self.short_side <= self.long_side:
+        short, long = self.short_side, self.long_side
+        known = [side for side in (short, long) if side is not None]
+        if any(side < 3 for side in known) or known != sorted(known):
             raise ValueError(
                 f"sides {self.short_side} and {self.long_side}: "
                 "--short-side must be at least 3 and at most --long-side"
@@ -77,6 +80,7 @@ class Storage:
     dtype: str = "float16"
     compression: str = "none"
     pictures_per_shard: int = 1000
+    global_feature: bool = False  # that of the region which is the whole picture
 
     def __post_init__(self) -> None:
         if self.pictures_per_shard < 1:

@@ -1,5 +1,6 @@
 """One picture's bytes to its row of the regions table."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.preprocess import NetworkInput, Rejected, decode, network_input
-from vlmill.extract.selection import choose_regions
+from vlmill.extract.selection import Chosen, Frame, select
 from vlmill.extract.weights import Detector
-from vlmill.models.faster_rcnn import Detections
-from vlmill.models.nms import class_confidence
+from vlmill.models.detector_config import DetectorConfig
+from vlmill.models.faster_rcnn import Detections, foreground_attributes, foreground_classes
 from vlmill.schemas.regions import RegionRow, from_stored, to_stored
 from vlmill.schemas.rejects import Reason
 
@@ -30,11 +31,34 @@ def extract_regions(
     Every picture goes through the network alone, so its row does not depend on its neighbours.
     """
     pixels = decode(data, config.limits)
-    spec = detector.model.config
-    picture = network_input(pixels, spec.pixel_mean, config.limits, min_side=spec.min_input_side)
+    picture = network_input(pixels, detector.model.config, config.limits)
+    return predict_regions(image_id, picture, detector, config)
+
+
+def predict_regions(
+    image_id: str,
+    picture: NetworkInput,
+    detector: Detector,
+    config: ExtractConfig,
+    boxes: npt.NDArray[np.float32] | None = None,
+) -> RegionRow:
+    """Detects and selects, or describes given ``boxes`` [N, 4] in the picture's pixels, all of
+    them in their order. Raises Rejected.
+    """
+    model, tensor = detector.model, picture.tensor.to(detector.device)
+    height, width = tensor.shape[2:]
     with torch.inference_mode():
-        found = detector.model(picture.tensor.to(detector.device), picture.scale, ROI_CHUNK)
-        return region_row(image_id, found, picture, detector, config)
+        features = model.feature_map(tensor)
+        if boxes is None:
+            rois, _ = model.proposal_generator(features, height, width, picture.scale)
+        else:
+            rois = torch.from_numpy(boxes).to(tensor) * tensor.new_tensor(picture.factors * 2)
+        found = model.describe(features, rois, ROI_CHUNK)
+        row = region_row(image_id, found, picture, detector, config, boxes)
+        if not config.storage.global_feature:
+            return row
+        whole = model.whole_image(features, height, width)
+        return dataclasses.replace(row, global_feature=stored(whole, config.storage.dtype))
 
 
 def region_row(
@@ -43,37 +67,65 @@ def region_row(
     picture: NetworkInput,
     detector: Detector,
     config: ExtractConfig,
+    boxes: npt.NDArray[np.float32] | None = None,
 ) -> RegionRow:
-    """The chosen regions, their proposals (not refined) as boxes in the picture's own pixels."""
+    """The chosen regions, with boxes in the picture's own pixels; of given boxes, all."""
     spec, storage = detector.model.config, config.storage
-    boxes = found.boxes / picture.scale
-    foreground = found.class_probs[:, 1:]
-    confidence = class_confidence(
-        boxes,
-        foreground,
-        spec.class_nms_threshold,
-        offset=spec.box_offset,
-        inclusive=spec.nms_inclusive,
-    )
-    chosen = choose_regions(confidence, config.selection)
-    features = stored(found.features[chosen], storage.dtype)
-    class_scores, class_ids = foreground[chosen].max(dim=1)
-    attribute_scores, attribute_ids = found.attribute_probs[chosen, 1:].max(dim=1)
+    if boxes is None:
+        chosen = select(found, spec, frame_of(picture), config.selection)
+    else:
+        chosen = all_given(found, spec, boxes)
+    features = stored(found.features[chosen.ids], storage.dtype)
+    attribute_scores = attribute_ids = None
+    if found.attribute_probs is not None:
+        attributes = foreground_attributes(found.attribute_probs[chosen.ids], spec)
+        attribute_scores, attribute_ids = attributes.max(dim=1)
     classes = storage.class_probs != "none"
-    probs, numbers = kept_probs(found.class_probs[chosen], storage)
+    class_probs = background_first(found.class_probs[chosen.ids], spec)
+    probs, numbers = kept_probs(class_probs, storage)
     return RegionRow(
         image_id=image_id,
         width=picture.width,
         height=picture.height,
-        boxes=boxes[chosen].cpu().numpy(),
+        boxes=chosen.boxes.cpu().numpy(),
         features=features,
-        class_ids=class_ids.short().cpu().numpy() if classes else None,
-        class_scores=class_scores.cpu().numpy() if classes else None,
+        class_ids=chosen.class_ids.short().cpu().numpy() if classes else None,
+        class_scores=chosen.class_scores.cpu().numpy() if classes else None,
         class_probs=None if probs is None else stored(probs, storage.dtype),
         class_prob_ids=numbers,
-        attribute_ids=attribute_ids.short().cpu().numpy(),
-        attribute_scores=attribute_scores.cpu().numpy(),
+        attribute_ids=None if attribute_ids is None else attribute_ids.short().cpu().numpy(),
+        attribute_scores=None if attribute_scores is None else attribute_scores.cpu().numpy(),
     )
+
+
+def all_given(found: Detections, spec: DetectorConfig, boxes: npt.NDArray[np.float32]) -> Chosen:
+    """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
+    scores, classes = foreground_classes(found.class_probs, spec).max(dim=1)
+    return Chosen(
+        ids=torch.arange(len(boxes), device=scores.device),
+        boxes=torch.from_numpy(boxes),
+        class_ids=classes,
+        class_scores=scores,
+        nms_threshold=1.0,
+    )
+
+
+def frame_of(picture: NetworkInput) -> Frame:
+    """What the selection has to know of a picture."""
+    return Frame(
+        height=float(picture.tensor.shape[2]),
+        width=float(picture.tensor.shape[3]),
+        own_height=float(picture.height),
+        own_width=float(picture.width),
+        factors=picture.factors,
+    )
+
+
+def background_first(
+    class_probs: Float[Tensor, "N K1"], spec: DetectorConfig
+) -> Float[Tensor, "N K1"]:
+    """The distribution as the table has it, whatever the family's order."""
+    return class_probs if spec.background == "first" else class_probs.roll(1, dims=1)
 
 
 def kept_probs(

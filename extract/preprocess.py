@@ -1,4 +1,4 @@
-"""Picture bytes to the network's input: bounded decoding and the original detector's resize.
+"""Picture bytes to the network's input: bounded decoding and each detector family's resize.
 
 H0 x W0 is the picture upright, H x W the network's input. Everything that can be wrong with a
 picture ends in a ``Rejected`` with a reason of the closed list.
@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Float
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
+from torch.nn import functional
 
 from vlmill.extract.config import InputLimits
+from vlmill.models.detector_config import DetectorConfig
 from vlmill.schemas.rejects import Reason
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs.
@@ -53,13 +55,18 @@ class Rejected(Exception):
         super().__init__(detail)
         self.reason, self.detail = reason, detail
 
+    def __reduce__(self) -> tuple[type["Rejected"], tuple[Reason, str]]:
+        """Worker processes send it."""
+        return Rejected, (self.reason, self.detail)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkInput:
-    """A picture as the detector takes it; ``scale`` is its resize factor, for both axes."""
+    """A picture as the detector takes it."""
 
     tensor: Float[Tensor, "1 3 H W"]
-    scale: float
+    scale: float  # the resize factor that was aimed at
+    factors: tuple[float, float]  # network pixels per picture pixel, in x and in y: for boxes
     width: int  # of the picture upright, in its own pixels
     height: int
 
@@ -157,24 +164,67 @@ def sample_positions(size: int, new_size: int, factor: float) -> tuple[Tensor, T
     return torch.from_numpy(low), torch.from_numpy(high), torch.from_numpy(weight)
 
 
-def network_input(
-    pixels: Pixels,
-    pixel_mean: tuple[float, float, float],
-    limits: InputLimits,
-    *,
-    min_side: int,
-) -> NetworkInput:
-    """Subtracts the mean and resizes, in the original code's order; blue-green-red.
+def shortest_edge(height: int, width: int, short_side: int, long_side: int) -> tuple[int, int]:
+    """Detectron2's height and width: each side is rounded half up by itself."""
+    factor = short_side / min(height, width)
+    sides = [
+        float(short_side) if height < width else factor * height,
+        factor * width if height < width else float(short_side),
+    ]
+    if max(sides) > long_side:
+        factor = long_side / max(sides)
+        sides = [side * factor for side in sides]
+    return int(sides[0] + 0.5), int(sides[1] + 0.5)
 
-    Raises Rejected for a picture so thin that fewer than ``min_side`` pixels are left of it.
+
+def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Pillow's bilinear resize of 8-bit pixels, which averages when it shrinks."""
+    resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized)
+
+
+def resize_torch(
+    picture: Float[Tensor, "H0 W0 3"], height: int, width: int
+) -> Float[Tensor, "H W 3"]:
+    """torch's bilinear resize of floating-point pixels, without averaging."""
+    batch = picture.permute(2, 0, 1).unsqueeze(0)
+    resized = functional.interpolate(batch, (height, width), mode="bilinear", align_corners=False)
+    return resized[0].permute(1, 2, 0)
+
+
+def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> NetworkInput:
+    """Resizes and normalises blue-green-red pixels as the detector's own code does.
+
+    Raises Rejected for a picture so thin that less than the network's smallest side is left of it.
     """
     height, width = pixels.shape[:2]
-    factor = resize_factor(height, width, limits.short_side, limits.long_side)
-    if min(round(height * factor), round(width * factor)) < min_side:
+    short = spec.short_side if limits.short_side is None else limits.short_side
+    long = spec.long_side if limits.long_side is None else limits.long_side
+    scale = resize_factor(height, width, short, long)
+    if spec.resize == "opencv":
+        size = round(height * scale), round(width * scale)
+        factors = (scale, scale)
+    else:
+        size = shortest_edge(height, width, short, long)
+        factors = (size[1] / width, size[0] / height)
+    if min(size) < spec.min_input_side:
         raise Rejected(
             Reason.TOO_SMALL,
-            f"{width} x {height}: at --long-side {limits.long_side} under {min_side} px are left",
+            f"{width} x {height}: at --long-side {long} under {spec.min_input_side} px are left",
         )
-    centred = torch.from_numpy(pixels).float() - torch.tensor(pixel_mean)
-    resized = resize_bilinear(centred, factor).permute(2, 0, 1).unsqueeze(0)
-    return NetworkInput(tensor=resized.contiguous(), scale=factor, width=width, height=height)
+    if spec.channel_order == "rgb":
+        pixels = np.ascontiguousarray(pixels[:, :, ::-1])
+    tensor = normalised(pixels, scale, size, spec).permute(2, 0, 1).unsqueeze(0).contiguous()
+    return NetworkInput(tensor=tensor, scale=scale, factors=factors, width=width, height=height)
+
+
+def normalised(
+    pixels: Pixels, scale: float, size: tuple[int, int], spec: DetectorConfig
+) -> Float[Tensor, "H W 3"]:
+    """Resized, minus the mean, in units of the deviation; in the family's order of these steps."""
+    mean, std = torch.tensor(spec.pixel_mean), torch.tensor(spec.pixel_std)
+    if spec.resize == "opencv":
+        return resize_bilinear(torch.from_numpy(pixels).float() - mean, scale) / std
+    if spec.resize == "pillow":
+        return (torch.tensor(resize_pillow(pixels, *size)).float() - mean) / std
+    return (resize_torch(torch.from_numpy(pixels).float(), *size) - mean) / std

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
-from vlmill.models.detector_config import DetectorConfig
+from vlmill.extract.checkpoints import read_checkpoint
+from vlmill.models.detector_config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
+from vlmill.models.detector_weights import config_of_weights, load_published
 from vlmill.models.faster_rcnn import FasterRCNN
 from vlmill.models.fused import fuse_stages
 from vlmill.models.random_detector import randomise
@@ -32,30 +31,60 @@ class Detector:
 
 
 def open_detector(
-    config: DetectorConfig, weights: str | Path | None, *, seed: int = 0, device: str = "cpu"
+    config: DetectorConfig | None,
+    weights: str | Path | None,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    changes: Mapping[str, Any] | None = None,
+    folded: bool = True,
 ) -> Detector:
     """Builds a detector with a file's weights, or with random ones.
 
-    Raises InputError for a file that cannot be read or does not fit, and for a device that is not
-    there.
+    Without ``config`` the file's layout gives the conventions and its shapes the sizes, with
+    ``changes`` to single fields; without a file too, it is the default architecture. ``folded``
+    moves normalisations into convolutions, which is faster and rounds otherwise; without it the
+    arithmetic is the published code's, operation by operation. Raises InputError for a file that
+    cannot be read or does not fit, and for a device that is not there.
     """
     target = usable_device(device)
-    model = FasterRCNN(config)
     if weights is None:
+        config = ARCHITECTURES[DEFAULT_ARCH] if config is None else config
+        model = FasterRCNN(dataclasses.replace(config, **changes or {}))
         randomise(model, seed)
         source = f"random weights, seed {seed}"
     else:
-        load_weights(model, Path(weights))
+        model = load_detector(config, Path(weights), changes or {})
         source = Path(weights).name
     model.requires_grad_(False).eval()
     fingerprint = fingerprint_of(model)
-    fold_norms(model)
-    fuse_stages(model)
     model = model.to(target)
-    # Channels last with folded norms: 3.5 times less CPU time for the tiny network, 1.6 for the
-    # backbone of R-101.
-    model = model.to(memory_format=torch.channels_last)
+    if folded:
+        fold_norms(model)
+        fuse_stages(model)
+        # Channels last with folded norms: 3.5 times less CPU time for the tiny network, 1.6 for
+        # the backbone of R-101.
+        model = model.to(memory_format=torch.channels_last)
     return Detector(model=model, fingerprint=fingerprint, weights=source, device=target)
+
+
+def load_detector(
+    config: DetectorConfig | None, path: Path, changes: Mapping[str, Any]
+) -> FasterRCNN:
+    """The network of a file: as ``config`` says, or as the file itself does."""
+    state = read_checkpoint(path)
+    remedy = "give no --arch to take sizes and conventions from the file"
+    try:
+        if config is None:
+            remedy = "give a published detector, or the --arch that it was trained with"
+            config = config_of_weights(state, **changes)
+        else:
+            config = dataclasses.replace(config, **changes)
+        model = FasterRCNN(config)
+        load_published(model, state)
+    except ValueError as error:
+        raise InputError(f"--weights {path}: {error}; {remedy}") from None
+    return model
 
 
 def usable_device(name: str) -> torch.device:
@@ -69,33 +98,6 @@ def usable_device(name: str) -> torch.device:
             f"--device {name}: {reason}; give cpu, or a device that is there"
         ) from None
     return device
-
-
-def load_weights(model: FasterRCNN, path: Path) -> None:
-    """Loads a safetensors or torch file of the published layout into ``model``."""
-    try:
-        model.load_published(read_state(path))
-    except ValueError as error:
-        raise InputError(
-            f"--weights {path}: {error}; give the --arch that these weights were trained with"
-        ) from None
-
-
-def read_state(path: Path) -> Mapping[str, Tensor]:
-    """The tensors of a file by name; nothing but tensors and plain containers is unpickled."""
-    if not path.is_file():
-        raise InputError(f"--weights {path}: no such file; give a .safetensors, .pth or .bin file")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"--weights {path} cannot be read ({reason}); give another file") from None
-    state = content.get("model", content) if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise InputError(f"--weights {path} holds no state dict; give the detector's checkpoint")
-    return state
 
 
 def fingerprint_of(model: FasterRCNN) -> str:

@@ -37,12 +37,29 @@ def legacy_cell_anchors(
     return torch.tensor(np.array(anchors, dtype=np.float32))
 
 
+def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Float[Tensor, "A 4"]:
+    """Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
+
+    An anchor of ``size`` covers size x size pixels at every ratio (height / width).
+    """
+    anchors = []
+    for size in sizes:
+        for ratio in ratios:
+            width = math.sqrt(size**2 / ratio)
+            height = ratio * width
+            anchors.append((-width / 2, -height / 2, width / 2, height / 2))
+    return torch.tensor(anchors)
+
+
 def grid_anchors(
-    cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int
+    cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int, shift: float = 0.0
 ) -> Float[Tensor, "GHA 4"]:
-    """The cell's anchors shifted to every cell of a feature map; order is row, column, anchor."""
-    x = torch.arange(columns, dtype=cells.dtype, device=cells.device) * stride
-    y = torch.arange(rows, dtype=cells.dtype, device=cells.device) * stride
+    """The cell's anchors shifted to every cell of a feature map; order is row, column, anchor.
+
+    The first cell's anchors are ``shift`` cells from where they are defined.
+    """
+    x = (torch.arange(columns, dtype=cells.dtype, device=cells.device) + shift) * stride
+    y = (torch.arange(rows, dtype=cells.dtype, device=cells.device) + shift) * stride
     shift_y, shift_x = torch.meshgrid(y, x, indexing="ij")
     shifts = torch.stack((shift_x, shift_y, shift_x, shift_y), dim=-1).reshape(-1, 1, 4)
     return (shifts + cells).reshape(-1, 4)

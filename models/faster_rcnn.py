@@ -1,40 +1,45 @@
-"""Faster R-CNN on ResNet C4 with an attribute head: the detector of bottom-up attention.
+"""Faster R-CNN on ResNet C4: the detectors of bottom-up attention and of Detectron2.
 
 Papers: Ren et al. 2015 (arXiv:1506.01497), Anderson et al. 2018 (arXiv:1707.07998).  Parameter
-names are those of the published PyTorch weights, so that their state dicts load as they are.
+names are those of the published PyTorch weights (vlmill.models.detector_weights).
 
-R regions, K classes and L attributes (background first, so K+1 and L+1 scores), A anchors per cell,
-D = feature size, G x V cells of the feature map.  Boxes are (x1, y1, x2, y2) in pixels of the
+N pictures, R regions, K classes and L attributes (K1 and L1 with background, where the family has
+it), D = feature size, G x V cells of the feature map.  Boxes are (x1, y1, x2, y2) in pixels of the
 network's input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torchvision.ops import roi_pool
+from torchvision.ops import roi_align, roi_pool
 
-from vlmill.models.boxes import clip_boxes, decode_boxes, grid_anchors, legacy_cell_anchors
+from vlmill.models.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector_config import DetectorConfig
 from vlmill.models.fused import pooled_means, shares_windows
-from vlmill.models.nms import nms
-from vlmill.models.resnet import BLOCKS, Stem, resnet_stage
-
-# Training statistics of batch normalisation, which inference never reads; older ports lack them.
-IGNORED_SUFFIXES = ("num_batches_tracked",)
+from vlmill.models.proposals import ProposalGenerator
+from vlmill.models.resnet import (
+    BLOCKS,
+    Norm,
+    PreActivationBottleneck,
+    Stem,
+    pre_activation_stage,
+    relu,
+    resnet_stage,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detections:
-    """What the network says of one picture's R proposals, before any selection."""
+    """What the network says of one picture's R proposals (or given boxes), before any selection."""
 
     boxes: Float[Tensor, "R 4"]  # proposals, not refined
     features: Float[Tensor, "R D"]
-    class_probs: Float[Tensor, "R K1"]
-    attribute_probs: Float[Tensor, "R L1"]
+    class_probs: Float[Tensor, "R K1"]  # background where the family has it
+    attribute_probs: Float[Tensor, "R L1"] | None = None  # None: no attribute head
+    box_deltas: Float[Tensor, "R B4"] | None = None  # None: the family writes proposals
 
 
 class Backbone(nn.Module):
@@ -42,127 +47,45 @@ class Backbone(nn.Module):
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
-        self.stem = Stem(config.stem_channels, config.norm_eps, ceil_pool=config.stem_ceil_pool)
+        self.stem = Stem(
+            config.stem_channels,
+            norm_of(config, 1),
+            ceil_pool=config.stem_ceil_pool,
+            normalise_input=config.pre_activation,
+        )
         self.res2 = backbone_stage(config, 2)
         self.res3 = backbone_stage(config, 3)
         self.res4 = backbone_stage(config, 4)
 
-    def forward(self, picture: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G V"]:
+    def forward(self, picture: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
         features: Tensor = self.res4(self.res3(self.res2(self.stem(picture))))
         return features
+
+
+def norm_of(config: DetectorConfig, number: int) -> Norm:
+    """The normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
+    frozen = number <= config.frozen_stages
+    return Norm(eps=config.norm_eps, kind="frozen" if frozen else config.batch_norm)
 
 
 def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
     """Stage 2 to 5 of the configured ResNet; res2 keeps the stem's resolution."""
     factor = 2 ** (number - 2)
     before = config.stem_channels if number == 2 else config.res2_channels * factor // 2
+    blocks = BLOCKS[config.depth][number - 2]
+    widths = (before, config.res2_width * factor, config.res2_channels * factor)
+    stride = {2: 1, 5: config.res5_stride}.get(number, 2)
+    norm = norm_of(config, number)
+    if config.pre_activation:
+        return pre_activation_stage(blocks, *widths, norm, stride=stride, activated=number == 5)
     return resnet_stage(
-        BLOCKS[config.depth][number - 2],
-        before,
-        config.res2_width * factor,
-        config.res2_channels * factor,
-        config.norm_eps,
-        stride={2: 1, 5: config.res5_stride}.get(number, 2),
+        blocks,
+        *widths,
+        norm,
+        stride=stride,
         dilation=config.res5_dilation if number == 5 else 1,
         stride_in_1x1=config.stride_in_1x1,
     )
-
-
-class RpnHead(nn.Module):
-    """Background and foreground logits and one regression for every anchor of every cell."""
-
-    def __init__(self, in_channels: int, channels: int, num_anchors: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, channels, 3, padding=1)
-        self.objectness_logits = nn.Conv2d(channels, 2 * num_anchors, 1)
-        self.anchor_deltas = nn.Conv2d(channels, 4 * num_anchors, 1)
-
-    def forward(
-        self, features: Float[Tensor, "1 C G V"]
-    ) -> tuple[Float[Tensor, "1 A2 G V"], Float[Tensor, "1 A4 G V"]]:
-        hidden = F.relu(self.conv(features), inplace=not torch.is_grad_enabled())
-        return self.objectness_logits(hidden), self.anchor_deltas(hidden)
-
-
-class AnchorGenerator(nn.Module):
-    """The cell anchors, kept as a buffer: the published weights carry their own."""
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.stride = config.stride
-        self.cell_anchors = nn.Module()
-        cells = legacy_cell_anchors(config.anchor_scales, config.anchor_ratios)
-        self.cell_anchors.register_buffer("0", cells)
-
-    def forward(self, rows: int, columns: int) -> Float[Tensor, "GVA 4"]:
-        return grid_anchors(self.cell_anchors.get_buffer("0"), rows, columns, self.stride)
-
-
-class ProposalGenerator(nn.Module):
-    """The region proposal network and its proposal layer."""
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.rpn_head = RpnHead(4 * config.res2_channels, config.rpn_channels, config.num_anchors)
-        self.anchor_generator = AnchorGenerator(config)
-
-    def forward(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int, scale: float
-    ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
-        logits, deltas = self.rpn_head(features)
-        return self.propose(logits, deltas, height, width, scale)
-
-    def propose(
-        self,
-        logits: Float[Tensor, "1 A2 G V"],
-        deltas: Float[Tensor, "1 A4 G V"],
-        height: int,
-        width: int,
-        scale: float,
-    ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
-        """Proposals and their foreground probabilities, best first.
-
-        ``scale`` is the picture's resize factor: the smallest size is meant in pixels of the
-        original.
-        """
-        config = self.config
-        scores = foreground_scores(logits)
-        anchors = self.anchor_generator(*logits.shape[-2:])
-        boxes = decode_boxes(
-            anchors,
-            deltas[0].permute(1, 2, 0).reshape(-1, 4),
-            weights=config.rpn_box_weights,
-            offset=config.box_offset,
-            max_log_scale=config.max_log_scale,
-        )
-        boxes = clip_boxes(boxes, float(height), float(width), config.box_offset)
-        large = self.large_enough(boxes, config.min_proposal_size * scale)
-        boxes, scores = boxes[large], scores[large]
-        top = scores.sort(descending=True, stable=True).indices[: config.pre_nms_top]
-        boxes, scores = boxes[top], scores[top]
-        kept = nms(
-            boxes,
-            scores,
-            config.rpn_nms_threshold,
-            offset=config.box_offset,
-            inclusive=config.nms_inclusive,
-        )[: config.post_nms_top]
-        return boxes[kept], scores[kept]
-
-    def large_enough(self, boxes: Float[Tensor, "R 4"], side: float) -> Tensor:
-        """Which boxes are at least (or more than) ``side`` wide and high."""
-        sizes = boxes[:, 2:] - boxes[:, :2] + self.config.box_offset
-        if self.config.min_size_inclusive:
-            return (sizes >= side).all(dim=1)
-        return ((sizes > side) & (boxes[:, 2:] > boxes[:, :2])).all(dim=1)
-
-
-def foreground_scores(logits: Float[Tensor, "1 A2 G V"]) -> Float[Tensor, " GVA"]:
-    """Softmax over (background, foreground) of each anchor; background's channels come first."""
-    _, channels, rows, columns = logits.shape
-    pairs = logits.reshape(2, channels // 2, rows, columns)
-    return pairs.softmax(dim=0)[1].permute(1, 2, 0).reshape(-1)
 
 
 class BoxPredictor(nn.Module):
@@ -170,23 +93,29 @@ class BoxPredictor(nn.Module):
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
+        self.config = config
         size, classes = config.feature_size, config.num_classes + 1
         self.cls_score = nn.Linear(size, classes)
-        self.bbox_pred = nn.Linear(size, 4 * classes)
-        self.cls_embed = nn.Embedding(classes, config.class_embedding_size)
-        self.attr_linear1 = nn.Linear(
-            size + config.class_embedding_size, config.attribute_hidden_size
-        )
-        self.attr_linear2 = nn.Linear(config.attribute_hidden_size, config.num_attributes + 1)
+        self.bbox_pred = nn.Linear(size, 4 * config.num_regressed)
+        if config.num_attributes:
+            self.cls_embed = nn.Embedding(classes, config.class_embedding_size)
+            self.attr_linear1 = nn.Linear(
+                size + config.class_embedding_size, config.attribute_hidden_size
+            )
+            self.attr_linear2 = nn.Linear(config.attribute_hidden_size, config.num_attributes + 1)
 
     def attribute_logits(
         self, features: Float[Tensor, "R D"], class_logits: Float[Tensor, "R K1"]
     ) -> Float[Tensor, "R L1"]:
         """The class may be background here, as in the original network."""
         embedded = self.cls_embed(class_logits.argmax(dim=1))
-        hidden = F.relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
+        hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
         logits: Tensor = self.attr_linear2(hidden)
         return logits
+
+    def attribute_probs(self, logits: Float[Tensor, "R L1"]) -> Float[Tensor, "R L"]:
+        """Softmax with "no attribute" (the first), or without it (the last output)."""
+        return (logits if self.config.attribute_background else logits[:, :-1]).softmax(dim=1)
 
 
 class RoiHeads(nn.Module):
@@ -196,14 +125,22 @@ class RoiHeads(nn.Module):
         super().__init__()
         self.config = config
         self.res5 = backbone_stage(config, 5)
+        if config.pre_activation:
+            self.res5_bn = norm_of(config, 5).layer(config.feature_size)
         self.box_predictor = BoxPredictor(config)
 
     def pool(
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"]
     ) -> Float[Tensor, "R C P P"]:
-        """RoI max pooling (Girshick 2015): a bin is the maximum of the cells that it touches."""
-        pooled: Tensor = roi_pool(features, [boxes], self.config.pool_size, 1 / self.config.stride)
-        return pooled
+        """The regions' cells, on a grid of the configured size."""
+        return pool_regions(features, boxes, self.config)
+
+    def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
+        """The mean of res5 over each pooled region."""
+        x: Tensor = self.res5(pooled)
+        if self.config.pre_activation:
+            x = relu(self.res5_bn(x))
+        return x.mean(dim=(2, 3))
 
     def region_features(
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
@@ -211,18 +148,37 @@ class RoiHeads(nn.Module):
         """The mean of res5 over each region, ``chunk`` regions at a time to bound memory."""
         if not len(boxes):
             return features.new_zeros((0, self.config.feature_size))
-        if features.device.type == "cpu" and shares_windows(self.res5):
+        if (
+            self.config.pooling == "pool"
+            and features.device.type == "cpu"
+            and shares_windows(self.res5)
+        ):
             size, scale = self.config.pool_size, 1 / self.config.stride
             return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
-        means = [
-            self.res5(self.pool(features, part)).mean(dim=(2, 3))
-            for part in torch.split(boxes, chunk)
-        ]
-        return torch.cat(means)
+        parts = torch.split(boxes, chunk)
+        return torch.cat([self.region_means(self.pool(features, part)) for part in parts])
+
+
+def pool_regions(
+    features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], config: DetectorConfig
+) -> Float[Tensor, "R C P P"]:
+    """RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches), or
+    RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
+    """
+    size, scale = config.pool_size, 1 / config.stride
+    if config.pooling == "pool":
+        pooled: Tensor = roi_pool(features, [boxes], size, scale)
+        return pooled
+    aligned = config.pooling == "align"
+    pooled = roi_align(features, [boxes], size, scale, config.sampling_ratio, aligned)
+    return pooled
 
 
 class FasterRCNN(nn.Module):
-    """The whole detector: one picture in, all its proposals described."""
+    """The whole detector: one picture in, all its proposals described.
+
+    Trainable: gradients reach every stage above ``config.frozen_stages``.
+    """
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -230,45 +186,103 @@ class FasterRCNN(nn.Module):
         self.backbone = Backbone(config)
         self.proposal_generator = ProposalGenerator(config)
         self.roi_heads = RoiHeads(config)
+        for number in range(1, config.frozen_stages + 1):
+            name = "stem" if number == 1 else f"res{number}"
+            self.backbone.get_submodule(name).requires_grad_(False)
+
+    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        """What proposals and regions share: res4, activated where res5 expects that."""
+        return self.activate(self.backbone(pictures))
+
+    def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
+        """Pre-activation networks normalise and rectify res4 once, as res5's first block would."""
+        first = self.roi_heads.res5[0]
+        return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
 
     def forward(
         self, picture: Float[Tensor, "1 3 H W"], scale: float, chunk: int = 50
     ) -> Detections:
-        """Detects in one picture, blue-green-red with the mean subtracted, resized by ``scale``."""
-        features = self.backbone(picture)
-        boxes, _ = self.proposal_generator(features, picture.shape[2], picture.shape[3], scale)
-        return self.describe(features, boxes, chunk)
+        """Detects in one picture, normalised as configured and resized by ``scale``."""
+        return self.detect(picture, [(picture.shape[2], picture.shape[3])], [scale], chunk)[0]
+
+    def detect(
+        self,
+        pictures: Float[Tensor, "N 3 H W"],
+        sizes: Sequence[tuple[int, int]],
+        scales: Sequence[float],
+        chunk: int = 50,
+    ) -> list[Detections]:
+        """Detects in a batch padded to the right and below; ``sizes`` are (height, width) without.
+
+        Padding is part of the pictures here, as it is to the published code: features near a
+        padded border are not those of the picture alone.
+        """
+        features = self.feature_map(pictures)
+        found = []
+        for number, ((height, width), scale) in enumerate(zip(sizes, scales, strict=True)):
+            own = features[number : number + 1]
+            boxes, _ = self.proposal_generator(own, height, width, scale)
+            found.append(self.describe(own, boxes, chunk))
+        return found
 
     def describe(
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int = 50
     ) -> Detections:
-        """Features, classes and attributes of given boxes on the feature map."""
+        """Features, classes and attributes of proposals or given boxes on the feature map."""
         region_features = self.roi_heads.region_features(features, boxes, chunk)
         predictor = self.roi_heads.box_predictor
         class_logits = predictor.cls_score(region_features)
-        attribute_logits = predictor.attribute_logits(region_features, class_logits)
+        attributes = deltas = None
+        if self.config.num_attributes:
+            logits = predictor.attribute_logits(region_features, class_logits)
+            attributes = predictor.attribute_probs(logits)
+        if self.config.written_boxes == "refined":
+            deltas = predictor.bbox_pred(region_features)
         return Detections(
             boxes=boxes,
             features=region_features,
             class_probs=class_logits.softmax(dim=1),
-            attribute_probs=attribute_logits.softmax(dim=1),
+            attribute_probs=attributes,
+            box_deltas=deltas,
         )
 
-    def load_published(self, state: Mapping[str, Tensor]) -> None:
-        """Loads a state dict of the published layout, its anchors included.
+    def whole_image(
+        self, features: Float[Tensor, "1 C G V"], height: int, width: int
+    ) -> Float[Tensor, " D"]:
+        """The feature of the region that is the whole picture."""
+        offset = self.config.box_offset
+        box = features.new_tensor([[0.0, 0.0, width - offset, height - offset]])
+        return self.roi_heads.region_features(features, box, 1)[0]
 
-        Raises ValueError that names every missing and unexpected key and every tensor of another
-        shape.
-        """
-        state = {k: v for k, v in state.items() if not k.endswith(IGNORED_SUFFIXES)}
-        own = self.state_dict()
-        complaints = [f"missing {key}" for key in own if key not in state]
-        complaints += [f"unexpected {key}" for key in state if key not in own]
-        complaints += [
-            f"{key} is {tuple(state[key].shape)}, want {tuple(own[key].shape)}"
-            for key in own
-            if key in state and state[key].shape != own[key].shape
-        ]
-        if complaints:
-            raise ValueError("the weights do not fit the detector: " + "; ".join(complaints))
-        self.load_state_dict(dict(state))
+
+def refine_boxes(
+    boxes: Float[Tensor, "R 4"],
+    deltas: Float[Tensor, "R B4"],
+    height: float,
+    width: float,
+    config: DetectorConfig,
+) -> Float[Tensor, "R B 4"]:
+    """Each region's regressed boxes, one a class or one for all, clipped to the picture."""
+    decoded = decode_boxes(
+        boxes,
+        deltas,
+        weights=config.box_weights,
+        offset=config.box_offset,
+        max_log_scale=config.max_log_scale,
+    )
+    clipped = clip_boxes(decoded, height, width, config.box_offset)
+    return clipped.reshape(len(boxes), -1, 4)
+
+
+def foreground_classes(
+    probs: Float[Tensor, "R K1"], config: DetectorConfig
+) -> Float[Tensor, "R K"]:
+    """Class probabilities without background's, not renormalised."""
+    return probs[:, 1:] if config.background == "first" else probs[:, :-1]
+
+
+def foreground_attributes(
+    probs: Float[Tensor, "R L1"], config: DetectorConfig
+) -> Float[Tensor, "R L"]:
+    """Attribute probabilities without that of "no attribute", not renormalised."""
+    return probs[:, 1:] if config.attribute_background else probs

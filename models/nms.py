@@ -10,6 +10,7 @@ import math
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torchvision.ops import batched_nms
 from torchvision.ops import nms as torchvision_nms
 
 from vlmill.models.boxes import pairwise_iou
@@ -31,12 +32,37 @@ def nms(
     threshold: the far corners carry the offset instead, and an inclusive threshold is the next
     float32 below.
     """
-    corners = torch.cat((boxes[:, :2], boxes[:, 2:] + offset), dim=1)
-    bound = torch.tensor(threshold, dtype=torch.float32)
-    if inclusive:
-        bound = torch.nextafter(bound, torch.tensor(-math.inf))
-    kept: Tensor = torchvision_nms(corners, scores, bound.item())
+    corners = exclusive_corners(boxes, offset)
+    kept: Tensor = torchvision_nms(corners, scores, strict_threshold(threshold, inclusive))
     return kept
+
+
+def nms_by_class(
+    boxes: Float[Tensor, "R 4"],
+    scores: Float[Tensor, " R"],
+    classes: Int64[Tensor, " R"],
+    threshold: float,
+    *,
+    offset: float,
+    inclusive: bool,
+) -> Int64[Tensor, " N"]:
+    """The same where boxes of different classes do not suppress each other."""
+    corners = exclusive_corners(boxes, offset)
+    kept: Tensor = batched_nms(corners, scores, classes, strict_threshold(threshold, inclusive))
+    return kept
+
+
+def exclusive_corners(boxes: Float[Tensor, "R 4"], offset: float) -> Float[Tensor, "R 4"]:
+    """Boxes whose second corner is the first pixel outside."""
+    return torch.cat((boxes[:, :2], boxes[:, 2:] + offset), dim=1)
+
+
+def strict_threshold(threshold: float, inclusive: bool) -> float:
+    """The threshold above which float32 overlaps suppress."""
+    if not inclusive:
+        return threshold
+    bound = torch.tensor(threshold, dtype=torch.float32)
+    return torch.nextafter(bound, torch.tensor(-math.inf)).item()
 
 
 def nms_every_class(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.resnet import Bottleneck, ConvNorm
+from vlmill.models.resnet import Bottleneck, ConvNorm, PreActivationBottleneck
 
 # Standard deviation of mean-subtracted grey levels in photographs, about 64: the stem's norm takes
 # it out.
@@ -53,9 +53,12 @@ def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
 
 def damp_branches(stage: nn.Module) -> None:
     """Shrinks each block's branch so that their sum over a stage of any depth stays near 1."""
-    blocks = [block for block in stage.children() if isinstance(block, Bottleneck)]
+    blocks = list(stage.children())
     for block in blocks:
-        norm_weight(block.conv3).fill_(1 / math.sqrt(len(blocks)))
+        if isinstance(block, Bottleneck):
+            norm_weight(block.conv3).fill_(1 / math.sqrt(len(blocks)))
+        elif isinstance(block, PreActivationBottleneck):  # its norms come before the convolutions
+            block.conv3.weight.mul_(1 / math.sqrt(len(blocks)))
 
 
 def scale_heads(model: FasterRCNN) -> None:
@@ -68,5 +71,7 @@ def scale_heads(model: FasterRCNN) -> None:
 
 
 def norm_weight(layer: ConvNorm) -> Tensor:
-    """The scale of a layer's frozen normalisation."""
-    return layer.norm.get_buffer("weight")
+    """The scale of a layer's normalisation."""
+    weight = layer.norm.weight
+    assert isinstance(weight, Tensor)
+    return weight

@@ -3,7 +3,8 @@
 B pictures or RoIs, C channels, H x W pixels or cells.
 """
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """How a stage normalises: with constants (``frozen``), or as nn.BatchNorm2d does."""
+
+    eps: float = 1e-5
+    kind: Literal["frozen", "trained"] = "frozen"
+
+    def layer(self, channels: int) -> nn.Module:
+        if self.kind == "trained":
+            return nn.BatchNorm2d(channels, eps=self.eps)
+        return FrozenBatchNorm(channels, self.eps)
 
 
 class FrozenBatchNorm(nn.Module):
@@ -35,19 +49,22 @@ class FrozenBatchNorm(nn.Module):
         return scale, self.bias - self.running_mean * scale
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        scale, shift = self.affine()
-        return x * scale[:, None, None] + shift[:, None, None]
+        # Not affine(): through 100 layers its other rounding is five times the published code's
+        # own spread (res4 of R-101).
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 class ConvNorm(nn.Conv2d):
-    """A convolution without bias and its normalisation, named ``norm`` inside it."""
+    """A convolution without bias and the normalisation of its output, named ``norm`` inside it."""
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel: int,
-        eps: float,
+        norm: Norm,
         *,
         stride: int = 1,
         dilation: int = 1,
@@ -61,38 +78,68 @@ class ConvNorm(nn.Conv2d):
             dilation=dilation,
             bias=False,
         )
-        self.norm: nn.Module = FrozenBatchNorm(out_channels, eps)
+        self.norm = norm.layer(out_channels)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
         return cast(Tensor, self.norm(super().forward(x)))
 
     def fold(self) -> None:
         """Moves the normalisation into the convolution's own weight and bias."""
-        if not isinstance(self.norm, FrozenBatchNorm):
-            return
-        scale, shift = self.norm.affine()
-        self.weight = nn.Parameter(
-            self.weight.detach() * scale[:, None, None, None], requires_grad=False
+        if isinstance(self.norm, FrozenBatchNorm):
+            fold_into(self, self.norm)
+            self.norm = nn.Identity()
+
+
+class NormConv(nn.Conv2d):
+    """A convolution whose input is normalised and rectified first (He et al. 2016b)."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, norm: Norm, *, stride: int = 1
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False
         )
-        self.bias = nn.Parameter(shift.clone(), requires_grad=False)
-        self.norm = nn.Identity()
+        self.norm = norm.layer(in_channels)
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
+        return super().forward(relu(self.norm(x)))
+
+
+def relu(x: Tensor) -> Tensor:
+    """Rectifies, in place where no gradient needs the values before."""
+    return F.relu(x, inplace=not torch.is_grad_enabled())
+
+
+def fold_into(conv: nn.Conv2d, norm: FrozenBatchNorm) -> None:
+    """Makes ``conv`` give what ``norm`` made of its output."""
+    scale, shift = norm.affine()
+    conv.weight = nn.Parameter(
+        conv.weight.detach() * scale[:, None, None, None], requires_grad=False
+    )
+    conv.bias = nn.Parameter(shift.clone(), requires_grad=False)
 
 
 class Stem(nn.Module):
     """7x7 convolution and 3x3 max pool, both of stride 2: 1/4 of the picture's side.
 
     ``ceil_pool`` pools as Caffe does, without padding and with a last window cut at the border;
-    otherwise as torchvision and Detectron2 do, with padding 1.
+    otherwise as torchvision and Detectron2 do, with padding 1. ``normalise_input`` is the
+    pre-activation ResNet's, which scales the pixels too.
     """
 
-    def __init__(self, channels: int, eps: float, *, ceil_pool: bool) -> None:
+    def __init__(
+        self, channels: int, norm: Norm, *, ceil_pool: bool, normalise_input: bool = False
+    ) -> None:
         super().__init__()
-        self.conv1 = ConvNorm(3, channels, 7, eps, stride=2)
+        if normalise_input:
+            self.norm = norm.layer(3)
+        self.normalise_input = normalise_input
+        self.conv1 = ConvNorm(3, channels, 7, norm, stride=2)
         self.ceil_pool = ceil_pool
 
     def forward(self, picture: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G V"]:
-        x = F.relu(self.conv1(picture), inplace=not torch.is_grad_enabled())
-        return stem_pool(x, ceil_pool=self.ceil_pool)
+        x = self.norm(picture) if self.normalise_input else picture
+        return stem_pool(relu(self.conv1(x)), ceil_pool=self.ceil_pool)
 
 
 def stem_pool(x: Float[Tensor, "B C H W"], *, ceil_pool: bool) -> Float[Tensor, "B C G V"]:
@@ -110,7 +157,7 @@ class Bottleneck(nn.Module):
         in_channels: int,
         mid_channels: int,
         out_channels: int,
-        eps: float,
+        norm: Norm,
         *,
         stride: int,
         dilation: int,
@@ -120,16 +167,60 @@ class Bottleneck(nn.Module):
         first, second = (stride, 1) if stride_in_1x1 else (1, stride)
         self.shortcut: nn.Module = nn.Identity()
         if in_channels != out_channels:
-            self.shortcut = ConvNorm(in_channels, out_channels, 1, eps, stride=stride)
-        self.conv1 = ConvNorm(in_channels, mid_channels, 1, eps, stride=first)
-        self.conv2 = ConvNorm(mid_channels, mid_channels, 3, eps, stride=second, dilation=dilation)
-        self.conv3 = ConvNorm(mid_channels, out_channels, 1, eps)
+            self.shortcut = ConvNorm(in_channels, out_channels, 1, norm, stride=stride)
+        self.conv1 = ConvNorm(in_channels, mid_channels, 1, norm, stride=first)
+        self.conv2 = ConvNorm(mid_channels, mid_channels, 3, norm, stride=second, dilation=dilation)
+        self.conv3 = ConvNorm(mid_channels, out_channels, 1, norm)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-        inplace = not torch.is_grad_enabled()
-        y = F.relu(self.conv1(x), inplace=inplace)
-        y = F.relu(self.conv2(y), inplace=inplace)
-        return F.relu(self.conv3(y) + self.shortcut(x), inplace=inplace)
+        y = relu(self.conv1(x))
+        y = relu(self.conv2(y))
+        return relu(self.conv3(y) + self.shortcut(x))
+
+
+class PreActivationBottleneck(nn.Module):
+    """The bottleneck of ResNet v2 (He et al. 2016b, arXiv:1603.05027): nothing follows the sum.
+
+    ``activated`` says that the input is normalised and rectified already, with this block's own
+    ``norm`` (:meth:`activate`): the detector does so once for the whole map of which res5 sees
+    parts.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        mid_channels: int,
+        out_channels: int,
+        norm: Norm,
+        *,
+        stride: int,
+        activated: bool = False,
+    ) -> None:
+        super().__init__()
+        self.activated = activated
+        self.norm = norm.layer(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, mid_channels, 1, bias=False)
+        self.conv2 = NormConv(mid_channels, mid_channels, 3, norm, stride=stride)
+        self.conv3 = NormConv(mid_channels, out_channels, 1, norm)
+        self.has_shortcut = in_channels != out_channels
+        if self.has_shortcut:
+            self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+
+    def activate(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Normalises and rectifies, as the block does to its input first."""
+        return relu(self.norm(x))
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
+        t = x if self.activated else self.activate(x)
+        y = self.conv3(self.conv2(self.conv1(t)))
+        return cast(Tensor, y + (self.shortcut(t) if self.has_shortcut else x))
+
+    def fold(self) -> None:
+        """Moves each inner normalisation into the convolution before it."""
+        for before, after in ((self.conv1, self.conv2), (self.conv2, self.conv3)):
+            if isinstance(after.norm, FrozenBatchNorm):
+                fold_into(before, after.norm)
+                after.norm = nn.Identity()
 
 
 def resnet_stage(
@@ -137,7 +228,7 @@ def resnet_stage(
     in_channels: int,
     mid_channels: int,
     out_channels: int,
-    eps: float,
+    norm: Norm,
     *,
     stride: int,
     dilation: int,
@@ -150,7 +241,7 @@ def resnet_stage(
                 out_channels if i else in_channels,
                 mid_channels,
                 out_channels,
-                eps,
+                norm,
                 stride=1 if i else stride,
                 dilation=dilation,
                 stride_in_1x1=stride_in_1x1,
@@ -160,12 +251,38 @@ def resnet_stage(
     )
 
 
-def fold_norms(model: nn.Module) -> None:
-    """Folds every normalisation into its convolution, in place; equal up to rounding (1e-6).
+def pre_activation_stage(
+    num_blocks: int,
+    in_channels: int,
+    mid_channels: int,
+    out_channels: int,
+    norm: Norm,
+    *,
+    stride: int,
+    activated: bool,
+) -> nn.Sequential:
+    """The same of pre-activation blocks, which stride in the 3x3 and do not dilate."""
+    return nn.Sequential(
+        *(
+            PreActivationBottleneck(
+                out_channels if i else in_channels,
+                mid_channels,
+                out_channels,
+                norm,
+                stride=1 if i else stride,
+                activated=activated and i == 0,
+            )
+            for i in range(num_blocks)
+        )
+    )
 
-    A folded model no longer has the published state-dict keys; fold after loading.  Backbones run
-    1.2 times faster.
+
+def fold_norms(model: nn.Module) -> None:
+    """Folds every frozen normalisation that follows a convolution into it, in place.
+
+    Equal up to rounding (1e-6). A folded model no longer has the published state-dict keys; fold
+    after loading.  Backbones run 1.2 times faster.
     """
     for module in model.modules():
-        if isinstance(module, ConvNorm):
+        if isinstance(module, ConvNorm | PreActivationBottleneck):
             module.fold()

@@ -23,6 +23,7 @@ from vlmill.extract.preprocess import (
     resize_bilinear,
     resize_factor,
 )
+from vlmill.models.detector_config import DetectorConfig
 from vlmill.schemas.rejects import Reason
 
 OPS = load_file(Path(__file__).parents[1] / "golden/frcnn/ops/cases.safetensors")
@@ -203,12 +204,12 @@ def test_mutated_pictures_decode_or_are_rejected(seed: int, kind: str) -> None:
 def test_a_picture_that_vanishes_when_resized_is_rejected(shape: tuple[int, int]) -> None:
     pixels = np.zeros((*shape, 3), np.uint8)
     with pytest.raises(Rejected) as rejected:
-        network_input(pixels, MEAN, LIMITS, min_side=3)
+        network_input(pixels, DetectorConfig(), LIMITS)
     assert rejected.value.reason is Reason.TOO_SMALL
 
 
 def test_one_pixel_becomes_a_flat_picture() -> None:
-    picture = network_input(np.full((1, 1, 3), 200, np.uint8), MEAN, LIMITS, min_side=3)
+    picture = network_input(np.full((1, 1, 3), 200, np.uint8), DetectorConfig(), LIMITS)
     assert picture.tensor.shape == (1, 3, 600, 600)
     torch.testing.assert_close(picture.tensor[0, :, 0, 0], 200 - torch.tensor(MEAN))
     assert (picture.width, picture.height, picture.scale) == (1, 1, 600)

@@ -1,245 +1,179 @@
-"""The detector against recordings of the reference (tests/golden/frcnn/bua_caffe)."""
+"""The detector beside its parity with the published ones: shapes, limits, training."""
 
-import dataclasses
-import json
-from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from vlmill.extract.config import InputLimits, Selection
-from vlmill.extract.preprocess import network_input
-from vlmill.extract.selection import choose_regions
-from vlmill.models.boxes import clip_boxes, decode_boxes
-from vlmill.models.detector_config import ARCHITECTURES, DetectorConfig
-from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.nms import class_confidence
+from vlmill.models.detector_config import ARCHITECTURES, CONVENTIONS, DetectorConfig
+from vlmill.models.faster_rcnn import FasterRCNN, refine_boxes
 from vlmill.models.random_detector import randomise
-from vlmill.models.resnet import fold_norms
+from vlmill.models.resnet import FrozenBatchNorm, fold_norms
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-SET = GOLDEN / "frcnn/bua_caffe"
-OPTIONS = json.loads((SET / "config.json").read_text())["options"]
-TOLERANCES = json.loads((GOLDEN / "index.json").read_text())["sets"]["frcnn/bua_caffe"]["tolerance"]
-CASES = load_file(SET / "cases.safetensors")
-CONFIG = DetectorConfig(
-    depth=OPTIONS["depth"],
-    stem_channels=OPTIONS["stem"],
-    res2_channels=OPTIONS["res2"],
-    res2_width=OPTIONS["width"],
-    num_classes=OPTIONS["classes"],
-    num_attributes=OPTIONS["attrs"],
-    rpn_channels=OPTIONS["hid"],
-    anchor_scales=tuple(map(float, OPTIONS["scales"])),
-    pre_nms_top=OPTIONS["pre"],
-    post_nms_top=OPTIONS["post"],
-)
-LIMITS = InputLimits(short_side=OPTIONS["short"], long_side=OPTIONS["long"])
+# Every convention at the smallest size that keeps the structure.
+SMALL = {
+    "depth": 50,
+    "stem_channels": 4,
+    "res2_channels": 8,
+    "res2_width": 4,
+    "num_classes": 6,
+    "rpn_channels": 8,
+    "class_embedding_size": 3,
+    "attribute_hidden_size": 5,
+    "min_proposal_size": 0.0,
+    "pre_nms_top": 60,
+    "post_nms_top": 9,
+}
 
 
-def check(key: str, ours: Tensor) -> None:
-    """Compares with a recorded tensor; the first pattern that fits its key gives the tolerance."""
-    recorded = CASES[key]
-    assert ours.shape == recorded.shape, key
-    if not recorded.is_floating_point():
-        assert torch.equal(ours, recorded), key
-        return
-    bounds = next(bounds for pattern, bounds in TOLERANCES if fnmatchcase(key, pattern))
-    allowed = bounds.get("abs", 0) + bounds.get("of_max", 0) * recorded.abs().max()
-    allowed = allowed + bounds.get("rel", 0) * recorded.abs()
-    assert ((ours - recorded).abs() <= allowed).all(), (key, (ours - recorded).abs().max())
+def small(family: str, **changes: object) -> DetectorConfig:
+    sizes = SMALL if family == "detectron2" else {**SMALL, "num_attributes": 4}
+    return CONVENTIONS[family](**{**sizes, **changes})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _inference() -> Iterator[None]:
-    torch.set_grad_enabled(False)
-    yield
-    torch.set_grad_enabled(True)
-
-
-@pytest.fixture(scope="module", params=["as published", "folded, channels last"])
-def model(request: pytest.FixtureRequest) -> FasterRCNN:
-    model = FasterRCNN(CONFIG).eval()
-    model.load_published(load_file(SET / "weights.safetensors"))
-    if request.param != "as published":
-        fold_norms(model)
-        model = model.to(memory_format=torch.channels_last)
+def random_model(config: DetectorConfig, seed: int = 0) -> FasterRCNN:
+    model = FasterRCNN(config).eval()
+    randomise(model, seed)
     return model
 
 
-@pytest.fixture(params=["case0", "case1"])
-def case(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def picture(height: int, width: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(1, 3, 6, 8, generator=generator) * 64
+    return nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
 
 
-def test_preprocessing(case: str) -> None:
-    pixels = CASES[f"{case}.in.image"].numpy()
-    picture = network_input(pixels, CONFIG.pixel_mean, LIMITS, min_side=3)
-    check(f"{case}.out.tensor", picture.tensor)
-    check(f"{case}.out.im_scale", torch.tensor(picture.scale, dtype=torch.float64))
+@pytest.mark.parametrize("family", CONVENTIONS)
+def test_every_family_detects(family: str) -> None:
+    spec = small(family)
+    found = random_model(spec)(picture(96, 128), 1.0, chunk=4)
+    count = len(found.boxes)
+    assert 0 < count <= 9
+    assert found.features.shape == (count, spec.feature_size)
+    torch.testing.assert_close(found.class_probs.sum(dim=1), torch.ones(count))
+    attributes = {"milvlg": 5, "milvlg-r152": 5, "airsplay": 4, "hf-frcnn": 4}.get(family)
+    if attributes is None:
+        assert found.attribute_probs is None
+    else:
+        assert found.attribute_probs is not None
+        assert found.attribute_probs.shape == (count, attributes)
+    if spec.written_boxes == "refined":
+        assert found.box_deltas is not None
+        refined = refine_boxes(found.boxes, found.box_deltas, 96.0, 128.0, spec)
+        assert refined.shape == (count, 6, 4)
+        assert refined.min() >= 0 and refined[..., 2].max() <= 128 and refined[..., 3].max() <= 96
 
 
-def test_backbone_stage_by_stage(model: FasterRCNN, case: str) -> None:
-    backbone = model.backbone
-    check(f"{case}.out.stem", backbone.stem(CASES[f"{case}.out.tensor"]))
-    stages = torch.nn.Sequential(backbone.res2, backbone.res3, backbone.res4)
-    check(f"{case}.out.res4", stages(CASES[f"{case}.out.stem"]))
+@pytest.mark.parametrize("family", CONVENTIONS)
+def test_folding_changes_roundings_only(family: str) -> None:
+    model = random_model(small(family))
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
+    with torch.no_grad():
+        before = model.describe(model.feature_map(picture(96, 128)), boxes).features
+        fold_norms(model)
+        after = model.describe(model.feature_map(picture(96, 128)), boxes).features
+    assert not any(isinstance(m.norm, FrozenBatchNorm) for m in model.modules() if is_conv(m))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
 
 
-def test_region_proposals(model: FasterRCNN, case: str) -> None:
-    generator = model.proposal_generator
-    logits, deltas = generator.rpn_head(CASES[f"{case}.out.res4"])
-    check(f"{case}.out.rpn_logits", logits)
-    check(f"{case}.out.rpn_deltas", deltas)
-    check(f"{case}.out.anchors", generator.anchor_generator(*logits.shape[-2:]))
-    boxes, scores = propose(model, case)
-    check(f"{case}.out.proposals", boxes)
-    check(f"{case}.out.proposal_scores", scores)
+def is_conv(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and hasattr(module, "norm")
 
 
-def test_the_original_proposal_layer(case: str) -> None:
-    """Caffe differs in two fields: growth is unbounded, and a box of the smallest size stays."""
-    config = dataclasses.replace(CONFIG, max_log_scale=None, min_size_inclusive=True)
-    boxes, scores = propose(FasterRCNN(config).eval(), case)
-    check(f"{case}.caffe.rois", boxes)
-    check(f"{case}.caffe.roi_scores", scores)
-
-
-def propose(model: FasterRCNN, case: str) -> tuple[Tensor, Tensor]:
-    height, width = CASES[f"{case}.out.tensor"].shape[-2:]
-    return model.proposal_generator.propose(
-        CASES[f"{case}.out.rpn_logits"],
-        CASES[f"{case}.out.rpn_deltas"],
-        height,
-        width,
-        CASES[f"{case}.out.im_scale"].item(),
-    )
-
-
-def test_region_heads(model: FasterRCNN, case: str) -> None:
-    proposals, res4 = CASES[f"{case}.out.proposals"], CASES[f"{case}.out.res4"]
-    check(f"{case}.out.pooled_first", model.roi_heads.pool(res4, proposals[:2]))
-    found = model.describe(res4, proposals, chunk=7)
-    check(f"{case}.out.features", found.features)
-    predictor = model.roi_heads.box_predictor
-    features = CASES[f"{case}.out.features"]
-    logits = predictor.cls_score(features)
-    check(f"{case}.out.class_logits", logits)
-    check(f"{case}.out.box_deltas", predictor.bbox_pred(features))
-    check(f"{case}.out.class_probs", found.class_probs)
-    recorded_logits = CASES[f"{case}.out.class_logits"]
-    attributes = predictor.attribute_logits(features, recorded_logits).softmax(dim=1)
-    check(f"{case}.out.attr_probs", attributes)
-    check(f"{case}.caffe.class_probs", class_probs(model, res4, CASES[f"{case}.caffe.rois"]))
-
-
-def class_probs(model: FasterRCNN, res4: Tensor, boxes: Tensor) -> Tensor:
-    return model.describe(res4, boxes).class_probs
-
-
-def test_given_boxes(model: FasterRCNN, case: str) -> None:
-    boxes = CASES[f"{case}.in.given_boxes"] * CASES[f"{case}.out.im_scale"].item()
-    found = model.describe(CASES[f"{case}.out.res4"], boxes)
-    check(f"{case}.out.given_features", found.features)
-    check(f"{case}.out.given_class_probs", found.class_probs)
-    check(f"{case}.out.given_attr_probs", found.attribute_probs)
-
-
-def test_refined_boxes(case: str) -> None:
-    """The original does not bound the growth, and clips to the picture instead of its input."""
-    scale = CASES[f"{case}.out.im_scale"].item()
-    height, width = (side / scale for side in CASES[f"{case}.out.tensor"].shape[-2:])
-    own_size = [float(side) for side in CASES[f"{case}.in.image"].shape[:2]]
-    for key, boxes, bound, size in (
-        ("out.refined", "out.proposals", CONFIG.max_log_scale, (height, width)),
-        ("caffe.pred_boxes", "caffe.rois", None, own_size),
-    ):
-        decoded = decode_boxes(
-            CASES[f"{case}.{boxes}"] / scale,
-            CASES[f"{case}.out.box_deltas"],
-            weights=CONFIG.box_weights,
-            offset=1.0,
-            max_log_scale=bound,
+@pytest.mark.parametrize("family", CONVENTIONS)
+def test_gradients_reach_every_stage(family: str) -> None:
+    """Given boxes, as VL-BERT trains its Fast R-CNN: everything but the proposal head learns."""
+    model = random_model(small(family)).train()
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
+    found = model.describe(model.feature_map(picture(96, 128)), boxes)
+    loss = found.features.square().mean() - found.class_probs[:, 0].log().mean()
+    if found.attribute_probs is not None:
+        loss = loss - found.attribute_probs[:, 0].log().mean()
+    if found.box_deltas is not None:
+        loss = loss + found.box_deltas.square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        idle = "proposal_generator" in name or (
+            "bbox_pred" in name and model.config.written_boxes == "proposals"
         )
-        check(f"{case}.{key}", clip_boxes(decoded, size[0], size[1], 1.0))
+        learns = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
+        assert learns != idle, name
 
 
-def test_selection_on_refined_boxes(case: str) -> None:
-    """The port's "bboxes" mode: each region's best class refines it, then the highest are taken."""
-    probs = CASES[f"{case}.out.class_probs"]
-    best = probs[:, 1:].argmax(dim=1) + 1
-    boxes = CASES[f"{case}.out.refined"].reshape(len(probs), -1, 4)[torch.arange(len(probs)), best]
-    limit = OPTIONS["sel"][0][1]
-    highest = Selection(threshold=0.0, min_boxes=limit, max_boxes=limit)
-    check(f"{case}.out.bboxes_mode", boxes[choose_regions(confidence_of(boxes, probs), highest)])
+def test_proposals_are_constants_and_their_head_learns() -> None:
+    model = random_model(small("milvlg")).train()
+    features = model.feature_map(picture(96, 128))
+    logits, deltas = model.proposal_generator.rpn_head(features)
+    boxes, scores = model.proposal_generator.propose(logits, deltas, 96, 128, 1.0)
+    assert not boxes.requires_grad and not scores.requires_grad
+    (logits.square().mean() + deltas.square().mean()).backward()
+    for parameter in model.proposal_generator.parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("number", range(len(OPTIONS["sel"])))
-def test_selection(case: str, number: int) -> None:
-    boxes = CASES[f"{case}.out.proposals"] / CASES[f"{case}.out.im_scale"].item()
-    probs = CASES[f"{case}.out.class_probs"]
-    chosen = choose_regions(confidence_of(boxes, probs), rule(number))
-    check_selection(case, number, boxes, CASES[f"{case}.out.features"], probs, chosen)
+@pytest.mark.parametrize("stages", [0, 1, 3])
+def test_frozen_stages_and_trained_norms(stages: int) -> None:
+    model = FasterRCNN(small("milvlg", frozen_stages=stages, batch_norm="trained")).train()
+    assert not any(isinstance(m, FrozenBatchNorm) for m in model.roi_heads.modules())
+    model.describe(model.feature_map(picture(96, 128)), torch.tensor([[3.0, 5.0, 60.0, 70.0]]))
+    backbone = model.backbone
+    parts = (backbone.stem, backbone.res2, backbone.res3, backbone.res4)
+    for number, part in enumerate(parts, start=1):
+        frozen = number <= stages
+        assert all(p.requires_grad != frozen for p in part.parameters())
+        means = [m.get_buffer("running_mean") for m in part.modules() if type(m) is nn.BatchNorm2d]
+        assert any(mean.any() for mean in means) != frozen
 
 
-@pytest.mark.parametrize("number", range(len(OPTIONS["sel"])))
-def test_selection_of_the_original_code(case: str, number: int) -> None:
-    boxes = CASES[f"{case}.caffe.rois"] / CASES[f"{case}.out.im_scale"].item()
-    confidence = confidence_of(boxes, CASES[f"{case}.caffe.class_probs"])
-    check(f"{case}.caffe.max_conf", confidence)
-    check(f"{case}.caffe.sel{number}_ids", choose_regions(confidence, rule(number)))
+def test_a_state_dict_is_the_same_for_frozen_and_trained_norms() -> None:
+    frozen = FasterRCNN(small("milvlg")).state_dict()
+    trained = FasterRCNN(small("milvlg", batch_norm="trained")).state_dict()
+    assert set(frozen) == {key for key in trained if not key.endswith("num_batches_tracked")}
 
 
-def test_end_to_end(model: FasterRCNN, case: str) -> None:
-    pixels = CASES[f"{case}.in.image"].numpy()
-    picture = network_input(pixels, CONFIG.pixel_mean, LIMITS, min_side=3)
-    found = model(picture.tensor, picture.scale)
-    boxes = found.boxes / picture.scale
-    confidence = confidence_of(boxes, found.class_probs)
-    for number in range(len(OPTIONS["sel"])):
-        chosen = choose_regions(confidence, rule(number))
-        probs = found.class_probs
-        check_selection(case, number, boxes, found.features, probs, chosen)
-        scores, ids = found.attribute_probs[chosen, 1:].max(dim=1)
-        check(f"{case}.out.sel{number}_attrs_id", ids)
-        check(f"{case}.out.sel{number}_attrs_conf", scores)
+@pytest.mark.parametrize("family", ["milvlg", "detectron2"])
+def test_a_batch_of_equal_sizes_equals_its_pictures(family: str) -> None:
+    model = random_model(small(family))
+    first, second = picture(96, 128), picture(96, 128, seed=4)
+    with torch.no_grad():
+        both = model.detect(torch.cat((first, second)), [(96, 128)] * 2, [1.0, 1.0], chunk=4)
+        for found, alone in zip(both, (model(first, 1.0), model(second, 1.0)), strict=True):
+            torch.testing.assert_close(found.boxes, alone.boxes, atol=1e-3, rtol=0)
+            torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
 
 
-def rule(number: int) -> Selection:
-    low, high = OPTIONS["sel"][number]
-    return Selection(threshold=OPTIONS["thr"], min_boxes=low, max_boxes=high)
+def test_proposals_of_a_padded_picture_stay_in_the_picture() -> None:
+    model = random_model(small("detectron2"))
+    padded = nn.functional.pad(picture(64, 80), (0, 48, 0, 32))
+    with torch.no_grad():
+        found = model.detect(padded, [(64, 80)], [1.0])[0]
+    assert len(found.boxes) > 0
+    assert found.boxes[:, [0, 2]].max() <= 80 and found.boxes[:, [1, 3]].max() <= 64
 
 
-def confidence_of(boxes: Tensor, probs: Tensor) -> Tensor:
-    return class_confidence(boxes, probs[:, 1:], 0.3, offset=1.0, inclusive=True)
+@pytest.mark.parametrize(("offset", "family"), [(1.0, "milvlg"), (0.0, "airsplay")])
+def test_the_whole_picture_as_a_region(offset: float, family: str) -> None:
+    model = random_model(small(family))
+    with torch.no_grad():
+        features = model.feature_map(picture(96, 128))
+        box = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]])
+        whole = model.whole_image(features, 96, 128)
+        assert torch.equal(whole, model.describe(features, box).features[0])
 
 
-def check_selection(
-    case: str, number: int, boxes: Tensor, features: Tensor, probs: Tensor, chosen: Tensor
-) -> None:
-    key = f"{case}.out.sel{number}"
-    scores, ids = probs[chosen, 1:].max(dim=1)
-    check(f"{key}_num_bbox", torch.tensor(len(chosen)))
-    check(f"{key}_bbox", boxes[chosen])
-    check(f"{key}_x", features[chosen])
-    check(f"{key}_objects_id", ids)
-    check(f"{key}_objects_conf", scores)
+def test_res5_dilates_or_strides_as_configured() -> None:
+    pooled = torch.randn(2, 64, 14, 14)
+    for stride, dilation, side in ((1, 2, 14), (1, 1, 14), (2, 1, 7)):
+        config = small("milvlg", res2_channels=16, res5_stride=stride, res5_dilation=dilation)
+        heads = FasterRCNN(config).roi_heads
+        assert heads.res5(pooled).shape == (2, 128, side, side)
 
 
-def test_a_state_dict_that_does_not_fit_names_every_key() -> None:
-    state = load_file(SET / "weights.safetensors")
-    del state["backbone.stem.conv1.weight"]
-    state["backbone.fpn.weight"] = torch.zeros(1)
-    state["roi_heads.box_predictor.cls_score.bias"] = torch.zeros(3)
-    with pytest.raises(ValueError, match="do not fit") as error:
-        FasterRCNN(CONFIG).load_published(state)
-    assert "missing backbone.stem.conv1.weight" in str(error.value)
-    assert "unexpected backbone.fpn.weight" in str(error.value)
-    assert "cls_score.bias is (3,), want (31,)" in str(error.value)
+def test_one_regression_for_all_classes() -> None:
+    spec = small("detectron2", class_specific_boxes=False)
+    found = random_model(spec)(picture(96, 128), 1.0)
+    assert found.box_deltas is not None and found.box_deltas.shape == (len(found.boxes), 4)
 
 
 def test_published_layout_of_the_full_size() -> None:
@@ -258,12 +192,11 @@ def test_published_layout_of_the_full_size() -> None:
 
 def test_a_picture_without_proposals_has_empty_outputs() -> None:
     """5 pixels are below the smallest proposal size at every scale."""
-    model = FasterRCNN(CONFIG).eval()
-    randomise(model, 0)
-    found = model(torch.zeros(1, 3, 5, 5), 1.0)
+    spec = small("milvlg", min_proposal_size=16.0)
+    found = random_model(spec)(torch.zeros(1, 3, 5, 5), 1.0)
     assert found.boxes.shape == (0, 4)
-    assert found.features.shape == (0, CONFIG.feature_size)
-    assert confidence_of(found.boxes, found.class_probs).shape == (0,)
+    assert found.features.shape == (0, spec.feature_size)
+    assert found.class_probs.shape == (0, 7)
 
 
 def test_random_weights_follow_the_seed_and_keep_regions_apart() -> None:
@@ -288,7 +221,12 @@ def test_random_weights_follow_the_seed_and_keep_regions_apart() -> None:
 
 @pytest.mark.parametrize(
     ("make", "field"),
-    [(lambda: DetectorConfig(depth=34), "depth"), (lambda: DetectorConfig(box_offset=0.5), "box_")],
+    [
+        (lambda: DetectorConfig(depth=34), "depth"),
+        (lambda: DetectorConfig(box_offset=0.5), "box_offset"),
+        (lambda: DetectorConfig(frozen_stages=5), "frozen_stages"),
+        (lambda: DetectorConfig(class_nms_thresholds=()), "class_nms_thresholds"),
+    ],
 )
 def test_conventions_that_do_not_exist_are_refused(make: Callable[[], object], field: str) -> None:
     with pytest.raises(ValueError, match=field):

@@ -1,0 +1,516 @@
+"""The detector families, stage by stage on recorded inputs and then from the picture on."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tests.parity.golden import GoldenSet, Results
+from torch import Tensor
+from torch.nn import functional
+
+from vlmill.extract.config import InputLimits, Selection
+from vlmill.extract.predict import frame_of
+from vlmill.extract.preprocess import NetworkInput, network_input, resize_pillow
+from vlmill.extract.selection import (
+    Chosen,
+    Frame,
+    by_best_class,
+    by_class_pairs,
+    in_picture,
+    select,
+)
+from vlmill.extract.weights import open_detector
+from vlmill.models.boxes import clip_boxes, decode_boxes
+from vlmill.models.detector_config import RISING_THRESHOLDS, DetectorConfig, airsplay_pairs
+from vlmill.models.faster_rcnn import (
+    Detections,
+    FasterRCNN,
+    foreground_attributes,
+    foreground_classes,
+)
+from vlmill.models.nms import class_confidence
+from vlmill.models.proposals import ProposalGenerator
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch of a set: its recorded tensors and our inputs for its pictures."""
+
+    name: str
+    golden: GoldenSet
+    results: Results
+    model: FasterRCNN  # in the published arithmetic
+    fast: FasterRCNN  # as extract-rois runs it
+    inputs: Sequence[NetworkInput]
+
+    @property
+    def spec(self) -> DetectorConfig:
+        return self.model.config
+
+    @property
+    def numbers(self) -> list[str]:
+        """What the names of single pictures' tensors end with: nothing, or the picture's number."""
+        numbered = f"{self.name}.in.image" not in self.golden.tensors
+        return [str(i) if numbered else "" for i in range(len(self.inputs))]
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.golden.tensors[f"{self.name}.{key}"]
+
+    def check(self, key: str, ours: Tensor) -> None:
+        self.results.check(f"{self.name}.{key}", ours)
+
+    def check_if_recorded(self, key: str, ours: Tensor) -> None:
+        if f"{self.name}.{key}" in self.golden.tensors:
+            self.check(key, ours)
+
+    def batch(self) -> Tensor:
+        """Our inputs, padded to the right and below with zeros."""
+        tensors = [picture.tensor for picture in self.inputs]
+        height, width = (max(t.shape[axis] for t in tensors) for axis in (2, 3))
+        padded = [
+            functional.pad(t, (0, width - t.shape[3], 0, height - t.shape[2])) for t in tensors
+        ]
+        return torch.cat(padded)
+
+    def sizes(self) -> list[tuple[int, int]]:
+        return [(p.tensor.shape[2], p.tensor.shape[3]) for p in self.inputs]
+
+    def frames(self) -> list[Frame]:
+        return [frame_of(picture) for picture in self.inputs]
+
+    def of_picture(self, key: str, number: int) -> Tensor:
+        """The rows of one picture in a tensor that holds those of the whole batch."""
+        counts = [len(self[f"out.proposals{i}"]) for i in self.numbers]
+        return torch.split(self[key], counts)[number]
+
+    def recorded_detections(self, number: int, features: str, probs: Tensor) -> Detections:
+        """What the reference's network gave, for our selection."""
+        return Detections(
+            boxes=self[f"out.proposals{self.numbers[number]}"],
+            features=self.of_picture(features, number),
+            class_probs=probs,
+            box_deltas=self.of_picture("out.box_deltas", number),
+        )
+
+
+def open_cases(
+    golden: GoldenSet, results: Results, changes: Mapping[str, Any], sides: tuple[int, int]
+) -> list[Case]:
+    """The cases of a set, its network opened as a user opens published weights."""
+    model, fast = (
+        open_detector(None, golden.weights, changes=changes, folded=folded).model
+        for folded in (False, True)
+    )
+    limits = InputLimits(short_side=sides[0], long_side=sides[1])
+    cases = []
+    for name in golden.cases:
+        keys = sorted(k for k in golden.tensors if k.startswith(f"{name}.in.image"))
+        pixels = [golden.tensors[key].numpy() for key in keys]
+        inputs = [network_input(one, model.config, limits) for one in pixels]
+        cases.append(Case(name, golden, results, model, fast, inputs))
+    return cases
+
+
+@torch.inference_mode()
+def shared_stages(case: Case, *, features: str, scores: str, first: int) -> None:
+    """Picture to heads; ``features`` and ``scores`` are the family's names of these tensors."""
+    model, spec = case.model, case.spec
+    case.check("out.tensor", case.batch())
+    if spec.resize == "pillow":
+        for picture, number in zip(case.inputs, case.numbers, strict=True):
+            pixels = case[f"in.image{number}"].numpy()
+            resized = resize_pillow(pixels, *picture.tensor.shape[2:])
+            case.check(f"out.resized{number}", torch.tensor(resized))
+    backbone = model.backbone
+    stem = backbone.stem(case["out.tensor"])
+    case.check_if_recorded("out.stem", stem)
+    stem = case.golden.tensors.get(f"{case.name}.out.stem", stem)
+    case.check("out.res4", model.activate(backbone.res4(backbone.res3(backbone.res2(stem)))))
+    generator = model.proposal_generator
+    logits, deltas = generator.rpn_head(case["out.res4"])
+    case.check("out.rpn_logits", logits)
+    case.check("out.rpn_deltas", deltas)
+    case.check("out.anchors", generator.anchor_generator(*logits.shape[-2:]))
+    for index, number in enumerate(case.numbers):
+        boxes, objectness = propose(case, generator, index)
+        case.check(f"out.proposals{number}", boxes)
+        case.check(f"out.{scores}{number}", objectness)
+    heads(case, features, first)
+
+
+def propose(case: Case, generator: ProposalGenerator, index: int) -> tuple[Tensor, Tensor]:
+    """Proposals of one picture, from recorded outputs of the proposal head."""
+    height, width = case.sizes()[index]
+    return generator.propose(
+        case["out.rpn_logits"][index : index + 1],
+        case["out.rpn_deltas"][index : index + 1],
+        height,
+        width,
+        case.inputs[index].scale,
+    )
+
+
+def heads(case: Case, features: str, first: int) -> None:
+    """Pooling, res5 and the predictors, each on what is recorded before it."""
+    heads, predictor = case.model.roi_heads, case.model.roi_heads.box_predictor
+    proposals = [case[f"out.proposals{number}"] for number in case.numbers]
+    res4 = case["out.res4"]
+    case.check("out.pooled_first", heads.pool(res4[:1], proposals[0][:first]))
+    ours = [heads.region_features(res4[i : i + 1], boxes, 7) for i, boxes in enumerate(proposals)]
+    case.check(f"out.{features}", torch.cat(ours))
+    recorded, logits = case[f"out.{features}"], case["out.class_logits"]
+    case.check("out.class_logits", predictor.cls_score(recorded))
+    case.check("out.box_deltas", predictor.bbox_pred(recorded))
+    if case.spec.num_attributes:
+        attributes = predictor.attribute_logits(recorded, logits)
+        case.check_if_recorded("out.attr_logits", attributes)
+        case.check_if_recorded("out.attr_probs", predictor.attribute_probs(attributes))
+
+
+@torch.inference_mode()
+def end_to_end(case: Case) -> list[Detections]:
+    """Our own detections, from the pictures on."""
+    scales = [picture.scale for picture in case.inputs]
+    return case.model.detect(case.batch(), case.sizes(), scales, chunk=16)
+
+
+def check_detections(case: Case, found: Sequence[Detections], features: str, probs: str) -> None:
+    """End to end: the same proposals in the same order, and what is said of them."""
+    for number, one in zip(case.numbers, found, strict=True):
+        case.check(f"out.proposals{number}", one.boxes)
+        case.check_if_recorded(f"out.{probs}{number}", one.class_probs)
+    case.check(f"out.{features}", torch.cat([one.features for one in found]))
+
+
+def given_boxes(case: Case) -> None:
+    """Features of boxes in the picture's pixels."""
+    factors = torch.tensor(case.inputs[0].factors * 2)
+    found = case.model.describe(case["out.res4"], case["in.given_boxes"] * factors)
+    case.check("out.given_features", found.features)
+    case.check("out.given_class_probs", found.class_probs)
+    assert found.attribute_probs is not None
+    case.check("out.given_attr_probs", found.attribute_probs)
+
+
+def expect_sizes(spec: DetectorConfig, resnets: Mapping[str, Any], **sizes: int) -> None:
+    """What was read off the shapes is what the reference was built with."""
+    expected = {
+        "depth": resnets["DEPTH"],
+        "stem_channels": resnets["STEM_OUT_CHANNELS"],
+        "res2_channels": resnets["RES2_OUT_CHANNELS"],
+        "res2_width": resnets["WIDTH_PER_GROUP"],
+        **sizes,
+    }
+    assert {name: getattr(spec, name) for name in expected} == expected
+
+
+def detectron2_fields(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Our fields for settings in Detectron2's names."""
+    rpn, heads = keys[f"{prefix}RPN"], keys[f"{prefix}ROI_BOX_HEAD"]
+    anchors = keys[f"{prefix}ANCHOR_GENERATOR"]
+    return {
+        "pixel_mean": tuple(float(v) for v in keys[f"{prefix}PIXEL_MEAN"]),
+        "stride_in_1x1": keys[f"{prefix}RESNETS"]["STRIDE_IN_1X1"],
+        "pre_nms_top": rpn["PRE_NMS_TOPK_TEST"],
+        "post_nms_top": rpn["POST_NMS_TOPK_TEST"],
+        "rpn_nms_threshold": rpn["NMS_THRESH"],
+        "rpn_box_weights": tuple(rpn["BBOX_REG_WEIGHTS"]),
+        "box_weights": tuple(heads["BBOX_REG_WEIGHTS"]),
+        "min_proposal_size": float(keys[f"{prefix}PROPOSAL_GENERATOR"]["MIN_SIZE"]),
+        "pool_size": heads["POOLER_RESOLUTION"],
+        "sampling_ratio": heads["POOLER_SAMPLING_RATIO"],
+        "anchor_scales": tuple(size / 16 for size in anchors["SIZES"][0]),
+        "anchor_ratios": tuple(anchors["ASPECT_RATIOS"][0]),
+        "anchor_offset": anchors["OFFSET"],
+    }
+
+
+# milvlg: the port of the original detector, and the original's own layers (caffe.*).
+
+
+def milvlg(golden: GoldenSet, results: Results) -> None:
+    """The sets ``frcnn/bua_caffe`` and ``frcnn/bua_caffe_r152v2``."""
+    options, keys = golden.config["options"], golden.config["keys"]
+    fields = detectron2_fields(keys)
+    fields["class_nms_thresholds"] = (keys["ROI_HEADS"]["NMS_THRESH_TEST"],)
+    for case in open_cases(golden, results, fields, (options["short"], options["long"])):
+        expect_sizes(
+            case.spec,
+            keys["RESNETS"],
+            num_classes=options["classes"],
+            num_attributes=options["attrs"],
+            rpn_channels=options["hid"],
+        )
+        assert case.spec.pre_activation == (keys["BUA"]["RESNET_VERSION"] == 2)
+        shared_stages(case, features="features", scores="proposal_scores", first=2)
+        scale = case.inputs[0].scale
+        case.check("out.im_scale", torch.tensor(scale, dtype=torch.float64))
+        case.check("out.class_probs", case["out.class_logits"].softmax(dim=1))
+        with torch.inference_mode():
+            given_boxes(case)
+            original_layers(case)
+        recorded = case.recorded_detections(0, "out.features", case["out.class_probs"])
+        attributes = case["out.attr_probs"]
+        milvlg_selections(case, dataclasses.replace(recorded, attribute_probs=attributes))
+        refined_boxes(case, recorded)
+        found = end_to_end(case)
+        check_detections(case, found, "features", "class_probs")
+        milvlg_selections(case, found[0])
+
+
+def milvlg_selections(case: Case, found: Detections) -> None:
+    """The npz content of every configured selection."""
+    options = case.golden.config["options"]
+    for number, (low, high) in enumerate(options["sel"]):
+        rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
+        chosen = select(found, case.spec, case.frames()[0], rule)
+        assert found.attribute_probs is not None
+        attributes = foreground_attributes(found.attribute_probs[chosen.ids], case.spec)
+        key = f"out.sel{number}"
+        case.check(f"{key}_num_bbox", torch.tensor(len(chosen.ids)))
+        case.check(f"{key}_bbox", chosen.boxes)
+        case.check(f"{key}_x", found.features[chosen.ids])
+        case.check(f"{key}_objects_id", chosen.class_ids)
+        case.check(f"{key}_objects_conf", chosen.class_scores)
+        case.check(f"{key}_attrs_id", attributes.max(dim=1).indices)
+        case.check(f"{key}_attrs_conf", attributes.max(dim=1).values)
+
+
+def refined_boxes(case: Case, recorded: Detections) -> None:
+    """Refined boxes in the picture's pixels, and the mode that selects among them."""
+    scale, (height, width) = case.inputs[0].scale, case.sizes()[0]
+    decoded = decoded_in_picture(case, "out.proposals", case.spec.max_log_scale)
+    case.check("out.refined", clip_boxes(decoded, height / scale, width / scale, 1.0))
+    limit = case.golden.config["options"]["sel"][0][1]
+    highest = Selection(threshold=0.0, min_boxes=limit, max_boxes=limit)
+    spec = dataclasses.replace(case.spec, written_boxes="refined")
+    case.check("out.bboxes_mode", select(recorded, spec, case.frames()[0], highest).boxes)
+
+
+def decoded_in_picture(case: Case, boxes: str, bound: float | None) -> Tensor:
+    return decode_boxes(
+        case[boxes] / case.inputs[0].scale,
+        case["out.box_deltas"],
+        weights=case.spec.box_weights,
+        offset=case.spec.box_offset,
+        max_log_scale=bound,
+    )
+
+
+def original_layers(case: Case) -> None:
+    """The original's proposal layer, box decoding and selection: Caffe's conventions."""
+    options = case.golden.config["options"]
+    spec = dataclasses.replace(
+        case.spec, family="caffe", max_log_scale=None, min_size_inclusive=True
+    )
+    boxes, scores = propose(case, ProposalGenerator(spec), 0)
+    case.check("caffe.rois", boxes)
+    case.check("caffe.roi_scores", scores)
+    rois = case["caffe.rois"]
+    case.check("caffe.class_probs", case.model.describe(case["out.res4"], rois).class_probs)
+    own = case.inputs[0]
+    decoded = decoded_in_picture(case, "caffe.rois", spec.max_log_scale)
+    case.check(
+        "caffe.pred_boxes",
+        clip_boxes(decoded, float(own.height), float(own.width), spec.box_offset),
+    )
+    found = Detections(
+        boxes=rois, features=case["out.features"], class_probs=case["caffe.class_probs"]
+    )
+    confidence = class_confidence(
+        case.frames()[0].to_picture(rois),
+        foreground_classes(found.class_probs, spec),
+        spec.class_nms_thresholds[0],
+        offset=spec.box_offset,
+        inclusive=spec.nms_inclusive,
+    )
+    case.check("caffe.max_conf", confidence)
+    for number, (low, high) in enumerate(options["sel"]):
+        rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
+        case.check(f"caffe.sel{number}_ids", select(found, spec, case.frames()[0], rule).ids)
+
+
+# airsplay, hf-frcnn and detectron2: background last, refined boxes.
+
+
+def airsplay(golden: GoldenSet, results: Results) -> None:
+    """The set ``frcnn/airsplay_vg_attr``: both published selections."""
+    options, keys = golden.config["options"], golden.config["keys"]
+    fields = detectron2_fields(keys)
+    fields["stem_ceil_pool"] = keys["CAFFE_MAXPOOL"]
+    sides = golden.config["INPUT"]["MIN_SIZE_TEST"], golden.config["INPUT"]["MAX_SIZE_TEST"]
+    for case in open_cases(golden, results, fields, sides):
+        expect_sizes(
+            case.spec,
+            keys["RESNETS"],
+            num_classes=options["classes"],
+            num_attributes=options["attrs"],
+            rpn_channels=keys["PROPOSAL_GENERATOR"]["HID_CHANNELS"],
+        )
+        assert case.spec.family == "airsplay"
+        shared_stages(case, features="features", scores="proposal_logits", first=2)
+        case.check("out.probs", case["out.class_logits"].softmax(dim=1))
+        predictor = case.model.roi_heads.box_predictor
+        case.check("out.attr_probs", predictor.attribute_probs(case["out.attr_logits"]))
+        case.check("out.decoded", decoded_boxes(case, 0))
+        with torch.inference_mode():
+            given_boxes(case)
+        airsplay_selections(case, case.recorded_detections(0, "out.features", case["out.probs"]))
+        found = end_to_end(case)
+        check_detections(case, found, "features", "probs")
+        airsplay_selections(case, found[0])
+
+
+def airsplay_selections(case: Case, found: Detections) -> None:
+    options, frame = case.golden.config["options"], case.frames()[0]
+    count = options["N"]
+    pairs = dataclasses.replace(
+        case.spec,
+        selection="class-pairs",
+        class_nms_thresholds=airsplay_pairs().class_nms_thresholds,
+    )
+    notebook = Selection(threshold=options["score"], min_boxes=0, max_boxes=count)
+    chosen = by_class_pairs(found, pairs, frame, notebook)
+    check_chosen(case, "out.selA", chosen)
+    # The reference scales these boxes in place: it records the picture's pixels under both names.
+    case.check("out.selA_boxes", in_picture(chosen, pairs, frame).boxes)
+    case.check("out.selA_boxes_picture", in_picture(chosen, pairs, frame).boxes)
+    script = Selection(threshold=0.0, min_boxes=count, max_boxes=count)
+    chosen = by_best_class(found, case.spec, frame, script)
+    check_chosen(case, "out.selB", chosen)
+    case.check("out.selB_boxes", chosen.boxes)
+
+
+def check_chosen(case: Case, key: str, chosen: Chosen) -> None:
+    case.check(f"{key}_classes", chosen.class_ids)
+    case.check(f"{key}_ids", chosen.ids)
+    case.check(f"{key}_scores", chosen.class_scores)
+    case.check(f"{key}_nms", torch.tensor(chosen.nms_threshold))
+
+
+def decoded_boxes(case: Case, index: int) -> Tensor:
+    """Class boxes of one picture, in the network's pixels, before clipping."""
+    return decode_boxes(
+        case[f"out.proposals{case.numbers[index]}"],
+        case.of_picture("out.box_deltas", index),
+        weights=case.spec.box_weights,
+        offset=case.spec.box_offset,
+        max_log_scale=case.spec.max_log_scale,
+    )
+
+
+def detectron2(golden: GoldenSet, results: Results) -> None:
+    """The sets ``frcnn/d2_r50c4`` and ``frcnn/d2_r101c4``."""
+    keys = golden.config["detectron2_keys"]
+    fields = detectron2_fields(keys, "MODEL.")
+    heads = keys["MODEL.ROI_HEADS"]
+    fields["class_nms_thresholds"] = (heads["NMS_THRESH_TEST"],)
+    sides = keys["INPUT"]["MIN_SIZE_TEST"], keys["INPUT"]["MAX_SIZE_TEST"]
+    rule = Selection(
+        threshold=heads["SCORE_THRESH_TEST"],
+        min_boxes=0,
+        max_boxes=keys["TEST.DETECTIONS_PER_IMAGE"],
+    )
+    for case in open_cases(golden, results, fields, sides):
+        expect_sizes(case.spec, keys["MODEL.RESNETS"], num_classes=heads["NUM_CLASSES"])
+        assert case.spec.family == "detectron2"
+        case.check("out.image_sizes", torch.tensor(case.sizes()))
+        shared_stages(case, features="box_features", scores="proposal_logits", first=3)
+        found = end_to_end(case)
+        check_detections(case, found, "box_features", "probs")
+        for index, number in enumerate(case.numbers):
+            probs = case.of_picture("out.class_logits", index).softmax(dim=1)
+            case.check(f"out.probs{number}", probs)
+            case.check(f"out.decoded{number}", decoded_boxes(case, index))
+            recorded = case.recorded_detections(
+                index, "out.box_features", case[f"out.probs{number}"]
+            )
+            detectron2_selection(case, index, recorded, rule)
+            detectron2_selection(case, index, found[index], rule)
+
+
+def detectron2_selection(case: Case, index: int, found: Detections, rule: Selection) -> None:
+    number, frame = case.numbers[index], case.frames()[index]
+    chosen = by_class_pairs(found, case.spec, frame, rule)
+    case.check(f"out.pred_boxes{number}", chosen.boxes)
+    case.check(f"out.scores{number}", chosen.class_scores)
+    case.check(f"out.classes{number}", chosen.class_ids)
+    case.check(f"out.kept{number}", chosen.ids)
+    final = in_picture(chosen, case.spec, frame)
+    case.check(f"out.final_boxes{number}", final.boxes)
+    case.check(f"out.final_scores{number}", final.class_scores)
+    case.check(f"out.final_classes{number}", final.class_ids)
+
+
+def hf_frcnn(golden: GoldenSet, results: Results) -> None:
+    """The set ``frcnn/hf_frcnn``; its pictures went in red-green-blue (a defect of the code)."""
+    config = golden.config
+    fields = hf_fields(config)
+    sides = config["input"]["min_size_test"], config["input"]["max_size_test"]
+    rule = Selection(
+        threshold=0.0, min_boxes=config["min_detections"], max_boxes=config["max_detections"]
+    )
+    for case in open_cases(golden, results, fields, sides):
+        resnets = {name.upper(): value for name, value in config["resnets"].items()}
+        expect_sizes(
+            case.spec,
+            resnets,
+            num_classes=config["roi_heads"]["num_classes"],
+            num_attributes=config["roi_box_head"]["num_attrs"],
+            rpn_channels=config["proposal_generator"]["hidden_channels"],
+        )
+        assert case.spec.family == "hf-frcnn"
+        case.check("out.sizes", torch.tensor(case.sizes()))
+        factors = torch.tensor([picture.factors[::-1] for picture in case.inputs])
+        case.check("out.scales_yx", 1 / factors)
+        shared_stages(case, features="features", scores="proposal_logits", first=2)
+        found = end_to_end(case)
+        check_detections(case, found, "features", "probs")
+        predictor = case.model.roi_heads.box_predictor
+        attributes = predictor.attribute_probs(case["out.attr_logits"])
+        counts = [len(one.boxes) for one in found]
+        for index, own in enumerate(torch.split(attributes, counts)):
+            probs = case.of_picture("out.class_logits", index).softmax(dim=1)
+            recorded = case.recorded_detections(index, "out.features", probs)
+            with_attributes = dataclasses.replace(recorded, attribute_probs=own)
+            hf_selection(case, index, with_attributes, rule)
+            hf_selection(case, index, found[index], rule)
+
+
+def hf_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields for the released configuration's names, which are Detectron2's in lower case."""
+    upper = {
+        section.upper(): {name.upper(): value for name, value in values.items()}
+        for section, values in config.items()
+        if isinstance(values, dict)
+    }
+    fields = detectron2_fields({**upper, "PIXEL_MEAN": config["model"]["pixel_mean"]})
+    thresholds = config["roi_heads"]["nms_thresh_test"]
+    fields["class_nms_thresholds"] = tuple(thresholds)
+    assert fields["class_nms_thresholds"] == RISING_THRESHOLDS
+    fields["stem_ceil_pool"] = config["model"]["max_pool"]
+    fields["channel_order"] = "rgb" if config["input"]["format"] == "BGR" else "bgr"
+    return fields
+
+
+def hf_selection(case: Case, index: int, found: Detections, rule: Selection) -> None:
+    number, picture = case.numbers[index], case.inputs[index]
+    chosen = select(found, case.spec, case.frames()[index], rule)
+    assert found.attribute_probs is not None
+    scores, attributes = found.attribute_probs[chosen.ids].max(dim=1)
+    case.check(f"out.boxes{number}", chosen.boxes)
+    case.check(f"out.obj_ids{number}", chosen.class_ids)
+    case.check(f"out.obj_probs{number}", chosen.class_scores)
+    case.check(f"out.attr_ids{number}", attributes)
+    case.check(f"out.attr_probs{number}", scores)
+    case.check(f"out.roi_features{number}", found.features[chosen.ids])
+    size = torch.tensor([picture.width, picture.height] * 2)
+    case.check_if_recorded(f"out.normalized_boxes{number}", chosen.boxes / size)
+    missing = rule.max_boxes - len(chosen.ids)
+    padded = functional.pad(chosen.boxes, (0, 0, 0, missing))[None]
+    case.check_if_recorded("out.padded_boxes", padded)
+    probs = functional.pad(chosen.class_scores, (0, missing))[None]
+    case.check_if_recorded("out.padded_obj_probs", probs)
+    case.check_if_recorded("out.padded_preds_per_image", torch.tensor([len(chosen.ids)]))

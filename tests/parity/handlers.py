@@ -1,0 +1,42 @@
+"""Which function compares a set: by part, then by family."""
+
+from collections.abc import Callable
+
+from tests.parity import detectors, operators
+from tests.parity.golden import GoldenSet, NotComparable, Results
+
+Handler = Callable[[GoldenSet, Results], None]
+
+HANDLERS: dict[str, dict[str, Handler]] = {
+    "detector": {
+        "airsplay": detectors.airsplay,
+        "detectron2": detectors.detectron2,
+        "hf-frcnn": detectors.hf_frcnn,
+        "milvlg": detectors.milvlg,
+        "operators": operators.operators,
+    },
+}
+
+
+def compare(golden: GoldenSet) -> dict[str, object]:
+    """The report of one set: status, reason, and the deviation of each recorded tensor."""
+    results = Results(golden)
+    try:
+        handler = HANDLERS.get(golden.part, {}).get(golden.family)
+        if handler is None:
+            raise NotComparable(f"no comparison for {golden.part} of family {golden.family}")
+        handler(golden, results)
+    except Exception as error:  # any failure is the set's, and the report has to be written
+        results.fail(error)
+    try:
+        results.finish()
+    except Exception as error:  # recordings that cannot even be read
+        results.fail(error)
+    if not results.tensors:
+        results.tensors["cases"] = {"max_abs": None, "allowed": 0.0, "ok": False}
+        results.complaints.append("nothing was compared")
+    return {
+        "status": "failed" if results.complaints else "passed",
+        "reason": "; ".join(results.complaints),
+        "tensors": results.tensors,
+    }
