@@ -1,0 +1,191 @@
+"""The comparison itself: what is off by one number, missing or unknown has to fail."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.conftest import GOLDEN
+from tests.parity.golden import GoldenSet, Results, read_index
+from tests.parity.handlers import compare
+
+ENTRIES = json.loads((GOLDEN / "index.json").read_text())["sets"]
+CopySet = Callable[[str], GoldenSet]
+
+
+@pytest.fixture
+def copy_set(tmp_path: Path) -> CopySet:
+    """A set of the committed choice, to be changed; its last case alone."""
+
+    def copy(name: str) -> GoldenSet:
+        shutil.copytree(GOLDEN / name, tmp_path / name)
+        golden = GoldenSet(tmp_path, name, ENTRIES[name])
+        recorded = golden.tensors
+        if golden.cases:
+            recorded = {k: v for k, v in recorded.items() if k.startswith(golden.cases[-1])}
+        save_file(recorded, golden.folder / "cases.safetensors")
+        return GoldenSet(tmp_path, name, ENTRIES[name])
+
+    return copy
+
+
+def shift(golden: GoldenSet, pattern: str) -> str:
+    """Moves the last number of one recorded tensor by three times what is allowed."""
+    path = golden.folder / "cases.safetensors"
+    recorded = load_file(path)
+    key = next(key for key in recorded if key.endswith(pattern))
+    allowed = float(golden.allowed(key, recorded[key]).flatten()[-1])
+    flat = recorded[key].flatten()
+    flat[-1] += 3 * allowed if flat.is_floating_point() and allowed else 1
+    recorded[key] = flat.reshape(recorded[key].shape)
+    save_file(recorded, path)
+    return key
+
+
+SHIFTED = {
+    "frcnn/bua_caffe": (
+        "out.tensor",
+        "out.res4",
+        "out.proposals",
+        "out.features",
+        "out.attr_probs",
+        "out.sel1_objects_id",
+        "out.sel2_bbox",
+        "out.refined",
+        "caffe.rois",
+        "caffe.sel0_ids",
+        "caffe.max_conf",
+    ),
+    "frcnn/d2_r50c4": ("out.rpn_deltas", "out.kept0", "out.final_boxes0", "out.resized0"),
+    "frcnn/hf_frcnn": ("out.boxes1", "out.attr_ids0", "out.roi_features1", "out.sizes"),
+    "frcnn/ops": ("roi.out.pool", "nms.out.tv_0.5", "coder.out.caffe", "anchor.out.d2_a_0.5"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [(name, key) for name, keys in SHIFTED.items() for key in keys]
+)
+def test_one_shifted_number_fails(copy_set: CopySet, name: str, pattern: str) -> None:
+    golden = copy_set(name)
+    key = shift(golden, pattern)
+    result = compare(GoldenSet(golden.root, name, golden.entry))
+    assert result["status"] == "failed"
+    tensors: Any = result["tensors"]
+    assert not tensors[key]["ok"]
+    assert key in str(result["reason"])
+
+
+def test_the_copy_itself_passes(copy_set: CopySet) -> None:
+    result = compare(copy_set("frcnn/d2_r50c4"))
+    assert (result["status"], result["reason"]) == ("passed", "")
+
+
+def test_a_recorded_output_that_nobody_compares_fails(copy_set: CopySet) -> None:
+    golden = copy_set("frcnn/ops")
+    save_file({**golden.tensors, "new.out.x": torch.ones(2)}, golden.folder / "cases.safetensors")
+    save_file({"case0.grad.out.y": torch.ones(2)}, golden.folder / "grads.safetensors")
+    result = compare(GoldenSet(golden.root, golden.name, golden.entry))
+    assert result["status"] == "failed"
+    assert "not compared" in str(result["reason"]) and "new.out.x" in str(result["reason"])
+    assert "grads:case0.grad.out.y" in str(result["reason"])
+
+
+def test_what_need_not_be_compared_may_be_missing(copy_set: CopySet) -> None:
+    golden = copy_set("frcnn/ops")
+    save_file({**golden.tensors, "new.out.x": torch.ones(2)}, golden.folder / "cases.safetensors")
+    entry = {**golden.entry, "optional": {"new.out.*": "a reason"}}
+    assert compare(GoldenSet(golden.root, golden.name, entry))["status"] == "passed"
+
+
+def test_weights_that_lack_a_key_fail_and_name_it(copy_set: CopySet) -> None:
+    golden = copy_set("frcnn/d2_r50c4")
+    weights = load_file(golden.weights)
+    del weights["roi_heads.box_predictor.bbox_pred.bias"]
+    save_file(weights, golden.weights)
+    result = compare(golden)
+    assert result["status"] == "failed"
+    assert "missing roi_heads.box_predictor.bbox_pred.bias" in str(result["reason"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("frcnn/nowhere", {}),
+        ("frcnn/ops", {"family": "unheard-of"}),
+        ("frcnn/ops", {"part": "models"}),
+        ("frcnn/ops", {"tolerance": [["nothing*", {"abs": 1}]]}),
+    ],
+)
+def test_a_set_that_cannot_be_handled_fails(name: str, changes: dict[str, Any]) -> None:
+    result = compare(GoldenSet(GOLDEN, name, {**ENTRIES["frcnn/ops"], **changes}))
+    assert result["status"] == "failed" and result["reason"] and result["tensors"]
+    json.dumps(result, allow_nan=False)
+
+
+def results_of(tmp_path: Path, recorded: torch.Tensor, **entry: Any) -> Results:
+    save_file({"case0.out.x": recorded}, tmp_path / "cases.safetensors")
+    tolerance = [["*.x", {"abs": 0.5, "rel": 0.1, "of_max": 0.01}], ["*", {"abs": 100.0}]]
+    return Results(GoldenSet(tmp_path, ".", {"tolerance": tolerance, **entry}))
+
+
+def test_tolerance_by_hand(tmp_path: Path) -> None:
+    """0.5 + 0.1 x 10 + 0.01 x 100 for the first number, 0.5 + 10 + 1 for the second."""
+    recorded = torch.tensor([10.0, -100.0])
+    for ours, ok in (([12.4, -100.0], True), ([12.6, -100.0], False), ([10.0, -111.4], True)):
+        results = results_of(tmp_path, recorded)
+        results.check("case0.out.x", torch.tensor(ours))
+        assert results.tensors["case0.out.x"]["ok"] == ok == (not results.complaints)
+    assert results.tensors["case0.out.x"]["allowed"] == pytest.approx(11.5)
+
+
+@pytest.mark.parametrize(
+    "ours", [torch.tensor([1.0]), torch.tensor([1.0, float("nan")]), torch.ones(2, 1)]
+)
+def test_other_shapes_and_nan_never_pass(tmp_path: Path, ours: torch.Tensor) -> None:
+    results = results_of(tmp_path, torch.ones(2))
+    results.check("case0.out.x", ours)
+    assert not results.tensors["case0.out.x"]["ok"] and results.complaints
+
+
+def test_integers_are_equal_unless_the_index_says_otherwise(tmp_path: Path) -> None:
+    exact, tolerant = (
+        results_of(tmp_path, torch.tensor([7, 8]), integers=integers)
+        for integers in ("exact", "tolerance")
+    )
+    for results in (exact, tolerant):
+        results.check("case0.out.x", torch.tensor([7, 9]))
+    assert not exact.tensors["case0.out.x"]["ok"] and tolerant.tensors["case0.out.x"]["ok"]
+    exact.check("case0.out.x", torch.tensor([7, 8]))
+    assert not exact.tensors["case0.out.x"]["ok"]  # the worst of several comparisons counts
+
+
+def test_parts_are_chosen_by_the_index() -> None:
+    assert {golden.part for golden in read_index(GOLDEN, "detector")} == {"detector"}
+    assert len(read_index(GOLDEN)) > len(read_index(GOLDEN, "detector"))
+
+
+@pytest.mark.slow
+def test_the_report_is_written_also_when_a_set_fails(
+    copy_set: CopySet, pytestconfig: pytest.Config
+) -> None:
+    """The command itself, in another process: exit status and FILE."""
+    golden = copy_set("frcnn/ops")
+    key = shift(golden, "pool15x20.out.caffe")
+    index = {"sets": {golden.name: golden.entry}}
+    (golden.root / "index.json").write_text(json.dumps(index))
+    report = golden.root / "report.json"
+    test = Path(__file__).parent / "test_parity.py"
+    command = [sys.executable, "-m", "pytest", "-q", test, "--golden", golden.root]
+    command += ["--part", "detector", "--report", report]
+    done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, check=False)
+    assert done.returncode == 1, done.stdout
+    written = json.loads(report.read_text())
+    assert set(written) == {"frcnn/ops"} and written["frcnn/ops"]["status"] == "failed"
+    assert not written["frcnn/ops"]["tensors"][key]["ok"]
+    assert sum(not tensor["ok"] for tensor in written["frcnn/ops"]["tensors"].values()) == 1
