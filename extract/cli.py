@@ -40,6 +40,7 @@ The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.jso
 on the same --output continues what a killed run left. Every input is counted: it has a row of
 regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
 0.5 GB with tiny, and 400 bytes for each picture of the plan."""
+BACKENDS = ("vlmill", "detectron2")
 VERIFY_EXAMPLES = """example:
   extract-rois verify regions/"""
 SHOW_EXAMPLES = """example:
@@ -109,6 +110,16 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="published detector: .pth, .pkl, .bin or .safetensors in the layout of detectron2, "
         "airsplay, milvlg or hf-frcnn; without it the weights are RANDOM",
+    )
+    net.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="vlmill",
+        help="detectron2: Detectron2 itself computes, where it is installed (docs/install.md); it "
+        "needs --d2-config and --weights (default: %(default)s)",
+    )
+    net.add_argument(
+        "--d2-config", type=Path, metavar="FILE", help="a C4 model's .yaml file, for detectron2"
     )
     net.add_argument(
         "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
@@ -234,7 +245,7 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
 
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
     """Says loudly what a run without ``--weights`` is worth."""
-    if arguments.weights is None:
+    if arguments.weights is None and arguments.backend == "vlmill":
         print(
             f"WARNING: no --weights, so the detector ({arguments.arch or DEFAULT_ARCH}) has RANDOM "
             f"weights from --seed {arguments.seed}.\n"
@@ -243,8 +254,24 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
         )
 
 
+def detectron2_of(arguments: argparse.Namespace) -> "Detector":
+    """The same for ``--backend detectron2``, which takes everything from two files."""
+    from vlmill.extract.backend_detectron2 import open_detectron2
+
+    if arguments.d2_config is None or arguments.weights is None:
+        raise InputError("--backend detectron2: give --d2-config FILE and --weights FILE")
+    if arguments.arch is not None:
+        raise InputError(f"--arch {arguments.arch}: --backend detectron2 has it from --d2-config")
+    return open_detectron2(arguments.d2_config, Path(arguments.weights), device=arguments.device)
+
+
 def detector_of(arguments: argparse.Namespace) -> "Detector":
     """The detector that the flags say. Raises InputError."""
+    if arguments.backend == "detectron2":
+        return detectron2_of(arguments)
+    if arguments.d2_config is not None:
+        raise InputError(f"--d2-config {arguments.d2_config}: only for --backend detectron2")
+
     from vlmill.extract.weights import open_detector
 
     return open_detector(
