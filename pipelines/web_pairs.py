@@ -14,10 +14,29 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from vlmill.pipelines import steps
 from vlmill.pipelines.funnel import build_funnel
 from vlmill.pipelines.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.steps import KEPT, REJECTS, TALLIES
+from vlmill.pipelines.steps_pages import (
+    PAGE_RECORDS,
+    PICTURE_RECORDS,
+    UNUSABLE,
+    FindDominant,
+    KeepLanguage,
+    MeasurePictures,
+    ReadArchives,
+    ReadPage,
+)
+from vlmill.pipelines.steps_pairs import (
+    DropSharedTexts,
+    FindTexts,
+    JoinPictures,
+    KeepBestText,
+    ScoreTexts,
+    match_urls,
+    wanted_urls,
+)
 from vlmill.pipelines.web_pairs_report import write_report
 from vlmill.pipelines.writing import (
     LeaveResults,
@@ -46,10 +65,10 @@ class Tee:
 
     def __call__(self, source: Any, label: str, step: beam.DoFn, *more: str) -> Any:
         """The step's outputs: ``kept`` and those named in ``more``."""
-        tags = (steps.REJECTS, steps.TALLIES, *more)
-        outputs = source | label >> beam.ParDo(step).with_outputs(*tags, main=steps.KEPT)
-        self.rejects.append(outputs[steps.REJECTS])
-        self.tallies.append(outputs[steps.TALLIES])
+        tags = (REJECTS, TALLIES, *more)
+        outputs = source | label >> beam.ParDo(step).with_outputs(*tags, main=KEPT)
+        self.rejects.append(outputs[REJECTS])
+        self.tallies.append(outputs[TALLIES])
         return outputs
 
 
@@ -59,37 +78,31 @@ def build(p: beam.Pipeline, archives: Sequence[str], rules: WebPairRules, tee: T
     read = tee(
         paths,
         "Read archives",
-        steps.ReadArchives(rules.max_record_bytes, len(archives)),
-        steps.PAGE_RECORDS,
-        steps.PICTURE_RECORDS,
+        ReadArchives(rules.max_record_bytes, len(archives)),
+        PAGE_RECORDS,
+        PICTURE_RECORDS,
     )
-    pages = tee(read[steps.PAGE_RECORDS], "Read pages", steps.ReadPage(rules)).kept
-    pages = tee(pages, "Keep language", steps.KeepLanguage(rules)).kept
-    candidates = tee(pages, "Find dominant images", steps.FindDominant(rules)).kept
+    pages = tee(read[PAGE_RECORDS], "Read pages", ReadPage(rules)).kept
+    pages = tee(pages, "Keep language", KeepLanguage(rules)).kept
+    candidates = tee(pages, "Find dominant images", FindDominant(rules)).kept
 
-    measured = tee(
-        read[steps.PICTURE_RECORDS],
-        "Measure pictures",
-        steps.MeasurePictures(rules),
-        steps.UNUSABLE,
-    )
-    pictures = (measured.kept, measured[steps.UNUSABLE]) | "All pictures" >> beam.Flatten()
-    wanted = candidates | "Wanted URLs" >> beam.FlatMap(steps.wanted_urls)
+    measured = tee(read[PICTURE_RECORDS], "Measure pictures", MeasurePictures(rules), UNUSABLE)
+    pictures = (measured.kept, measured[UNUSABLE]) | "All pictures" >> beam.Flatten()
+    wanted = candidates | "Wanted URLs" >> beam.FlatMap(wanted_urls)
     found = (
         {"pictures": pictures, "wanted": wanted}
         | "By URL" >> beam.CoGroupByKey()
-        | "Match URLs" >> beam.FlatMap(steps.match_urls)
+        | "Match URLs" >> beam.FlatMap(match_urls)
     )
     joined = {"candidates": candidates, "found": found} | "By candidate" >> beam.CoGroupByKey()
-    joined = tee(joined, "Join pictures", steps.JoinPictures()).kept
+    joined = tee(joined, "Join pictures", JoinPictures()).kept
 
-    texts = tee(joined, "Find texts", steps.FindTexts(rules)).kept
-    pairs = tee(texts, "Score texts", steps.ScoreTexts(rules)).kept
+    texts = tee(joined, "Find texts", FindTexts(rules)).kept
+    pairs = tee(texts, "Score texts", ScoreTexts(rules)).kept
     pairs = pairs | "By image" >> beam.GroupByKey()
-    pairs = tee(pairs, "Keep best text", steps.KeepBestText()).kept
+    pairs = tee(pairs, "Keep best text", KeepBestText()).kept
     pairs = pairs | "By text" >> beam.GroupByKey()
-    shared = steps.DropSharedTexts(rules.max_images_per_text)
-    return tee(pairs, "Drop shared texts", shared).kept
+    return tee(pairs, "Drop shared texts", DropSharedTexts(rules.max_images_per_text)).kept
 
 
 def write(
