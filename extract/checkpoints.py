@@ -49,11 +49,11 @@ def read_checkpoint(path: Path) -> Mapping[str, Tensor]:
         )
     try:
         content = load_content(path)
+        state = content.get("model", content) if isinstance(content, dict) else None
+        tensors = {k: tensor_of(v) for k, v in state.items()} if isinstance(state, dict) else {}
     except READ_ERRORS as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"--weights {path} cannot be read ({reason}); give another file") from None
-    state = content.get("model", content) if isinstance(content, dict) else None
-    tensors = {k: tensor_of(v) for k, v in state.items()} if isinstance(state, dict) else {}
     named = {k: v for k, v in tensors.items() if isinstance(k, str) and v is not None}
     if not named or len(named) < len(tensors):
         raise InputError(f"--weights {path} holds no state dict; give the detector's checkpoint")
@@ -136,7 +136,7 @@ class PickledArray:
         if math.prod(shape) * dtype.itemsize != len(data):
             raise pickle.UnpicklingError(f"{len(data)} bytes for an array of {shape} {dtype}")
         flat = np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))
-        return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"))
+        return np.array(flat.reshape(shape, order="F" if fortran else "C"), order="C")
 
 
 class PickledScalar(PickledArray):
@@ -144,6 +144,15 @@ class PickledScalar(PickledArray):
 
     def __init__(self, kind: PickledDtype, data: bytes | str) -> None:
         self.state = (1, (), kind, False, data)
+
+
+class PickledBuffer(PickledArray):
+    """``numpy.core.numeric._frombuffer``, with which protocol 5 writes arrays."""
+
+    def __init__(
+        self, data: bytes | bytearray, kind: PickledDtype, shape: tuple[int, ...], order: str
+    ) -> None:
+        self.state = (1, shape, kind, order == "F", bytes(data))
 
 
 class LatinBytes(bytes):
@@ -172,6 +181,8 @@ class ArrayUnpickler(pickle.Unpickler):
         ("numpy._core.multiarray", "_reconstruct"): PickledArray,
         ("numpy.core.multiarray", "scalar"): PickledScalar,
         ("numpy._core.multiarray", "scalar"): PickledScalar,
+        ("numpy.core.numeric", "_frombuffer"): PickledBuffer,
+        ("numpy._core.numeric", "_frombuffer"): PickledBuffer,
         ("collections", "OrderedDict"): OrderedDict,
         ("_codecs", "encode"): LatinBytes,
     }

@@ -181,8 +181,8 @@ def test_the_report_is_written_also_when_a_set_fails(
     (golden.root / "index.json").write_text(json.dumps(index))
     report = golden.root / "report.json"
     test = Path(__file__).parent / "test_parity.py"
-    command = [sys.executable, "-m", "pytest", "-q", test, "--golden", golden.root]
-    command += ["--part", "detector", "--report", report]
+    command = [sys.executable, "-m", "pytest", "-q", str(test), "--golden", str(golden.root)]
+    command += ["--part", "detector", "--report", str(report)]
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, check=False)
     assert done.returncode == 1, done.stdout
     written = json.loads(report.read_text())
