@@ -1,103 +1,328 @@
-"""Speed of region extraction by part, beside the GEMM rate of the same run.
+"""Speed of region extraction on this CPU, by part and against the public extractors' graph.
 
-    python benchmarks/extract.py [--arch r101] [--short-side 600] [--repeats 2]
+Prints lines of JSON. ``peer`` is the graph of peers/public_extractor.py, run on the same pictures
+and random weights in the same process; its boxes, features and chosen regions must be equal
+(``exact`` means that). ``limit`` is the rate of a float32 2048^3 matrix product, measured in turn with the pictures. Seconds are CPU
+seconds of all threads, the least of the rounds: they hold on a machine that does other work too.
 
-Prints JSON lines. Rates are per CPU second (all threads), the least of the repeats: they hold on a
-machine that does other work too. ``limit`` is the rate of a float32 2048^3 GEMM.
+    VLMILL_DATA=data python benchmarks/extract.py --pictures 2 --rounds 1
+
+Pictures are the first ones of $VLMILL_DATA/coco, or generated ones without that folder.
 """
 
 import argparse
+import io
 import json
+import os
+import resource
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+# Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from peers import public_extractor
+from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from vlmill.extract.predict import ROI_CHUNK
-from vlmill.extract.weights import open_detector
-from vlmill.models.detector_config import ARCHITECTURES
+from vlmill.extract.config import ExtractConfig, Storage
+from vlmill.extract.predict import ROI_CHUNK, extract_regions, region_row
+from vlmill.extract.preprocess import NetworkInput, decode, network_input
+from vlmill.extract.weights import Detector, open_detector
+from vlmill.models.detector_config import ARCHITECTURES, DetectorConfig
 from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.nms import class_confidence
+from vlmill.models.fused import FusedStage
+from vlmill.models.random_detector import randomise
+from vlmill.models.roi_pool import pooling_windows, window_maxima
+from vlmill.schemas.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.shards import write_shard
+from vlmill.schemas.tables import REGIONS
 
-GEMM_SIDE = 2048
+GEMM_SIDE, GEMM_ROUNDS = 2048, 4
+TOLERANCE = 1e-5  # of the largest value, where features are compared
 
 
-def cpu_seconds(work: Callable[[], Any], repeats: int) -> float:
-    """The least CPU time of ``repeats`` calls, after one call to warm up."""
-    work()
-    times = []
-    for _ in range(repeats):
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """CPU seconds and operations of the parts of one picture, wall seconds of the whole."""
+
+    seconds: dict[str, float]
+    operations: dict[str, int]
+    wall: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+class Parts:
+    """Takes the CPU time of named parts; counts operations only when asked, as that costs time."""
+
+    def __init__(self, *, count: bool) -> None:
+        self.count = count
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.operations: dict[str, int] = defaultdict(int)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Times the block as ``name``."""
+        counter = FlopCounterMode(display=False, custom_mapping=fused_counts())
         start = time.process_time()
-        work()
+        if self.count:
+            with counter:
+                yield
+            self.operations[name] += counter.get_total_flops()
+        else:
+            yield
+        self.seconds[name] += time.process_time() - start
+
+
+def fused_counts() -> dict[Any, Callable[..., int]]:
+    """Operations of oneDNN's fused convolutions, which torch's counter does not know."""
+
+    def plain(x: Any, weight: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return conv_flop_count(list(x), list(weight), list(out_shape))
+
+    def binary(_: Any, x: Any, weight: Any, *__: Any, out_shape: Any = None, **___: Any) -> int:
+        return conv_flop_count(list(x), list(weight), list(out_shape))
+
+    operators = torch.ops.mkldnn
+    return {operators._convolution_pointwise: plain, operators._convolution_pointwise_: binary}
+
+
+def by_parts(
+    data: bytes, detector: Detector, config: ExtractConfig, folder: Path, *, count: bool = False
+) -> tuple[Round, RegionRow]:
+    """One picture from its bytes to its shard, part by part: the steps of ``extract-rois run``."""
+    parts, wall = Parts(count=count), time.monotonic()
+    model, spec = detector.model, detector.model.config
+    with torch.inference_mode():
+        with parts.part("decode"):
+            pixels = decode(data, config.limits)
+        with parts.part("preprocess"):
+            picture = prepare(pixels, spec, config)
+        with parts.part("backbone"):
+            features = model.feature_map(picture.tensor)
+        with parts.part("rpn"):
+            height, width = picture.tensor.shape[2:]
+            boxes, _ = model.proposal_generator(features, height, width, picture.scale)
+        with parts.part("pooling"):
+            rows, columns = features.shape[2:]
+            windows = pooling_windows(boxes, 1 / spec.stride, spec.pool_size, rows, columns)
+            cells = window_maxima(features[0].permute(1, 2, 0).contiguous(), windows.bounds)
+        with parts.part("res5"):
+            res5 = model.roi_heads.res5
+            assert isinstance(res5, FusedStage)
+            means = res5.shared_means(cells, windows.index, ROI_CHUNK)
+        with parts.part("heads"):
+            found = heads(model, boxes, means)
+        with parts.part("selection"):
+            row = region_row("picture", found, picture, detector, config)
+        with parts.part("write"):
+            write(row, spec, config, folder)
+    elapsed = time.monotonic() - wall
+    return Round(seconds=parts.seconds, operations=parts.operations, wall=elapsed), row
+
+
+def prepare(pixels: Any, spec: DetectorConfig, config: ExtractConfig) -> NetworkInput:
+    """The network's input."""
+    return network_input(pixels, spec, config.limits)
+
+
+def heads(model: FasterRCNN, boxes: torch.Tensor, means: torch.Tensor) -> Any:
+    """The predictors on finished features: ``describe`` without its pooling and res5."""
+    own = model.roi_heads.region_features
+    try:
+        model.roi_heads.region_features = lambda *_: means  # type: ignore[method-assign]
+        return model.describe(means[None, :, :, None], boxes, ROI_CHUNK)
+    finally:
+        model.roi_heads.region_features = own  # type: ignore[method-assign]
+
+
+def write(row: RegionRow, spec: DetectorConfig, config: ExtractConfig, folder: Path) -> None:
+    """A shard of one row."""
+    storage = config.storage
+    arrays = region_arrays(dtype=storage.dtype, feature_dim=spec.feature_size, class_probs_dim=None)
+    write_shard(folder, REGIONS, encode_regions([row], dtype=storage.dtype), arrays=arrays)
+
+
+def gemm_rate() -> float:
+    """GFLOP per CPU second of a matrix product."""
+    matrix = torch.randn(GEMM_SIDE, GEMM_SIDE)
+    times = []
+    for _ in range(GEMM_ROUNDS):
+        start = time.process_time()
+        matrix @ matrix
         times.append(time.process_time() - start)
-    return min(times)
+    return 2 * GEMM_SIDE**3 / min(times) / 1e9
 
 
-def flops(work: Callable[[], Any]) -> int:
-    """Multiplications and additions of convolutions and linear layers."""
-    with FlopCounterMode(display=False) as counter:
-        work()
-    total: int = counter.get_total_flops()
-    return total
+def photos(count: int) -> list[bytes]:
+    """The first photographs of the data folder, or pictures of coloured blobs, 640 x 480."""
+    folder = Path(os.environ.get("VLMILL_DATA", "")) / "coco"
+    paths = sorted(folder.glob("*.jpg"))[:count] if "VLMILL_DATA" in os.environ else []
+    if paths:
+        return [path.read_bytes() for path in paths]
+    made = []
+    for seed in range(count):
+        blobs = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(blobs).resize((640, 480), Image.Resampling.BICUBIC).save(out, "JPEG")
+        made.append(out.getvalue())
+    return made
 
 
-def line(name: str, value: float, unit: str, limit: float | None = None) -> None:
-    """One result; there is no peer in this benchmark."""
-    fraction = None if limit is None else value / limit
-    result = {"name": name, "value": value, "unit": unit, "peer": None, "ratio": None}
-    print(json.dumps({**result, "limit": limit, "fraction_of_limit": fraction}), flush=True)
+def peer_round(
+    data: bytes, model: FasterRCNN, config: ExtractConfig
+) -> tuple[float, public_extractor.Found, NetworkInput]:
+    """CPU seconds of the public graph from the picture's bytes to its chosen regions."""
+    start = time.process_time()
+    with torch.inference_mode():
+        picture = prepare(decode(data, config.limits), model.config, config)
+        found = public_extractor.extract(model, picture.tensor, picture.scale, config.selection)
+    return time.process_time() - start, found, picture
 
 
-def parts_of(model: FasterRCNN, picture: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """The work of one picture, part by part."""
-    features = model.backbone(picture)
-    height, width = picture.shape[-2:]
-    boxes, _ = model.proposal_generator(features, height, width, 1.0)
-    pooled = [model.roi_heads.pool(features, part) for part in boxes.split(ROI_CHUNK)]
-    found = model.describe(features, boxes, ROI_CHUNK)
-    spec = model.config
-    return {
-        "backbone": lambda: model.backbone(picture),
-        "rpn": lambda: model.proposal_generator(features, height, width, 1.0),
-        "roi_pool": lambda: [
-            model.roi_heads.pool(features, part) for part in boxes.split(ROI_CHUNK)
-        ],
-        "res5": lambda: [model.roi_heads.res5(part).mean(dim=(2, 3)) for part in pooled],
-        "selection": lambda: class_confidence(
-            boxes,
-            found.class_probs[:, 1:],
-            spec.class_nms_thresholds[0],
-            offset=spec.box_offset,
-            inclusive=spec.nms_inclusive,
-        ),
-        "picture": lambda: model(picture, 1.0, ROI_CHUNK),
-    }
+def difference(row: RegionRow, found: public_extractor.Found, scale: float) -> float:
+    """The largest difference of features or boxes, as a fraction of the largest value.
+
+    Raises AssertionError for other regions, or the same in another order.
+    """
+    boxes = found.boxes[found.chosen].numpy() / scale
+    features = found.features[found.chosen].numpy()
+    assert row.features is not None and row.boxes.shape == boxes.shape
+    pairs = ((row.boxes, boxes), (row.features, features))
+    return float(np.max([abs(a - b).max() / abs(b).max() for a, b in pairs]))  # NaN stays NaN
+
+
+def line(name: str, value: float, unit: str, **more: float | None) -> None:
+    """One result."""
+    empty = dict.fromkeys(("peer", "ratio", "limit", "fraction_of_limit"))
+    result = {"name": name, "value": value, "unit": unit, **empty, **more}
+    print(json.dumps(result), flush=True)
+
+
+def peak_gb() -> float:
+    """The largest resident memory of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def measure(
+    pictures: Sequence[bytes], rounds: int, detector: Detector, config: ExtractConfig
+) -> tuple[list[Round], list[RegionRow], float]:
+    """The best round of each picture, its row, and the best rate of matrix products."""
+    best: list[Round] = []
+    rows: list[RegionRow] = []
+    gemm = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, data in enumerate(pictures):
+            counted, row = by_parts(data, detector, config, folder, count=True)
+            tried = []
+            for _ in range(rounds):
+                gemm = max(gemm, gemm_rate())
+                tried.append(by_parts(data, detector, config, folder)[0])
+            fastest = min(tried, key=lambda r: r.total)
+            best.append(
+                Round(
+                    seconds=fastest.seconds,
+                    operations=counted.operations,
+                    wall=min(r.wall for r in tried),
+                )
+            )
+            rows.append(row)
+            if not number:
+                whole = extract_regions("picture", data, detector, config)
+                assert whole.features is not None and row.features is not None
+                assert np.array_equal(whole.boxes, row.boxes), "the parts are not the whole"
+                assert np.array_equal(whole.features, row.features), "the parts are not the whole"
+    return best, rows, gemm
+
+
+def report(name: str, best: Sequence[Round], gemm: float) -> float:
+    """Prints the parts, summed over the pictures; returns CPU seconds a picture."""
+    count = len(best)
+    total = sum(r.total for r in best)
+    for part in best[0].seconds:
+        seconds = sum(r.seconds[part] for r in best)
+        done = sum(r.operations.get(part, 0) for r in best) / 1e9
+        line(f"{name}/{part}", seconds / count, "CPU s/picture", share=seconds / total)
+        if done / seconds > 1:
+            rate = done / seconds
+            fraction = rate / gemm
+            line(
+                f"{name}/{part}/rate",
+                rate,
+                "GFLOP/CPU s",
+                limit=gemm,
+                fraction_of_limit=fraction,
+            )
+    done = sum(sum(r.operations.values()) for r in best) / 1e9
+    line(
+        f"{name}/rate",
+        done / total,
+        "GFLOP/CPU s",
+        limit=gemm,
+        fraction_of_limit=done / total / gemm,
+    )
+    line(f"{name}/wall", count / sum(r.wall for r in best), "pictures/s")
+    return total / count
+
+
+def compare(
+    name: str,
+    pictures: Sequence[bytes],
+    rows: Sequence[RegionRow],
+    own: float,
+    rounds: int,
+    model: FasterRCNN,
+    config: ExtractConfig,
+) -> None:
+    """Runs the public graph, checks that its output is equal, prints the ratio."""
+    seconds, worst = 0.0, 0.0
+    for data, row in zip(pictures, rows, strict=True):
+        times = []
+        for _ in range(rounds):
+            spent, found, picture = peer_round(data, model, config)
+            times.append(spent)
+        seconds += min(times)
+        worst = float(np.maximum(worst, difference(row, found, picture.scale)))
+        print(f"{len(found.boxes)} proposals, {len(row.boxes)} regions", file=sys.stderr)
+    peer = seconds / len(pictures)
+    line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
+    assert worst <= TOLERANCE, "the outputs differ"
+    line(f"{name}/picture", 1 / own, "pictures/CPU s", peer=1 / peer, ratio=peer / own)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="r101")
-    parser.add_argument("--short-side", type=int, default=600)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--pictures", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args(argv)
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        matrix = torch.randn(GEMM_SIDE, GEMM_SIDE)
-        gemm = 2 * GEMM_SIDE**3 / cpu_seconds(lambda: matrix @ matrix, 5) / 1e9
-        line("gemm", gemm, "GFLOP/CPU s")
-        model = open_detector(ARCHITECTURES[arguments.arch], None).model
-        coarse = torch.randn(1, 3, 12, 16) * 64
-        size = (arguments.short_side, arguments.short_side * 4 // 3)
-        picture = torch.nn.functional.interpolate(coarse, size=size, mode="bilinear")
-        name = f"extract/{arguments.arch}/{size[0]}x{size[1]}"
-        for part, work in parts_of(model, picture).items():
-            seconds, done = cpu_seconds(work, arguments.repeats), flops(work)
-            line(f"{name}/{part}", seconds, "CPU s")
-            if done:
-                line(f"{name}/{part}/rate", done / seconds / 1e9, "GFLOP/CPU s", gemm)
+    config = ExtractConfig(storage=Storage(dtype="float32"))
+    pictures = photos(arguments.pictures)
+    name = f"extract/{arguments.arch}"
+    detector = open_detector(ARCHITECTURES[arguments.arch], None)
+    best, rows, gemm = measure(pictures, arguments.rounds, detector, config)
+    own = report(name, best, gemm)
+    line(f"{name}/peak_rss", peak_gb(), "GB")
+    plain = FasterRCNN(detector.model.config).requires_grad_(False).eval()
+    randomise(plain, 0)
+    compare(name, pictures, rows, own, arguments.rounds, plain, config)
+    line(f"{name}/peer_peak_rss", peak_gb(), "GB")
 
 
 if __name__ == "__main__":
