@@ -54,10 +54,26 @@ def test_huge_dimensions_in_a_header_cost_nothing() -> None:
     assert examine(header) in (Reason.TOO_LARGE, Reason.UNREADABLE_IMAGE)
 
 
+REASONS = {
+    Reason.UNREADABLE_IMAGE,
+    Reason.UNSUPPORTED_FORMAT,
+    Reason.TOO_SMALL,
+    Reason.TOO_LARGE,
+    Reason.ANIMATED,
+}
+
+
 @given(st.integers(0, 5_000), st.binary(min_size=1, max_size=8))
-def test_damage_never_raises(position: int, patch: bytes) -> None:
+def test_damage_gives_facts_or_a_reason(position: int, patch: bytes) -> None:
     out = io.BytesIO()
     Image.linear_gradient("L").resize((310, 310)).save(out, "PNG")
     data = bytearray(out.getvalue())
     data[position % len(data) : position % len(data) + len(patch)] = patch
-    examine(bytes(data))
+    found = examine(bytes(data))
+    if isinstance(found, PictureFacts):
+        assert found.image_id == image_id_of(bytes(data))
+        assert found.format == "png"
+        assert min(found.width, found.height) > 300
+        assert found.width * found.height <= 1_000_000
+    else:
+        assert found in REASONS
