@@ -1,9 +1,10 @@
 """Speed of region extraction on this CPU, by part and against the public extractors' graph.
 
 Prints lines of JSON. ``peer`` is the graph of peers/public_extractor.py, run on the same pictures
-and random weights in the same process; its boxes, features and chosen regions must be equal
-(``exact`` means that). ``limit`` is the rate of a float32 2048^3 matrix product, measured in turn with the pictures. Seconds are CPU
-seconds of all threads, the least of the rounds: they hold on a machine that does other work too.
+and random weights in the same process; its boxes, features and chosen regions must be equal.
+``limit`` is the rate of a float32 2048^3 matrix product, measured in turn with the pictures.
+Seconds are CPU seconds of all threads, the least of the rounds: they hold on a machine that does
+other work too.
 
     VLMILL_DATA=data python benchmarks/extract.py --pictures 2 --rounds 1
 
