@@ -65,11 +65,19 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
     """Write ``out/report.html`` from what the steps left in ``out``."""
     pairs = read_table(out / "pairs", PAIRS).to_pylist()
     uris = thumbnails(out / "pairs", {pair["image_id"] for pair in pairs})
-    found = {
-        when: json.loads((out / folder / "neighbours.json").read_text())
-        for when, folder in (("before", "before"), ("after", "after"))
-    }
-    sections = [
+    write_page(
+        out / "report.html",
+        "vlmill demo: from web pages to retrieval",
+        [*run_sections(metrics), *data_sections(out, pairs, uris), *model_sections(out, uris)],
+        subtitle=f"{len(pairs)} pairs, {metrics['seconds']['total']:.0f} seconds on a processor, "
+        f"at most {metrics['peak_rss_mib']:.0f} MiB in a process",
+        notice=NOTICE,
+    )
+
+
+def run_sections(metrics: Mapping[str, Any]) -> list[Section]:
+    """What came out, and how long each step took."""
+    return [
         Section(
             title="Before and after",
             intro="Share of queries whose right answer is among the first K, in percent.",
@@ -84,6 +92,14 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
                 x_label="seconds",
             ),
         ),
+    ]
+
+
+def data_sections(
+    out: Path, pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]
+) -> list[Section]:
+    """From the archive to pairs, hard negatives and regions."""
+    return [
         Section(
             title="Funnel",
             intro="From the records of the archive to pairs; in = out + dropped in each stage.",
@@ -105,6 +121,16 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
             intro="Up to 36 boxes a picture; drawn are the eight of the highest class scores.",
             body=region_cards(out),
         ),
+    ]
+
+
+def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
+    """How training went, and what the model finds before and after it."""
+    found = {
+        when: json.loads((out / when / "neighbours.json").read_text())
+        for when in ("before", "after")
+    }
+    return [
         Section(
             title="Losses",
             intro="MLM: masked words. MOC: classes of masked regions. MRFR: their features. "
@@ -123,14 +149,6 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
             body=captions_found(found, uris),
         ),
     ]
-    write_page(
-        out / "report.html",
-        "vlmill demo: from web pages to retrieval",
-        sections,
-        subtitle=f"{len(pairs)} pairs, {metrics['seconds']['total']:.0f} seconds on a processor, "
-        f"at most {metrics['peak_rss_mib']:.0f} MiB in a process",
-        notice=NOTICE,
-    )
 
 
 def recall_table(metrics: Mapping[str, Any]) -> Markup:
