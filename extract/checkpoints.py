@@ -152,6 +152,8 @@ class PickledBuffer(PickledArray):
     def __init__(
         self, data: bytes | bytearray, kind: PickledDtype, shape: tuple[int, ...], order: str
     ) -> None:
+        if not isinstance(data, bytes | bytearray):
+            raise pickle.UnpicklingError("an array without bytes")
         self.state = (1, shape, kind, order == "F", bytes(data))
 
 

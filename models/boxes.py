@@ -80,7 +80,7 @@ def decode_boxes(
     """
     sizes = boxes[:, 2:] - boxes[:, :2] + offset
     centres = boxes[:, :2] + 0.5 * sizes
-    shifts = deltas.reshape(len(boxes), -1, 4) / deltas.new_tensor(weights)
+    shifts = deltas.reshape(len(boxes), deltas.shape[1] // 4, 4) / deltas.new_tensor(weights)
     log_scales = shifts[..., 2:]
     if max_log_scale is not None:
         log_scales = log_scales.clamp(max=max_log_scale)
@@ -95,7 +95,7 @@ def clip_boxes(
 ) -> Float[Tensor, "R C4"]:
     """Moves corners outside the picture onto its border (the last pixel where ``offset`` is 1)."""
     limit = boxes.new_tensor([width - offset, height - offset] * 2)
-    clipped = boxes.reshape(len(boxes), -1, 4).clamp(min=0.0).minimum(limit)
+    clipped = boxes.reshape(len(boxes), boxes.shape[1] // 4, 4).clamp(min=0.0).minimum(limit)
     return clipped.reshape(boxes.shape)
 
 

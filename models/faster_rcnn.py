@@ -271,7 +271,7 @@ def refine_boxes(
         max_log_scale=config.max_log_scale,
     )
     clipped = clip_boxes(decoded, height, width, config.box_offset)
-    return clipped.reshape(len(boxes), -1, 4)
+    return clipped.reshape(len(boxes), clipped.shape[1] // 4, 4)
 
 
 def foreground_classes(

@@ -22,8 +22,9 @@ from vlmill.extract.preprocess import (
     network_input,
     resize_bilinear,
     resize_factor,
+    shortest_edge,
 )
-from vlmill.models.detector_config import DetectorConfig
+from vlmill.models.detector_config import CONVENTIONS, DetectorConfig, hf_frcnn
 from vlmill.schemas.rejects import Reason
 
 OPS = load_file(Path(__file__).parents[1] / "golden/frcnn/ops/cases.safetensors")
@@ -213,3 +214,36 @@ def test_one_pixel_becomes_a_flat_picture() -> None:
     assert picture.tensor.shape == (1, 3, 600, 600)
     torch.testing.assert_close(picture.tensor[0, :, 0, 0], 200 - torch.tensor(MEAN))
     assert (picture.width, picture.height, picture.scale) == (1, 1, 600)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(480, 640, (800, 1067)), (640, 480, (1067, 800)), (300, 900, (444, 1333)), (5, 5, (800, 800))],
+)
+def test_shortest_edge_by_hand(height: int, width: int, expected: tuple[int, int]) -> None:
+    assert shortest_edge(height, width, 800, 1333) == expected
+
+
+@pytest.mark.parametrize("family", ["milvlg", "airsplay", "hf-frcnn", "detectron2"])
+def test_a_flat_picture_is_its_colour_minus_the_mean(family: str) -> None:
+    spec = CONVENTIONS[family](pixel_mean=(1.0, 2.0, 3.0), pixel_std=(2.0, 2.0, 4.0))
+    pixels = np.full((30, 40, 3), (11, 22, 43), np.uint8)
+    picture = network_input(pixels, spec, InputLimits(short_side=60, long_side=100))
+    assert picture.tensor.shape == (1, 3, 60, 80)
+    assert picture.factors == (2.0, 2.0)
+    expected = torch.tensor([5.0, 10.0, 10.0])[:, None, None].expand(3, 60, 80)
+    torch.testing.assert_close(picture.tensor[0], expected)
+
+
+def test_a_detector_brings_its_own_sides() -> None:
+    pixels = np.zeros((30, 40, 3), np.uint8)
+    spec = CONVENTIONS["detectron2"]()
+    assert network_input(pixels, spec, LIMITS).tensor.shape == (1, 3, 800, 1067)
+    assert network_input(pixels, DetectorConfig(), LIMITS).tensor.shape == (1, 3, 600, 800)
+
+
+def test_red_green_blue_where_the_family_feeds_that() -> None:
+    pixels = np.full((30, 40, 3), (10, 20, 30), np.uint8)
+    spec = hf_frcnn(legacy_rgb=True, pixel_mean=(0.0, 0.0, 0.0))
+    limits = InputLimits(short_side=60, long_side=100)
+    assert network_input(pixels, spec, limits).tensor[0, :, 0, 0].tolist() == [30, 20, 10]

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 
 from vlmill.extract.config import SELECTIONS, InputLimits, Selection, Storage
-from vlmill.extract.selection import choose_regions
+from vlmill.extract.selection import Chosen, Frame, choose_regions, select
+from vlmill.models.detector_config import RISING_THRESHOLDS, DetectorConfig
+from vlmill.models.faster_rcnn import Detections
 
 CONFIDENCE = torch.tensor([0.3, 0.9, 0.0, 0.5, 0.1])
 
@@ -70,3 +72,83 @@ def test_presets_are_the_papers() -> None:
 def test_settings_that_make_no_sense_name_the_flag(make: Callable[[], object], flag: str) -> None:
     with pytest.raises(ValueError, match=flag):
         make()
+
+
+# Four proposals of 40 x 40, of which the first two overlap by 1/3, and two classes.
+BOXES = torch.tensor([[0.0, 0, 40, 40], [20, 0, 60, 40], [100, 0, 140, 40], [150, 50, 190, 90]])
+PROBS = torch.tensor([[0.6, 0.3], [0.5, 0.2], [0.1, 0.4], [0.05, 0.04]])
+FRAME = Frame(height=100.0, width=200.0, own_height=50.0, own_width=100.0, factors=(2.0, 2.0))
+
+
+def chosen(rule: Selection, probs: torch.Tensor = PROBS, **spec: object) -> Chosen:
+    """With proposals as boxes, in the conventions of Detectron2."""
+    conventions = {
+        "box_offset": 0.0,
+        "nms_inclusive": False,
+        "background": "last",
+        "written_boxes": "proposals",
+        "class_nms_thresholds": RISING_THRESHOLDS,
+    }
+    config = DetectorConfig(**{**conventions, **spec})  # type: ignore[arg-type]
+    background = 1 - probs.sum(dim=1, keepdim=True)
+    everything = torch.cat((probs, background), dim=1)
+    if config.background == "first":
+        everything = everything.roll(1, dims=1)
+    boxes = BOXES[: len(probs)]
+    found = Detections(boxes=boxes, features=boxes, class_probs=everything)
+    return select(found, config, FRAME, rule)
+
+
+@pytest.mark.parametrize("background", ["first", "last"])
+def test_best_class_by_hand(background: str) -> None:
+    """The second proposal is suppressed at 0.3; enough are left at 0.4 if four are asked for."""
+    three = Selection(threshold=0.0, min_boxes=3, max_boxes=4)
+    found = chosen(three, selection="best-class", background=background)
+    assert found.ids.tolist() == [0, 2, 3]
+    assert found.class_ids.tolist() == [0, 1, 0]
+    assert found.class_scores.tolist() == pytest.approx([0.6, 0.4, 0.05])
+    assert found.nms_threshold == 0.3
+    assert found.boxes[1].tolist() == [50, 0, 70, 20]  # in the picture's own pixels
+    four = Selection(threshold=0.0, min_boxes=4, max_boxes=4)
+    found = chosen(four, selection="best-class", background=background)
+    assert found.ids.tolist() == [0, 1, 2, 3] and found.nms_threshold == 0.4
+
+
+def test_best_class_above_a_threshold() -> None:
+    above = Selection(threshold=0.3, min_boxes=0, max_boxes=16)
+    assert chosen(above, selection="best-class").ids.tolist() == [0, 2]
+    at_least = Selection(threshold=0.3, min_boxes=3, max_boxes=16)
+    assert chosen(at_least, selection="best-class").ids.tolist() == [0, 2, 3]
+
+
+def test_class_pairs_by_hand() -> None:
+    """A proposal counts for each of its classes, and suppresses within them only."""
+    rule = Selection(threshold=0.15, min_boxes=0, max_boxes=9)
+    found = chosen(rule, selection="class-pairs", class_nms_thresholds=(0.3,))
+    assert list(zip(found.ids.tolist(), found.class_ids.tolist(), strict=True)) == [
+        (0, 0),
+        (2, 1),
+        (0, 1),
+    ]
+    raised = chosen(rule, selection="class-pairs", class_nms_thresholds=(0.3, 0.5))
+    assert raised.ids.tolist() == [0, 1, 2, 0, 1] and raised.nms_threshold == 0.5
+    few = Selection(threshold=0.55, min_boxes=2, max_boxes=9)
+    filled = chosen(few, selection="class-pairs", class_nms_thresholds=(0.3,))
+    assert filled.ids.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("selection", ["class-confidence", "best-class", "class-pairs"])
+def test_no_proposals_give_no_regions(selection: str) -> None:
+    rule = Selection(threshold=0.0, min_boxes=3, max_boxes=4)
+    found = chosen(rule, torch.zeros(0, 2), selection=selection)
+    assert found.ids.shape == (0,) and found.boxes.shape == (0, 4)
+
+
+def test_boxes_without_extent_are_dropped_with_their_rows() -> None:
+    """A box that is nothing in the picture, as Detectron2's postprocessing drops it."""
+    config = DetectorConfig(box_offset=0.0, background="last", selection="best-class")
+    boxes = torch.tensor([[10.0, 10, 10, 30], [0, 0, 20, 20]])
+    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    found = Detections(boxes=boxes, features=boxes, class_probs=probs)
+    kept = select(found, config, FRAME, Selection(threshold=0.0, min_boxes=0, max_boxes=5))
+    assert kept.ids.tolist() == [1] and kept.boxes.tolist() == [[0, 0, 10, 10]]

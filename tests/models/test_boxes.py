@@ -150,6 +150,13 @@ def test_clipping_by_hand() -> None:
     assert clip_boxes(boxes, 20.0, 30.0, 0.0).tolist() == [[0, 2, 30, 20, 5, 6, 7, 8]]
 
 
+def test_no_boxes_are_decoded_and_clipped_to_none() -> None:
+    none, deltas = torch.zeros(0, 4), torch.zeros(0, 8)
+    weights = (1.0, 1.0, 1.0, 1.0)
+    decoded = decode_boxes(none, deltas, weights=weights, offset=1.0, max_log_scale=None)
+    assert clip_boxes(decoded, 20.0, 30.0, 1.0).shape == (0, 8)
+
+
 def test_bits_fill_whole_words() -> None:
     flags = torch.zeros(2, 70, dtype=torch.bool)
     flags[0, [0, 63, 64]] = True

@@ -190,6 +190,11 @@ def test_published_layout_of_the_full_size() -> None:
     assert shapes["roi_heads.box_predictor.bbox_pred.weight"] == (6404, 2048)
 
 
+def test_nothing_is_refined_to_nothing() -> None:
+    spec = small("airsplay")
+    assert refine_boxes(torch.zeros(0, 4), torch.zeros(0, 24), 9.0, 9.0, spec).shape == (0, 6, 4)
+
+
 def test_a_picture_without_proposals_has_empty_outputs() -> None:
     """5 pixels are below the smallest proposal size at every scale."""
     spec = small("milvlg", min_proposal_size=16.0)
