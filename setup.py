@@ -46,6 +46,7 @@ EXTRAS = {
         "beartype>=0.20",
         "hypothesis>=6.120",
         "mypy>=1.15",
+        "psutil>=6.0",
         "pytest>=8.3",
         "ruff>=0.11",
         "scipy-stubs>=1.15",

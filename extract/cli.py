@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from vlmill.extract.config import (
     CLASS_PROBS,
     COMPRESSIONS,
     DTYPES,
+    IDS,
     SELECTIONS,
     ExtractConfig,
     InputLimits,
@@ -87,12 +89,40 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="a picture, a folder or glob of pictures, a .txt list of paths, a table of images",
+        help="a picture, a folder or glob of pictures, a .txt list of paths, a .tar in "
+        "WebDataset's layout, a table of images",
     )
     run.add_argument(
         "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    which = run.add_argument_group("which pictures")
+    which.add_argument(
+        "--ids",
+        choices=IDS,
+        default="auto",
+        help="the image_id of a file or tar member: content (SHA-256) or name (without ending); "
+        "auto: content for files, name for members",
+    )
+    which.add_argument(
+        "--pairs", metavar="PAIRS", help="only the pictures that this table of pairs points to"
+    )
+    which.add_argument(
+        "--boxes",
+        type=Path,
+        metavar="FILE",
+        help="given boxes in place of proposals, all of them, in their order: JSON lines "
+        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name '
+        "without ending; or a folder of VCR's metadata files, named like the pictures",
+    )
+    run.add_argument(
+        "--workers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="processes that read, decode and resize (default: %(default)s, none beside this one); "
+        "the rows stay the same",
+    )
     add_engine(run)
 
 
@@ -125,7 +155,9 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
     )
     net.add_argument(
-        "--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: %(default)s)"
+        "--device",
+        default="cpu",
+        help="cpu, cuda, cuda:1, ...; of run also several: cuda:0,cuda:1 (default: %(default)s)",
     )
     choice = run.add_argument_group("which regions")
     rules = "; ".join(
@@ -149,7 +181,7 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         type=count,
         default=limits.short_side,
         metavar="PX",
-        help="default: %(default)s",
+        help="default: the detector's own, 600 or 800",
     )
     size.add_argument(
         "--long-side",
@@ -180,7 +212,7 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         "--compression",
         choices=COMPRESSIONS,
         default=storage.compression,
-        help="default: the detector's own, 600 or 800",
+        help="default: %(default)s",
     )
     out.add_argument(
         "--pictures-per-shard",
@@ -188,6 +220,11 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         default=storage.pictures_per_shard,
         metavar="N",
         help="what a kill costs at most (default: %(default)s)",
+    )
+    out.add_argument(
+        "--global-feature",
+        action="store_true",
+        help="also the feature of the region that is the whole picture",
     )
 
 
@@ -237,6 +274,7 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
             dtype=arguments.dtype,
             compression=arguments.compression,
             pictures_per_shard=arguments.pictures_per_shard,
+            global_feature=arguments.global_feature,
         )
     except ValueError as error:
         raise InputError(str(error)) from None
@@ -282,18 +320,33 @@ def detector_of(arguments: argparse.Namespace) -> "Detector":
     )
 
 
+def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":
+    """The same on one of several devices."""
+    return detector_of(argparse.Namespace(**{**vars(arguments), "device": device}))
+
+
 def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
     # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.inputs import plan_pictures
+    from vlmill.extract.engine import Crew
+    from vlmill.extract.given import read_boxes
+    from vlmill.extract.inputs import only_of_pairs, plan_pictures, with_missing_boxes
     from vlmill.extract.run import Job, run
 
     config = config_of(arguments)
-    plan = plan_pictures(arguments.inputs)
+    given = None if arguments.boxes is None else read_boxes(arguments.boxes)
+    plan = plan_pictures(arguments.inputs, arguments.ids)
+    if arguments.pairs is not None:
+        plan = only_of_pairs(plan, arguments.pairs)
+    if given is not None:
+        plan = with_missing_boxes(plan, given, str(arguments.boxes))
     warn_of_random_weights(arguments)
-    detector = detector_of(arguments)
-    job = Job(plan=plan, output=arguments.output, detector=detector, config=config)
-    regions, rejects = run(job, fresh=arguments.fresh)
+    names = [name.strip() for name in arguments.device.split(",")]
+    detector = detector_on(arguments, names[0])
+    job = Job(plan=plan, output=arguments.output, detector=detector, config=config, given=given)
+    opener = functools.partial(detector_on, arguments)
+    crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
+    regions, rejects = run(job, fresh=arguments.fresh, crew=crew)
     note = f" ({detector.weights})" if arguments.weights is None else ""
     counts = f"{len(plan)} pictures, {regions} rows of regions, {rejects} rejects"
     print(f"{arguments.output}: {counts}{note}")

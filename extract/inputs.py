@@ -1,12 +1,15 @@
-"""Where pictures come from: files, folders, globs, lists of paths and ``images`` tables.
+"""Where pictures come from: files, folders, globs, lists of paths, tars and ``images`` tables.
 
 The arguments are resolved once into a plan, a list of pictures in a fixed order; bytes are read
 when a picture's turn comes. A plan takes about 300 bytes a picture.
 """
 
+import dataclasses
 import glob
 import hashlib
 import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +17,34 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.extract.archives import MAX_KEY, BrokenArchive, members, read_member
+from vlmill.extract.given import GivenBoxes
 from vlmill.extract.preprocess import Rejected
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.reading import find_shards
+from vlmill.schemas.reading import find_shards, iter_batches
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import IMAGES
+from vlmill.schemas.tables import IMAGES, PAIRS
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
+HASH = re.compile("[0-9a-f]{64}")
+FILE, ROW, MEMBER, BROKEN, MISSING = "file", "row", "member", "broken", "missing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A planned picture: a file, or a row of a table."""
+    """A planned picture: a file, a row of a table, or a member of a tar.
+
+    ``broken`` and ``missing`` are none: an archive's rest that cannot be read, and a picture that
+    another table names. They are planned so that they are counted.
+    """
 
     path: str
     image_id: str | None = None  # None: the SHA-256 of the bytes, known when they have been read
-    group: int = 0
-    row: int = 0
+    group: int = 0  # of a table; of a tar's member, its offset
+    row: int = 0  # of a table's group; of a tar's member, its size
+    kind: str = FILE
 
     @property
     def key(self) -> str:
@@ -39,18 +52,69 @@ class Picture:
         return self.path if self.image_id is None else self.image_id
 
 
-def plan_pictures(arguments: Sequence[str]) -> list[Picture]:
-    """All pictures, in the arguments' order and sorted within each. Raises InputError."""
+def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
+    """All pictures, in the arguments' order and sorted within each. Raises InputError.
+
+    ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
+    bytes; "name": the name without ending, of a member with its folders; "auto": the name of a
+    member, the content of a file. A table's rows have their own.
+    """
     plan: list[Picture] = []
     for argument in arguments:
-        found = list(pictures_of(argument))
+        found = [with_id(picture, ids) for picture in pictures_of(argument)]
         if not found:
             raise InputError(
                 f"INPUT {argument}: no pictures there; give picture files, a folder or a glob of "
-                "them, a .txt list of paths, or a table of images"
+                "them, a .txt list of paths, a .tar, or a table of images"
             )
         plan += found
     return plan
+
+
+def with_id(picture: Picture, ids: str) -> Picture:
+    """The picture with the id that ``ids`` says."""
+    if picture.kind == FILE and ids == "name":
+        return dataclasses.replace(picture, image_id=usable_id(Path(picture.path).stem))
+    if picture.kind == MEMBER and ids == "content":
+        return dataclasses.replace(picture, image_id=None)
+    return picture
+
+
+def usable_id(name: str) -> str | None:
+    """The name, if it can be an id: UTF-8 of a bounded length."""
+    try:
+        return name if 0 < len(name.encode()) <= MAX_KEY else None
+    except UnicodeEncodeError:
+        return None
+
+
+def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
+    """The pictures that a table of pairs points to; those that are not there come last, as missing.
+
+    Raises InputError where pictures have no id before they are read.
+    """
+    wanted: dict[str, None] = {}
+    for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
+        wanted.update(dict.fromkeys(batch.column(0).to_pylist()))
+    if any(p.image_id is None and p.kind != BROKEN for p in plan):
+        raise InputError(
+            "--pairs: the pictures are files, and have no id before they are read; give --ids name "
+            "if the pairs call them by their names, or a table of images"
+        )
+    kept = [p for p in plan if p.image_id in wanted or p.kind == BROKEN]
+    there = {p.image_id for p in kept}
+    absent = (image_id for image_id in wanted if image_id not in there)
+    return kept + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
+
+
+def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) -> list[Picture]:
+    """The plan, and as missing the entries of a box file for which it has no picture.
+
+    An entry that is called like a SHA-256 may belong to any file, and is not counted here.
+    """
+    names = {name for p in plan for name in (p.image_id, Path(p.path).stem) if name}
+    absent = [name for name in given.entries if name not in names and not HASH.fullmatch(name)]
+    return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
 def pictures_of(argument: str) -> Iterator[Picture]:
@@ -60,23 +124,26 @@ def pictures_of(argument: str) -> Iterator[Picture]:
         if any(path.glob("images-*.parquet")):
             yield from rows_of(find_shards(path, IMAGES, "INPUT"))
         else:
-            yield from (Picture(path=p) for p in walk(path))
+            for name in walk(path):
+                yield from members_of(name) if name.endswith(TARS) else [Picture(path=name)]
         return
     for name in [argument] if path.is_file() else sorted(glob.glob(argument, recursive=True)):
         if name.endswith(".parquet"):
             yield from rows_of(find_shards(name, IMAGES, "INPUT"))
         elif name.endswith(".txt"):
             yield from listed(Path(name))
+        elif name.endswith(TARS):
+            yield from members_of(name)
         elif Path(name).is_file():
             yield Picture(path=name)
 
 
 def walk(folder: Path) -> Iterator[str]:
-    """Files below a folder with a picture's suffix, sorted; links to folders are not followed."""
+    """Pictures and tars below a folder, sorted; links to folders are not followed."""
     for base, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+            if name.lower().endswith((*SUFFIXES, *TARS)) and not name.startswith("."):
                 yield os.path.join(base, name)
 
 
@@ -87,6 +154,23 @@ def listed(path: Path) -> Iterator[Picture]:
             yield Picture(path=str(path.parent / line.strip()))
 
 
+def members_of(path: str) -> Iterator[Picture]:
+    """The pictures of a tar; what cannot be read of it counts as one that is broken."""
+    try:
+        for member in members(Path(path)):
+            if member.suffix in SUFFIXES:
+                yield Picture(
+                    path=path,
+                    image_id=usable_id(member.key),
+                    group=member.offset,
+                    row=member.size,
+                    kind=MEMBER,
+                )
+    except BrokenArchive as error:
+        print(f"WARNING: {error}", file=sys.stderr)
+        yield Picture(path=path, kind=BROKEN)
+
+
 def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
     """The rows of images tables."""
     for shard in shards:
@@ -94,7 +178,9 @@ def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
             for group in range(file.num_row_groups):
                 ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
                 for row, image_id in enumerate(ids):
-                    yield Picture(path=str(shard), image_id=image_id, group=group, row=row)
+                    yield Picture(
+                        path=str(shard), image_id=image_id, group=group, row=row, kind=ROW
+                    )
 
 
 def plan_digest(plan: Sequence[Picture]) -> str:
@@ -108,7 +194,8 @@ def plan_digest(plan: Sequence[Picture]) -> str:
         if picture.path not in sizes:
             exists = os.path.isfile(picture.path)
             sizes[picture.path] = os.path.getsize(picture.path) if exists else -1
-        line = (picture.path, picture.image_id, picture.group, picture.row, sizes[picture.path])
+        place = (picture.kind, picture.group, picture.row)
+        line = (picture.path, picture.image_id, *place, sizes[picture.path])
         digest.update(f"{line!r}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 
@@ -123,10 +210,30 @@ class PictureReader:
 
     def read(self, picture: Picture) -> tuple[str, bytes]:
         """A picture's id and bytes. Raises Rejected."""
-        if picture.image_id is None:
-            data = self.read_file(Path(picture.path))
-            return image_id_of(data), data
-        return picture.image_id, self.read_row(picture)
+        data = self.data_of(picture)
+        return image_id_of(data) if picture.image_id is None else picture.image_id, data
+
+    def data_of(self, picture: Picture) -> bytes:
+        """A picture's bytes."""
+        match picture.kind:
+            case "row":
+                return self.read_row(picture)
+            case "member":
+                return self.read_member(picture)
+            case "broken":
+                raise Rejected(Reason.BROKEN_ARCHIVE, "the rest of the archive cannot be read")
+            case "missing":
+                raise Rejected(Reason.MISSING_IMAGE, f"named in {picture.path}")
+        return self.read_file(Path(picture.path))
+
+    def read_member(self, picture: Picture) -> bytes:
+        """A tar member's bytes; one over the limit is not read."""
+        if picture.row > self._max_bytes:
+            raise Rejected(Reason.TOO_LARGE, f"{picture.row} bytes, limit {self._max_bytes}")
+        try:
+            return read_member(Path(picture.path), picture.group, picture.row)
+        except (OSError, BrokenArchive) as error:
+            raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None
 
     def read_file(self, path: Path) -> bytes:
         """A file's bytes; a file over the limit is not read."""

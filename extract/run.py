@@ -2,8 +2,10 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.extract.inputs import Picture, PictureReader, plan_digest
-from vlmill.extract.predict import extract_regions
+from vlmill.extract.engine import Crew, Ready, Source, devices, extracted, inline, source_of
+from vlmill.extract.given import GivenBoxes
+from vlmill.extract.inputs import Picture, plan_digest
 from vlmill.extract.preprocess import Rejected
 from vlmill.extract.weights import Detector
 from vlmill.schemas.manifest import read_manifest, write_manifest
@@ -57,6 +60,7 @@ class Job:
     output: Path
     detector: Detector
     config: ExtractConfig
+    given: GivenBoxes | None = None
 
     @property
     def num_shards(self) -> int:
@@ -83,9 +87,10 @@ class Job:
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
             "weights": self.detector.weights,
-            "device": str(self.detector.device),
+            "device": self.detector.device.type,  # their number does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
+            **({} if self.given is None else {"boxes": "given", "given": self.given.digest}),
         }
 
     def arrays(self) -> dict[str, Any]:
@@ -100,11 +105,12 @@ class Job:
         )
 
 
-def run(job: Job, *, fresh: bool = False) -> tuple[int, int]:
+def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int, int]:
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
-    Memory is bounded by one picture, 16 rows and the ids seen so far, not by the pictures' bytes.
-    Raises InputError if the output holds a run with other settings.
+    ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way, 16 rows
+    and the ids seen so far, not by the pictures' bytes. Raises InputError if the output holds a run
+    with other settings.
     """
     settings = job.settings()
     if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
@@ -114,16 +120,34 @@ def run(job: Job, *, fresh: bool = False) -> tuple[int, int]:
     done = sum(len(job.part(index).pictures) for index in finished)
     seen: set[str] = set()
     shards: list[Shard] = []
-    with Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress:
+    todo = (p for i in range(job.num_shards) if i not in finished for p in job.part(i).pictures)
+    with (
+        Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress,
+        working(job, crew or Crew()) as source,
+    ):
+        # Asked ahead of its turn: what counts is row_of's answer when the turn has come.
+        ready = source(todo, lambda picture: picture.image_id in seen)
         for index in range(job.num_shards):
             if index in finished:
                 seen.update(image_ids(job.output / finished[index][0].name))
                 shards += finished[index]
             else:
-                shards += make_shards(job, job.part(index), seen, progress)
+                shards += make_shards(job, job.part(index), seen, progress, ready)
             seen.update(planned_ids(job.part(index)))
     write_manifest(job.output, shards, job=JOB, settings=settings)
     return count_rows(shards)
+
+
+@contextmanager
+def working(job: Job, crew: Crew) -> Iterator[Source]:
+    """What makes the pictures ready."""
+    if len(crew.devices) > 1:
+        with devices(crew, job.config, job.given) as source:
+            yield source
+    else:
+        spec = job.detector.model.config
+        with source_of(spec, job.config.limits, crew.workers) as source:
+            yield source
 
 
 def finished_shards(job: Job, index: int) -> list[Shard]:
@@ -136,13 +160,21 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
         return []  # missing or damaged: the part is made again
 
 
-def make_shards(job: Job, part: Part, seen: set[str], progress: Progress) -> list[Shard]:
+def make_shards(
+    job: Job,
+    part: Part,
+    seen: set[str],
+    progress: Progress,
+    ready: Iterator[Ready] | None = None,
+) -> list[Shard]:
     """Extracts one part: regions, then rejects. Without both files it counts as not done.
 
-    ``seen``: the ids that have rows already; grows.
+    ``seen``: the ids that have rows already; grows. ``ready`` gives the part's pictures next.
     """
+    if ready is None:
+        source = inline(job.detector.model.config, job.config.limits)
+        ready = source(part.pictures, lambda picture: picture.image_id in seen)
     rejects: list[dict[str, object]] = []
-    reader = PictureReader(job.config.limits.max_bytes)
     writer = ShardWriter(
         job.output,
         REGIONS,
@@ -154,12 +186,12 @@ def make_shards(job: Job, part: Part, seen: set[str], progress: Progress) -> lis
     )
     with writer:
         rows: list[RegionRow] = []
-        for picture in part.pictures:
+        for one in islice(ready, len(part.pictures)):
             try:
-                rows.append(extract_one(picture, reader, job, seen))
+                rows.append(extract_one(one, job, seen))
                 progress.advance()
             except Rejected as why:
-                rejects.append(reject(STAGE, picture.key, why.reason, why.detail))
+                rejects.append(reject(STAGE, one.picture.key, why.reason, why.detail))
                 progress.advance(rejects=1)
             if len(rows) == ROWS_PER_GROUP:
                 writer.write(encode_regions(rows, dtype=job.config.storage.dtype))
@@ -172,22 +204,25 @@ def make_shards(job: Job, part: Part, seen: set[str], progress: Progress) -> lis
     ]
 
 
-def extract_one(picture: Picture, reader: PictureReader, job: Job, seen: set[str]) -> RegionRow:
+def extract_one(ready: Ready, job: Job, seen: set[str]) -> RegionRow:
     """One picture's row. Raises Rejected, also for an id that has a row already.
 
     An id that the plan gives counts from its first appearance, whatever came of it: so any part
     can be made without the others.
     """
-    if picture.image_id is not None:
-        if picture.image_id in seen:
-            raise Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
-        seen.add(picture.image_id)
-    image_id, data = reader.read(picture)
-    if picture.image_id is None and image_id in seen:
-        raise Rejected(Reason.DUPLICATE, f"{image_id} has a row already")
-    row = extract_regions(image_id, data, job.detector, job.config)
-    seen.add(image_id)
-    return row
+    planned = ready.picture.image_id
+    if planned is not None:
+        if planned in seen:
+            raise Rejected(Reason.DUPLICATE, f"{planned} came earlier")
+        seen.add(planned)
+    elif ready.image_id in seen:
+        raise Rejected(Reason.DUPLICATE, f"{ready.image_id} has a row already")
+    made = extracted(ready, job.detector, job.config, job.given).result
+    if isinstance(made, Rejected):
+        raise made
+    assert isinstance(made, RegionRow)
+    seen.add(made.image_id)
+    return made
 
 
 def planned_ids(part: Part) -> set[str]:

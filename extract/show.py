@@ -11,7 +11,7 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.inputs import PictureReader, plan_pictures
+from vlmill.extract.inputs import FILE, PictureReader, plan_pictures
 from vlmill.extract.preprocess import Rejected, decode
 from vlmill.schemas.atomic import write_bytes
 from vlmill.schemas.commands import InputError
@@ -100,15 +100,22 @@ def section(row: RegionRow, data: bytes) -> Section:
 def drawings(
     reader: RegionReader, images: Sequence[str], names: Vocabulary, max_boxes: int
 ) -> Iterator[tuple[RegionRow, bytes]]:
-    """The rows whose pictures are among ``images``, in that order, with their drawings."""
+    """The rows whose pictures are among ``images``, in that order, with their drawings.
+
+    A file is the picture of the row with its name (without ending, and without the folders of an
+    id such as coco/000000132417), else of the row with its content's SHA-256.
+    """
     limits = InputLimits()
     source = PictureReader(limits.max_bytes)
+    by_name = {image_id.rpartition("/")[2]: image_id for image_id in reader.image_ids}
     shown: set[str] = set()
     for picture in plan_pictures(images):
-        if picture.image_id is not None and picture.image_id not in reader:
+        named = by_name.get(Path(picture.path).stem) if picture.kind == FILE else picture.image_id
+        if named is not None and (named in shown or named not in reader):
             continue
         try:
-            image_id, data = source.read(picture)
+            found, data = source.read(picture)
+            image_id = found if named is None else named
             if image_id in shown or image_id not in reader:
                 continue
             pixels = decode(data, limits)
@@ -127,7 +134,9 @@ def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) 
     pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
     for rank, region in enumerate(best_regions(row, max_boxes)):
         colour = COLOURS[rank % len(COLOURS)]
-        x1, y1, x2, y2 = (float(v) * factor for v in row.boxes[region])
+        # The picture may be a copy of another size than that which the detector saw.
+        x1, x2 = (float(v) * canvas.width / row.width for v in row.boxes[region][::2])
+        y1, y2 = (float(v) * canvas.height / row.height for v in row.boxes[region][1::2])
         pen.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=2)
         if label := names.label(row, region):
             pen.rectangle(pen.textbbox((x1 + 2, y1 + 2), label, font=font), fill=colour)
