@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 
 import torch
@@ -33,7 +34,19 @@ from vlmill.schemas.rejects import Reason
 # Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
 DEVICE_AHEAD = 2
-SPAWN = multiprocessing.get_context("spawn")  # a fork of a process that has used torch may hang
+
+
+def process_context() -> BaseContext:
+    """How processes are started: as forks of one that has imported everything and run nothing.
+
+    A fork of this process may hang, because it has run torch; to import anew takes each process
+    seconds. Where there is no such server (Windows), they do import anew.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +109,7 @@ def inline(spec: DetectorConfig, limits: InputLimits) -> Source:
 def pool(spec: DetectorConfig, limits: InputLimits, workers: int) -> Iterator[Source]:
     """Prepares pictures in worker processes, a few ahead."""
     executor = ProcessPoolExecutor(
-        workers, mp_context=SPAWN, initializer=start_worker, initargs=(spec, limits)
+        workers, mp_context=process_context(), initializer=start_worker, initargs=(spec, limits)
     )
 
     def source(pictures: Iterable[Picture], skip: Skip) -> Iterator[Ready]:
@@ -190,15 +203,15 @@ def live_as_long_as_the_parent() -> None:
 def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iterator[Source]:
     """Extracts on several devices, a process each: pictures go round, rows come back in order."""
     assert crew.open_detector is not None
-    count = len(crew.devices)
+    context, count = process_context(), len(crew.devices)
     processes: list[tuple[BaseProcess, Connection]] = []
     for number, device in enumerate(crew.devices):
         # --workers is their number altogether.
         workers = crew.workers // count + (number < crew.workers % count)
-        ours, theirs = SPAWN.Pipe()
+        ours, theirs = context.Pipe()
         threads = max(1, torch.get_num_threads() // count)
         arguments = (theirs, crew.open_detector, device, config, given, workers, threads)
-        process = SPAWN.Process(target=serve, args=arguments, name=device)
+        process = context.Process(target=serve, args=arguments, name=device)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
         processes.append((process, ours))
