@@ -9,9 +9,10 @@ from torch import nn
 from vlmill.models import fused
 from vlmill.models.detector_config import ARCHITECTURES, DetectorConfig
 from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.fused import FusedStage, fuse_stages
+from vlmill.models.fused import FusedStage, fuse_stages, interleave, split_grids
 from vlmill.models.random_detector import randomise
 from vlmill.models.resnet import fold_norms
+from vlmill.models.roi_pool import pooling_windows
 
 TINY = dataclasses.replace(ARCHITECTURES["tiny"], num_classes=20, num_attributes=5)
 CONVENTIONS = {
@@ -61,6 +62,26 @@ def test_regions_equal_the_plain_path(
         assert_near(found.boxes, expected.boxes)
         assert_near(found.features, expected.features)
         assert_near(found.class_probs, expected.class_probs)
+
+
+@pytest.mark.parametrize(("name", "apart"), [("dilated", 2), ("strided in the 1x1", 1)])
+def test_equal_grids_are_computed_once(name: str, apart: int) -> None:
+    plain, fast = both(CONVENTIONS[name])
+    # 7 cells wide and high: each bin is half a cell; then a region of its own, and the first again.
+    boxes = torch.tensor([[16.0, 0, 112, 96], [0, 0, 130, 75], [16, 0, 112, 96]])
+    features = plain.backbone(picture())
+    index = pooling_windows(boxes, 1 / 16, 14, *features.shape[2:]).index
+    stage = fast.roi_heads.res5
+    assert isinstance(stage, FusedStage) and stage.grids_apart() == apart
+    grids, grid_of = split_grids(index, apart)
+    assert len(grids) == (1 + 4 if apart == 2 else 2)
+    assert torch.equal(grid_of[0], grid_of[2])
+    packed = interleave(grids, apart)
+    assert len(packed) == 2
+    assert torch.equal(split_grids(packed, apart)[0], grids)
+    with torch.inference_mode():
+        found = fast.roi_heads.region_features(features, boxes, 50)
+        assert_near(found, plain.roi_heads.region_features(features, boxes, 50))
 
 
 def test_a_stage_leaves_its_input_alone() -> None:
