@@ -240,7 +240,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="PATH",
-        help="one .html file with the pictures inside, or a folder of JPEGs",
+        help="one .html file with the pictures inside, or a folder of PNGs",
     )
     show.add_argument("--classes", metavar="FILE", help="names of the classes, one a line")
     show.add_argument("--attributes", metavar="FILE", help="names of the attributes, one a line")

@@ -21,6 +21,7 @@ from vlmill.schemas.report import Section, picture_uri, template, write_page
 MAX_SIDE_PX = 900
 # Paul Tol's "bright" scheme: told apart also by the colour-blind.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377")
+Corners = tuple[float, float, float, float]
 FIGURE = template(
     '<figure><img src="{{ uri }}" alt="{{ alt }}"><figcaption>{{ text }}</figcaption></figure>'
 )
@@ -72,8 +73,8 @@ def show(
     reader = RegionReader(regions, flag="REGIONS")
     drawn = islice(drawings(reader, images, names, max_boxes), max_pictures)
     if output.suffix.lower() != ".html":
-        return sum(save(output, row, data) for row, data in drawn)
-    sections = [section(row, data) for row, data in drawn]
+        return sum(save(output, row, canvas) for row, canvas in drawn)
+    sections = [section(row, canvas) for row, canvas in drawn]
     producer = reader.producer
     weights = str(producer.get("weights", "unknown"))
     notice = (
@@ -84,22 +85,31 @@ def show(
     return len(sections)
 
 
-def save(folder: Path, row: RegionRow, data: bytes) -> int:
+def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
     """Writes one drawing under its id; returns 1, the number of files."""
-    write_bytes(folder / f"{quote(row.image_id, safe='')}.jpg", data)
+    write_bytes(folder / f"{quote(row.image_id, safe='')}.png", encoded(canvas, "PNG"))
     return 1
 
 
-def section(row: RegionRow, data: bytes) -> Section:
+def section(row: RegionRow, canvas: Image.Image) -> Section:
     """One picture's part of the page."""
     text = f"{row.width} x {row.height} pixels, {len(row.boxes)} regions"
-    figure = FIGURE.render(uri=picture_uri(data, "image/jpeg"), alt=row.image_id, text=text)
+    figure = FIGURE.render(
+        uri=picture_uri(encoded(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
+    )
     return Section(title=row.image_id, body=Markup(figure))
+
+
+def encoded(canvas: Image.Image, kind: str) -> bytes:
+    """A drawing's file: PNG keeps its lines sharp, JPEG a page small."""
+    out = io.BytesIO()
+    canvas.save(out, kind, quality=85)
+    return out.getvalue()
 
 
 def drawings(
     reader: RegionReader, images: Sequence[str], names: Vocabulary, max_boxes: int
-) -> Iterator[tuple[RegionRow, bytes]]:
+) -> Iterator[tuple[RegionRow, Image.Image]]:
     """The rows whose pictures are among ``images``, in that order, with their drawings.
 
     A file is the picture of the row with its name (without ending, and without the folders of an
@@ -126,12 +136,13 @@ def drawings(
         yield row, draw(Image.fromarray(pixels[:, :, ::-1].copy()), row, names, max_boxes)
 
 
-def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> bytes:
-    """The picture, shrunk to a page's width, with its highest-scoring boxes on it, as JPEG."""
+def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> Image.Image:
+    """The picture, shrunk to a page's width, with its highest-scoring boxes on it."""
     factor = min(1.0, MAX_SIDE_PX / max(image.size))
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     canvas = image.resize(size, Image.Resampling.LANCZOS)
     pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
+    labels: list[Corners] = []
     for rank, region in enumerate(best_regions(row, max_boxes)):
         colour = COLOURS[rank % len(COLOURS)]
         # The picture may be a copy of another size than that which the detector saw.
@@ -139,11 +150,35 @@ def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) 
         y1, y2 = (float(v) * canvas.height / row.height for v in row.boxes[region][1::2])
         pen.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=2)
         if label := names.label(row, region):
-            pen.rectangle(pen.textbbox((x1 + 2, y1 + 2), label, font=font), fill=colour)
-            pen.text((x1 + 2, y1 + 2), label, fill="white", font=font)
-    out = io.BytesIO()
-    canvas.save(out, "JPEG", quality=85)
-    return out.getvalue()
+            text = pen.textbbox((x1 + 2, y1 + 2), label, font=font)
+            plate = (text[0] - 2, text[1] - 2, text[2] + 2, text[3] + 2)
+            place = free_place(plate, labels, canvas.size)
+            labels.append(place)
+            moved = (x1 + 2 + place[0] - plate[0], y1 + 2 + place[1] - plate[1])
+            pen.rectangle(place, fill=colour)
+            pen.text(moved, label, fill="white", font=font)
+    return canvas
+
+
+def free_place(plate: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
+    """The plate inside the picture, moved down until it covers no earlier one; where there is no
+    such place, where it was.
+    """
+    x1, y1, x2, y2 = plate
+    left = max(0.0, min(x1, size[0] - (x2 - x1)))
+    top = start = max(0.0, min(y1, size[1] - (y2 - y1)))
+    while top + y2 - y1 <= size[1]:
+        place = (left, top, left + x2 - x1, top + y2 - y1)
+        covered = [t[3] for t in taken if meet(t, place)]
+        if not covered:
+            return place
+        top = max(covered) + 1
+    return (left, start, left + x2 - x1, start + y2 - y1)
+
+
+def meet(a: Corners, b: Corners) -> bool:
+    """Whether two rectangles share a point."""
+    return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
 
 
 def best_regions(row: RegionRow, count: int) -> list[int]:

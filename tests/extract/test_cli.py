@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from vlmill.extract.cli import command
+from vlmill.extract.show import free_place
 from vlmill.extract.weights import open_detector
 from vlmill.models.detector_config import ARCHITECTURES
 from vlmill.models.faster_rcnn import FasterRCNN
@@ -145,9 +146,32 @@ def test_counts_are_whole_numbers(
     assert flag in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["run", "verify", "show"])
+@pytest.mark.parametrize("name", ["run", "verify", "show", "import", "export"])
 def test_help_teaches_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         extract_rois(name, "--help")
     assert stopped.value.code == 0
     assert f"extract-rois {name} " in capsys.readouterr().out.split("example", 1)[1]
+
+
+def test_show_finds_pictures_by_their_names(pictures: Path, tmp_path: Path) -> None:
+    output, drawn = tmp_path / "regions", tmp_path / "drawn"
+    plain = ("--ids", "name", "--output", output, *SMALL)
+    assert extract_rois("run", pictures / "[01].jpg", *plain) == 0
+    tsv, regions = tmp_path / "file.tsv", tmp_path / "imported"
+    assert extract_rois("export", output, "--format", "tsv", "--output", tsv) == 0
+    assert extract_rois("import", tsv, "--output", regions, "--id-prefix", "set/") == 0
+    Image.open(pictures / "0.jpg").resize((48, 36)).save(pictures / "0.png")  # a smaller copy
+    (pictures / "0.jpg").unlink()
+    assert extract_rois("show", regions, "--images", pictures, "--output", drawn) == 0
+    sizes = {path.name: Image.open(path).size for path in drawn.iterdir()}
+    assert sizes == {"set%2F0.png": (48, 36), "set%2F1.png": (96, 72)}
+
+
+def test_labels_do_not_cover_each_other() -> None:
+    taken: list[tuple[float, float, float, float]] = []
+    for _ in range(3):
+        taken.append(free_place((90, -5, 120, 5), taken, (100, 50)))
+    assert taken == [(70, 0, 100, 10), (70, 11, 100, 21), (70, 22, 100, 32)]
+    full = [(0.0, 0.0, 100.0, 50.0)]
+    assert free_place((10, 10, 20, 20), full, (100, 50)) == (10, 10, 20, 20)

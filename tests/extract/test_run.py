@@ -227,3 +227,23 @@ def test_a_picture_without_boxes_has_its_row(
     assert row.boxes.shape == (0, 4)
     assert row.features is not None and row.features.shape == (0, 256)
     assert verify(job.output) == []
+
+
+def test_mutated_pictures_are_all_accounted_for(
+    jpeg: Callable[[int], bytes], detector: Detector, config: ExtractConfig, tmp_path: Path
+) -> None:
+    rng, folder = np.random.default_rng(0), tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(100):
+        data = bytearray(jpeg(number))
+        for _ in range(int(rng.integers(1, 20))):
+            data[int(rng.integers(0, len(data)))] = int(rng.integers(0, 256))
+        cut = len(data) if number % 3 else int(rng.integers(0, len(data)))
+        (folder / f"{number}.jpg").write_bytes(bytes(data[:cut]))
+    plan = plan_pictures([str(folder)], "name")
+    output = tmp_path / "out"
+    regions, rejects = run(Job(plan=plan, output=output, detector=detector, config=config))
+    assert regions > 5 and rejects > 5
+    keys = [row["key"] for row in read_table(output, REJECTS).to_pylist()]
+    assert sorted([*keys, *RegionReader(output).image_ids], key=int) == [str(n) for n in range(100)]
+    assert verify(output) == []
