@@ -61,4 +61,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--report")
     if path is not None and not session.config.option.collectonly:
         results = session.config.stash.setdefault(REPORT, {})
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
