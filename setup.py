@@ -1,4 +1,6 @@
-"""Packaging: the folders at the top of the repository install as ``vlmill.<folder>`` (README, "Layout")."""
+"""Packaging: the folders at the top of the repository install as ``vlmill.<folder>`` (README,
+"Layout").
+"""
 
 from pathlib import Path
 
@@ -7,8 +9,9 @@ from setuptools import find_packages, setup
 FOLDERS = ("schemas", "models", "extract", "pipelines", "train")
 HERE = Path(__file__).parent
 
-# Lower bounds only: what each feature needs. The exact versions that were tested stand in constraints.txt.
-# Upper bounds appear where Apache Beam has them, so that a resolver finds out here and not at run time.
+# Lower bounds only: what each feature needs. The exact versions that were tested stand in
+# constraints.txt. Upper bounds appear where Apache Beam has them, so that a resolver finds out here
+# and not at run time.
 REQUIRES = [
     "accelerate>=1.10",
     "apache-beam>=2.70",
@@ -73,7 +76,10 @@ setup(
             "train-vl = vlmill.train.cli:main",
         ]
     },
-    packages=["vlmill", *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS]))],
+    packages=[
+        "vlmill",
+        *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS])),
+    ],
     package_dir={"": "src", **{f"vlmill.{f}": f for f in FOLDERS}},
     package_data={"": ["py.typed", "*.html", "*.txt"]},
 )
