@@ -1,6 +1,4 @@
-"""Packaging: the folders at the top of the repository install as ``vlmill.<folder>`` (README,
-"Layout").
-"""
+"""Packaging: the folders at the top install as ``vlmill.<folder>`` (README, "What is where")."""
 
 from pathlib import Path
 
@@ -63,7 +61,7 @@ EXTRAS = {
 setup(
     name="vlmill",
     version="0.1.0",
-    description="Web pages to vision-and-language transformers: pairs, region features, pretraining.",
+    description="Web pages to vision-and-language transformers: pairs, regions, pretraining.",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
