@@ -36,8 +36,14 @@ if TYPE_CHECKING:
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
   extract-rois run web/ --output regions/ --arch tiny --short-side 240 --long-side 400
+  extract-rois run 'shards/*.tar' --output regions/ --weights detector.pth --workers 8 \\
+      --device cuda:0,cuda:1
+  extract-rois run vcr1images/ --boxes vcr1images/ --output regions/ --weights detector.pth
 
 The second takes a table of images (the folder that the web_pairs job wrote), without weights.
+Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
+dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
+of another format is rejected with its reason (docs/regions.md).
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
 on the same --output continues what a killed run left. Every input is counted: it has a row of
 regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,

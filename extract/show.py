@@ -142,7 +142,7 @@ def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) 
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     canvas = image.resize(size, Image.Resampling.LANCZOS)
     pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
-    labels: list[Corners] = []
+    labels: list[tuple[Corners, tuple[float, float], str, str]] = []
     for rank, region in enumerate(best_regions(row, max_boxes)):
         colour = COLOURS[rank % len(COLOURS)]
         # The picture may be a copy of another size than that which the detector saw.
@@ -152,11 +152,12 @@ def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) 
         if label := names.label(row, region):
             text = pen.textbbox((x1 + 2, y1 + 2), label, font=font)
             plate = (text[0] - 2, text[1] - 2, text[2] + 2, text[3] + 2)
-            place = free_place(plate, labels, canvas.size)
-            labels.append(place)
+            place = free_place(plate, [earlier[0] for earlier in labels], canvas.size)
             moved = (x1 + 2 + place[0] - plate[0], y1 + 2 + place[1] - plate[1])
-            pen.rectangle(place, fill=colour)
-            pen.text(moved, label, fill="white", font=font)
+            labels.append((place, moved, label, colour))
+    for place, corner, label, colour in labels:  # over all boxes, or their lines would cross them
+        pen.rectangle(place, fill=colour)
+        pen.text(corner, label, fill="white", font=font)
     return canvas
 
 
