@@ -218,6 +218,8 @@ def accepted(
             sink.add(record)
             continue
         row = dataclasses.replace(record, image_id=job.id_prefix + record.image_id)
+        if widths.class_probs is None and not len(row.boxes):
+            row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
         if row.image_id in seen:
             detail = "an earlier row has this id"
             sink.add(Bad(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))

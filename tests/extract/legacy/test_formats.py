@@ -10,7 +10,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vlmill.extract.cli import command
@@ -102,6 +102,7 @@ def test_the_second_export_equals_the_first(tmp_path: Path, name: str) -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example(counts=[0], name="tsv7", per_shard=1)
 @given(
     counts=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     name=st.sampled_from(FORMATS),
