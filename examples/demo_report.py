@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.extract.show import Vocabulary, drawings
+from vlmill.extract.show import Vocabulary, drawings, encoded
 from vlmill.schemas.reading import read_table
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.report import (
@@ -209,8 +209,11 @@ def region_cards(out: Path) -> Markup:
     reader = RegionReader(out / "regions")
     drawn = list(drawings(reader, [str(out / "pairs")], Vocabulary(), max_boxes=8))
     figures = [
-        {"uri": picture_uri(data, "image/jpeg"), "text": f"{row.width} x {row.height} pixels"}
-        for row, data in evenly(drawn, 4)
+        {
+            "uri": picture_uri(encoded(canvas, "JPEG"), "image/jpeg"),
+            "text": f"{row.width} x {row.height} pixels",
+        }
+        for row, canvas in evenly(drawn, 4)
     ]
     return Markup(_DRAWN.render(figures=figures))
 

@@ -93,7 +93,7 @@ def test_rows_are_what_detectron2_itself_infers(
     instances = output["instances"]
     assert len(instances) == len(row.boxes) > 0
     np.testing.assert_allclose(row.boxes, instances.pred_boxes.tensor.numpy(), atol=2e-3)
-    assert row.class_ids is not None
+    assert row.class_ids is not None and row.class_scores is not None
     assert np.array_equal(row.class_ids, instances.pred_classes.numpy())
     np.testing.assert_allclose(row.class_scores, instances.scores.numpy(), atol=1e-5)
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from vlmill.extract import cli as extract_cli
 from vlmill.pipelines import hard_negatives, web_pairs
@@ -56,21 +57,32 @@ def steps_of(out: Path) -> dict[str, Callable[[], int]]:
     pairs, regions = str(out / "pairs"), str(out / "regions")
     tables = ["--pairs", pairs, "--regions", regions]
     recipe = ["batch_size=4", "model.num_layers=1", "model.width=32", "model.num_heads=2"]
-    pretrain = ["pretrain", "imagebert-small", *tables, "--negatives", str(out / "negatives")]
-    evaluate = ["evaluate", "retrieval", *tables, "--checkpoint", str(out / "model")]
     extract = ["run", pairs, "--output", regions, "--arch", "tiny", "--max-boxes", "8"]
     sides = ["--short-side", "96", "--long-side", "160", "--pictures-per-shard", "4"]
     near = ["--pairs", pairs, "--output", str(out / "negatives")]
     warc = ["--warc", str(out / "site.warc.gz"), "--output", pairs]
-    output = ["--output", str(out / "model"), f"steps={STEPS}", "log_every=1", "save_every=3"]
-    report = ["--images", pairs, "--output", str(out / "report")]
+
+    def pretrain(name: str, steps: int) -> int:
+        words = ["pretrain", "imagebert-small", *tables, "--negatives", str(out / "negatives")]
+        run = ["--output", str(out / name), f"steps={steps}", "log_every=1", "save_every=3"]
+        return train_cli.main([*words, *run, *recipe])
+
+    def evaluate(model: str, name: str) -> int:
+        words = ["evaluate", "retrieval", *tables, "--checkpoint", str(out / model)]
+        return train_cli.main([*words, "--images", pairs, "--output", str(out / name)])
+
     return {
         "pairs": lambda: web_pairs.main(warc),
         "negatives": lambda: hard_negatives.main(near),
         "regions": lambda: run_command(extract_cli.command, [*extract, *sides]),
-        "model": lambda: train_cli.main([*pretrain, *output, *recipe]),
-        "report": lambda: train_cli.main([*evaluate, *report]),
+        "untrained": lambda: pretrain("untrained", 0),
+        "before": lambda: evaluate("untrained", "before"),
+        "trained": lambda: pretrain("trained", STEPS),
+        "after": lambda: evaluate("trained", "after"),
     }
+
+
+NAMES = ["pairs", "negatives", "regions", "untrained", "before", "trained", "after"]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +99,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(folder=out, steps=steps)
 
 
-@pytest.mark.parametrize("name", ["pairs", "negatives", "regions", "model", "report"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_output_verifies(job: Job, name: str) -> None:
     assert verify_folder(job.folder / name) == []
     assert read_manifest(job.folder / name)["shards"]
@@ -124,20 +136,22 @@ def test_every_pair_has_its_picture_negatives_and_regions(job: Job) -> None:
 
 
 def test_training_logs_every_step(job: Job) -> None:
-    lines = [json.loads(line) for line in (job.folder / "model/log.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (job.folder / "trained/log.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert {"loss", "lr", "samples_per_second"} <= lines[0].keys()
 
 
 def test_metrics_are_fractions_of_all_pairs(job: Job) -> None:
-    metrics = json.loads((job.folder / "report/metrics.json").read_text())
+    metrics = json.loads((job.folder / "after/metrics.json").read_text())
     assert metrics["pairs"] == read_table(job.folder / "pairs", PAIRS).num_rows
     for direction in ("image_retrieval", "text_retrieval"):
         recalls = [metrics[f"{direction}/r{k}"] for k in (1, 5, 10)]
         assert 0 <= recalls[0] <= recalls[1] <= recalls[2] <= 1
 
 
-@pytest.mark.parametrize("name", ["pairs", "negatives", "regions", "model", "report"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_finished_step_is_not_done_twice(
     job: Job, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +164,23 @@ def test_a_finished_step_is_not_done_twice(
     assert state() == before
     said = capsys.readouterr()
     assert "finished" in said.out + said.err
+
+
+def test_the_demos_page_shows_every_step(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    demo, page = load("demo"), load("demo_report")
+    (job.folder / "funnel.json").write_bytes((job.folder / "pairs/funnel.json").read_bytes())
+    metrics = demo.collect_metrics(job.folder, {"web_pairs": 1.5, "pretrain": 2.5})
+    assert metrics["seconds"] == {"web_pairs": 1.5, "pretrain": 2.5, "total": 4.0}
+    assert metrics["pairs"] == read_table(job.folder / "pairs", PAIRS).num_rows
+    for name in ("before/image_retrieval/r1", "after/text_retrieval/r10"):
+        assert 0 <= metrics[name] <= 1
+    page.write_report(job.folder, {**metrics, "peak_rss_mib": 100.0})
+    html = (job.folder / "report.html").read_text()
+    assert "random numbers" in html and "by heart" in html
+    for text in read_table(job.folder / "pairs", PAIRS).column("text").to_pylist():
+        assert escape(text) in html
+    assert html.count("data:image/jpeg") > 20
 
 
 def test_the_whole_site_gives_what_a_reader_expects(tmp_path: Path) -> None:
