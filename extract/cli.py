@@ -21,6 +21,7 @@ from vlmill.extract.config import (
     COMPRESSIONS,
     DTYPES,
     IDS,
+    PRECISIONS,
     SELECTIONS,
     ExtractConfig,
     InputLimits,
@@ -165,6 +166,14 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         default="cpu",
         help="cpu, cuda, cuda:1, ...; of run also several: cuda:0,cuda:1 (default: %(default)s)",
     )
+    net.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="exact",
+        help="exact: float32, the published numbers; fast: bfloat16 and TensorFloat-32, other "
+        "numbers and some other regions (docs/regions.md), meant for CUDA: slow on CPUs without "
+        "bfloat16 units (default: %(default)s)",
+    )
     choice = run.add_argument_group("which regions")
     rules = "; ".join(
         f"{name}: {s.min_boxes}-{s.max_boxes} from {s.threshold:g}"
@@ -284,7 +293,9 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
         )
     except ValueError as error:
         raise InputError(str(error)) from None
-    return ExtractConfig(selection=selection, limits=limits, storage=storage)
+    return ExtractConfig(
+        selection=selection, limits=limits, storage=storage, precision=arguments.precision
+    )
 
 
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
@@ -306,6 +317,8 @@ def detectron2_of(arguments: argparse.Namespace) -> "Detector":
         raise InputError("--backend detectron2: give --d2-config FILE and --weights FILE")
     if arguments.arch is not None:
         raise InputError(f"--arch {arguments.arch}: --backend detectron2 has it from --d2-config")
+    if arguments.precision != "exact":
+        raise InputError("--precision fast: --backend detectron2 computes exact only; leave it out")
     return open_detectron2(arguments.d2_config, Path(arguments.weights), device=arguments.device)
 
 

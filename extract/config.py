@@ -2,12 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
 IDS = ("auto", "content", "name")  # what a file's image_id is
+PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,7 @@ class ExtractConfig:
     selection: Selection = SELECTIONS["imagebert"]
     limits: InputLimits = InputLimits()
     storage: Storage = Storage()
+    precision: Literal["exact", "fast"] = "exact"
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON values, for metadata."""

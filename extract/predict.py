@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig, Storage
+from vlmill.extract.precision import computing
 from vlmill.extract.preprocess import NetworkInput, Rejected, decode, network_input
 from vlmill.extract.selection import Chosen, Frame, select
 from vlmill.extract.weights import Detector
@@ -47,7 +48,7 @@ def predict_regions(
     """
     model, tensor = detector.model, picture.tensor.to(detector.device)
     height, width = tensor.shape[2:]
-    with torch.inference_mode():
+    with computing(config.precision, detector.device):
         features = model.feature_map(tensor)
         if boxes is None:
             rois, _ = model.proposal_generator(features, height, width, picture.scale)

@@ -28,6 +28,7 @@ from vlmill.models.resnet import (
     pre_activation_stage,
     relu,
     resnet_stage,
+    widened,
 )
 
 
@@ -140,14 +141,14 @@ class RoiHeads(nn.Module):
         x: Tensor = self.res5(pooled)
         if self.config.pre_activation:
             x = relu(self.res5_bn(x))
-        return x.mean(dim=(2, 3))
+        return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def region_features(
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
     ) -> Float[Tensor, "R D"]:
         """The mean of res5 over each region, ``chunk`` regions at a time to bound memory."""
         if not len(boxes):
-            return features.new_zeros((0, self.config.feature_size))
+            return boxes.new_zeros((0, self.config.feature_size))
         if (
             self.config.pooling == "pool"
             and features.device.type == "cpu"
@@ -231,13 +232,13 @@ class FasterRCNN(nn.Module):
         """Features, classes and attributes of proposals or given boxes on the feature map."""
         region_features = self.roi_heads.region_features(features, boxes, chunk)
         predictor = self.roi_heads.box_predictor
-        class_logits = predictor.cls_score(region_features)
+        class_logits = widened(predictor.cls_score(region_features))
         attributes = deltas = None
         if self.config.num_attributes:
-            logits = predictor.attribute_logits(region_features, class_logits)
+            logits = widened(predictor.attribute_logits(region_features, class_logits))
             attributes = predictor.attribute_probs(logits)
         if self.config.written_boxes == "refined":
-            deltas = predictor.bbox_pred(region_features)
+            deltas = widened(predictor.bbox_pred(region_features))
         return Detections(
             boxes=boxes,
             features=region_features,
@@ -251,7 +252,8 @@ class FasterRCNN(nn.Module):
     ) -> Float[Tensor, " D"]:
         """The feature of the region that is the whole picture."""
         offset = self.config.box_offset
-        box = features.new_tensor([[0.0, 0.0, width - offset, height - offset]])
+        corners = [[0.0, 0.0, width - offset, height - offset]]
+        box = widened(features.new_empty(0)).new_tensor(corners)
         return self.roi_heads.region_features(features, box, 1)[0]
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vlmill.models.resnet import Bottleneck, ConvNorm
+from vlmill.models.resnet import Bottleneck, ConvNorm, widened
 from vlmill.models.roi_pool import pooling_windows, window_maxima
 
 # What one round of regions may hold: 16384 windows of 1024 + 512 + 2048 float32 are 235 MB.
@@ -105,7 +105,7 @@ def grid_means(x: Float[Tensor, "V D P P"], apart: int) -> Float[Tensor, "S D"]:
     """The mean of each grid, in the order in which they were interleaved."""
     regions, channels, size, _ = x.shape
     side = size // apart
-    cells = x.permute(0, 2, 3, 1).reshape(regions, side, apart, side, apart, channels)
+    cells = widened(x).permute(0, 2, 3, 1).reshape(regions, side, apart, side, apart, channels)
     return cells.mean(dim=(1, 3)).reshape(regions * apart**2, channels)
 
 
@@ -157,6 +157,7 @@ def can_fuse(x: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
         and not torch.is_grad_enabled()
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     )

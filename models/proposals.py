@@ -17,7 +17,7 @@ from vlmill.models.boxes import (
 )
 from vlmill.models.detector_config import DetectorConfig
 from vlmill.models.nms import nms
-from vlmill.models.resnet import relu
+from vlmill.models.resnet import relu, widened
 
 
 class RpnHead(nn.Module):
@@ -78,7 +78,7 @@ class ProposalGenerator(nn.Module):
         self, features: Float[Tensor, "1 C G V"], height: int, width: int, scale: float
     ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
         logits, deltas = self.rpn_head(features)
-        return self.propose(logits, deltas, height, width, scale)
+        return self.propose(widened(logits), widened(deltas), height, width, scale)
 
     @torch.no_grad()
     def propose(

@@ -110,6 +110,11 @@ def relu(x: Tensor) -> Tensor:
     return F.relu(x, inplace=not torch.is_grad_enabled())
 
 
+def widened(x: Tensor) -> Tensor:
+    """At least float32, for what must not be computed in autocast's bfloat16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def fold_into(conv: nn.Conv2d, norm: FrozenBatchNorm) -> None:
     """Makes ``conv`` give what ``norm`` made of its output."""
     scale, shift = norm.affine()

@@ -175,3 +175,11 @@ def test_labels_do_not_cover_each_other() -> None:
     assert taken == [(70, 0, 100, 10), (70, 11, 100, 21), (70, 22, 100, 32)]
     full = [(0.0, 0.0, 100.0, 50.0)]
     assert free_place((10, 10, 20, 20), full, (100, 50)) == (10, 10, 20, 20)
+
+
+def test_detectron2_is_refused_as_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--backend", "detectron2", "--d2-config", "c.yaml", "--weights", "w.pth"]
+    arguments = ["run", tmp_path, "--output", tmp_path / "o", *files, "--precision", "fast"]
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert extract_rois(*arguments) == 2
+    assert "--precision fast: --backend detectron2" in capsys.readouterr().err

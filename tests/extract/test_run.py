@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from vlmill.extract import run as run_module
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.inputs import plan_pictures
-from vlmill.extract.predict import extract_regions
+from vlmill.extract.predict import extract_regions, predict_regions
+from vlmill.extract.preprocess import decode, network_input
 from vlmill.extract.run import Job, run
 from vlmill.extract.verify import row_problems, verify
 from vlmill.extract.weights import Detector
@@ -247,3 +249,47 @@ def test_mutated_pictures_are_all_accounted_for(
     keys = [row["key"] for row in read_table(output, REJECTS).to_pylist()]
     assert sorted([*keys, *RegionReader(output).image_ids], key=int) == [str(n) for n in range(100)]
     assert verify(output) == []
+
+
+def test_fast_is_close_says_so_and_does_not_mix(job: MakeJob, first_run: Path) -> None:
+    exact_job = job(dtype="float32")
+    config = dataclasses.replace(exact_job.config, precision="fast")
+    fast_job = dataclasses.replace(exact_job, config=config)
+    assert run(fast_job) == (7, 3)
+    assert verify(fast_job.output) == []
+    reader = RegionReader(fast_job.output)
+    assert reader.producer["precision"] == "fast"
+    given = {i: row.boxes for i, row in zip(reader.image_ids, RegionReader(first_run), strict=True)}
+    for row in reader:
+        assert row.class_scores is not None and row.features is not None
+        assert not np.array_equal(row.boxes, given[row.image_id])
+        assert row.boxes.shape == (8, 4) and row.features.shape == (8, 256)
+    with pytest.raises(InputError, match="other settings"):
+        run(exact_job)
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_features_by_precision_for_the_same_boxes(
+    jpeg: Callable[[int], bytes], detector: Detector, config: ExtractConfig, precision: Any
+) -> None:
+    """Float32 to the bit whatever ran before; bfloat16 by its steps of 2^-8, which a softmax over
+    large logits makes larger.
+    """
+    storage = Storage(dtype="float32", class_probs="full", global_feature=True)
+    exact = dataclasses.replace(config, storage=storage)
+    other = dataclasses.replace(exact, precision=precision)
+    picture = network_input(decode(jpeg(2), config.limits), detector.model.config, config.limits)
+    boxes = np.array([[3, 4, 60, 50], [20, 10, 90, 70]], dtype=np.float32)
+    want = predict_regions("a", picture, detector, exact, boxes)
+    found = predict_regions("a", picture, detector, other, boxes)
+    for name in ("features", "class_probs", "global_feature"):
+        one, two = getattr(want, name), getattr(found, name)
+        assert one.dtype == two.dtype == np.float32
+        difference = np.abs(one - two).max() / np.abs(one).max()
+        if precision == "exact":
+            assert difference == 0
+        else:
+            assert 0 < difference < (0.15 if name == "class_probs" else 0.03)
+    assert found.class_probs is not None
+    np.testing.assert_allclose(found.class_probs.sum(axis=1), 1, atol=1e-5)
+    assert not torch.is_autocast_enabled("cpu")

@@ -1,0 +1,27 @@
+"""The two ways to compute: ``exact`` for the published numbers, ``fast`` for throughput."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+
+@contextmanager
+def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iterator[None]:
+    """The arithmetic of the network inside the block, without gradients.
+
+    ``exact``: float32 throughout, TensorFloat-32 off, which PyTorch has on for convolutions.
+    ``fast``: convolutions and linear layers in bfloat16, and what float32 is left on CUDA in
+    TensorFloat-32; softmaxes, boxes and suppression stay float32. The switches of TensorFloat-32
+    are the process's own and stay as they were set: threads of one job set the same.
+    """
+    fast = precision == "fast"
+    torch.backends.cuda.matmul.allow_tf32 = fast
+    torch.backends.cudnn.allow_tf32 = fast
+    # Without a cache: it would keep nothing, for it holds only weights that are being trained.
+    with (
+        torch.inference_mode(),
+        torch.autocast(device.type, torch.bfloat16, enabled=fast, cache_enabled=False),
+    ):
+        yield
