@@ -209,7 +209,8 @@ def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iter
         # --workers is their number altogether.
         workers = crew.workers // count + (number < crew.workers % count)
         ours, theirs = context.Pipe()
-        threads = max(1, torch.get_num_threads() // count)
+        # As many as one process has: another number of threads rounds otherwise on a CPU.
+        threads = torch.get_num_threads()
         arguments = (theirs, crew.open_detector, device, config, given, workers, threads)
         process = context.Process(target=serve, args=arguments, name=device)  # type: ignore[attr-defined]
         process.start()

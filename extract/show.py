@@ -80,7 +80,8 @@ def show(
     notice = (
         f"Detector with {weights}: boxes and names mean nothing." if "random" in weights else ""
     )
-    subtitle = f"{len(sections)} of {len(reader)} pictures, detector {reader.detector_fingerprint}"
+    detector = reader.detector_fingerprint or "unknown"
+    subtitle = f"{len(sections)} of {len(reader)} pictures, detector {detector}"
     write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
     return len(sections)
 
