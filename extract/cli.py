@@ -135,8 +135,14 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
-    limits, storage = InputLimits(), Storage()
-    net = run.add_argument_group("detector")
+    add_detector(run.add_argument_group("detector"))
+    add_selection(run.add_argument_group("which regions"))
+    add_sizes(run.add_argument_group("pictures"), InputLimits())
+    add_storage(run.add_argument_group("storage"), Storage())
+
+
+def add_detector(net: argparse._ArgumentGroup) -> None:
+    """Which network, with which weights, computed where and how."""
     net.add_argument(
         "--arch",
         choices=ARCHITECTURES,
@@ -174,7 +180,10 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         "numbers and some other regions (docs/regions.md), meant for CUDA: slow on CPUs without "
         "bfloat16 units (default: %(default)s)",
     )
-    choice = run.add_argument_group("which regions")
+
+
+def add_selection(choice: argparse._ArgumentGroup) -> None:
+    """Which proposals become regions."""
     rules = "; ".join(
         f"{name}: {s.min_boxes}-{s.max_boxes} from {s.threshold:g}"
         for name, s in SELECTIONS.items()
@@ -190,7 +199,10 @@ def add_engine(run: argparse.ArgumentParser) -> None:
     )
     choice.add_argument("--min-boxes", type=count, metavar="N", help="replaces the rule's minimum")
     choice.add_argument("--max-boxes", type=count, metavar="N", help="replaces the rule's maximum")
-    size = run.add_argument_group("pictures")
+
+
+def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
+    """How pictures are resized, and which are refused."""
     size.add_argument(
         "--short-side",
         type=count,
@@ -212,7 +224,10 @@ def add_engine(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help="larger pictures are rejected (default: %(default)s)",
     )
-    out = run.add_argument_group("storage")
+
+
+def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
+    """What of a region is written, and how."""
     out.add_argument(
         "--class-probs",
         default=storage.class_probs,

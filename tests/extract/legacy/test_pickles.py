@@ -5,7 +5,6 @@ import pickle
 import pickletools
 import struct
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from vlmill.extract.legacy.records import BadRecord
 from vlmill.schemas.reading import read_table
 from vlmill.schemas.tables import REJECTS
 
+PLAIN_MODULES = {"builtins", "numpy", Pickled.__module__}  # of the types that may come out
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 plain = st.recursive(
     st.none()
@@ -147,8 +147,11 @@ def test_mutated_pickles_are_read_or_refused(seed: int) -> None:
     data = bytearray(pickle.dumps(item, int(random.integers(0, 6))))
     for _ in range(int(random.integers(1, 6))):
         data[int(random.integers(0, len(data)))] = int(random.integers(0, 256))
-    with suppress(BadPickle):
-        loads(bytes(data[: int(random.integers(1, 2 * len(data)))]))
+    try:
+        found = loads(bytes(data[: int(random.integers(1, 2 * len(data)))]))
+    except BadPickle:
+        return
+    assert type(found).__module__ in PLAIN_MODULES
 
 
 def npz_bytes(**changes: Any) -> dict[str, Any]:
