@@ -175,6 +175,7 @@ class _Place:
     shard: int
     group: int
     row: int
+    num_boxes: int
 
 
 class RegionReader:
@@ -190,7 +191,8 @@ class RegionReader:
         self.producer = producer_of(self.paths[0])
         self.arrays = arrays_of(self.paths[0])
         for path in self.paths[1:]:
-            if arrays_of(path) != self.arrays or _detector(path) != self.detector_fingerprint:
+            detector = _fingerprint(producer_of(path))
+            if arrays_of(path) != self.arrays or detector != self.detector_fingerprint:
                 raise InputError(
                     f"{flag}: {self.paths[0]} and {path} come from different detectors or formats; "
                     "give shards of one run"
@@ -203,11 +205,12 @@ class RegionReader:
         places: dict[str, _Place] = {}
         for shard, file in enumerate(self._files):
             for group in range(file.num_row_groups):
-                ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
-                for row, image_id in enumerate(ids):
+                table = file.read_row_group(group, columns=["image_id", "num_boxes"])
+                columns = (table.column(name).to_pylist() for name in ("image_id", "num_boxes"))
+                for row, (image_id, count) in enumerate(zip(*columns, strict=True)):
                     if image_id in places:
                         raise InputError(f"{flag}: {image_id} has two rows ({self.paths[shard]})")
-                    places[image_id] = _Place(shard, group, row)
+                    places[image_id] = _Place(shard, group, row, count)
         return places
 
     def _read_group(self, shard: int, group: int) -> pa.Table:
@@ -216,8 +219,7 @@ class RegionReader:
     @property
     def detector_fingerprint(self) -> str | None:
         """Identifies the detector's weights and conventions; None if the producer gave none."""
-        value = self.producer.get("detector_fingerprint")
-        return value if isinstance(value, str) else None
+        return _fingerprint(self.producer)
 
     @property
     def feature_dim(self) -> int:
@@ -231,6 +233,10 @@ class RegionReader:
     def image_ids(self) -> list[str]:
         """All ids, in the order of shards and rows."""
         return list(self._places)
+
+    def num_boxes(self, image_id: str) -> int:
+        """R of a picture, from the index: its row is not read. KeyError if absent."""
+        return self._places[image_id].num_boxes
 
     def __len__(self) -> int:
         return len(self._places)
@@ -298,6 +304,6 @@ def _numbers(value: Any, kind: type[np.generic]) -> Array | None:
     return np.asarray(value.as_py(), dtype=kind) if value.is_valid else None
 
 
-def _detector(path: Path) -> str | None:
-    value = producer_of(path).get("detector_fingerprint")
+def _fingerprint(producer: dict[str, Any]) -> str | None:
+    value = producer.get("detector_fingerprint")
     return value if isinstance(value, str) else None

@@ -81,6 +81,7 @@ def test_several_shards_are_one_table(tmp_path: Path) -> None:
     reader = RegionReader(tmp_path)
     assert [r.image_id for r in reader] == ["a", "b", "c"]
     assert (len(reader), reader.feature_dim, reader.detector_fingerprint) == (3, 6, "f1")
+    assert [reader.num_boxes(image_id) for image_id in "abc"] == [2, 0, 3]
     assert "a" in reader
     assert "d" not in reader
     with pytest.raises(KeyError):

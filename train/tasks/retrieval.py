@@ -86,7 +86,7 @@ def _repeated(ids: Sequence[str]) -> list[str]:
 def _picture_fault(image_id: str, regions: RegionReader) -> Reason | None:
     if image_id not in regions:
         return Reason.NO_REGIONS
-    return None if len(regions[image_id].boxes) else Reason.NO_BOXES
+    return None if regions.num_boxes(image_id) else Reason.NO_BOXES
 
 
 def encode_texts(
