@@ -15,7 +15,6 @@ from vlmill.schemas.report import (
     bar_chart,
     funnel_table,
     html_table,
-    line_chart,
     picture_cards,
     picture_uri,
     template,
@@ -23,14 +22,15 @@ from vlmill.schemas.report import (
     write_page,
 )
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
-from vlmill.train.tasks.retrieval_report import evenly, percent
+from vlmill.train.log import read_log
+from vlmill.train.report import loss_chart
+from vlmill.train.tasks.retrieval_report import DIRECTIONS, evenly, percent
 
 NOTICE = (
     "This page shows the path, not quality. The detector's weights are random numbers, and "
     "retrieval is evaluated on the very pairs that the model was trained on: it has learned them "
     "by heart, nothing more."
 )
-DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
 EXAMPLES = 8
 
 _DRAWN = template(
@@ -135,7 +135,7 @@ def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
             title="Losses",
             intro="MLM: masked words. MOC: classes of masked regions. MRFR: their features. "
             "ITM: does the text match the picture?",
-            body=loss_chart(out / "trained" / "log.jsonl"),
+            body=loss_chart(read_log(out / "trained" / "log.jsonl")),
         ),
         Section(
             title="Pictures found for captions",
@@ -216,15 +216,6 @@ def region_cards(out: Path) -> Markup:
         for row, canvas in evenly(drawn, 4)
     ]
     return Markup(_DRAWN.render(figures=figures))
-
-
-def loss_chart(log: Path) -> Markup:
-    """The curves of every ``loss`` in the training log."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    names = [name for name in lines[0] if name == "loss" or name.startswith("loss/")]
-    steps = [line["step"] for line in lines]
-    curves = {name: (steps, [line[name] for line in lines]) for name in names}
-    return line_chart(curves, title="training losses", x_label="step", y_label="loss", log=True)
 
 
 def pictures_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:

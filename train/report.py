@@ -1,9 +1,11 @@
 """``report.html`` of a pretraining run: what went in, how the losses fell, the settings."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from vlmill.schemas.report import (
@@ -53,21 +55,23 @@ def write_report(
 def _curves(lines: list[dict[str, Any]]) -> list[Section]:
     if not lines:
         return []
-    steps = [line["step"] for line in lines]
-    names = sorted({name for line in lines for name in line if name.startswith("loss")})
-    curves = {}
-    for name in names:  # stages may differ in their objectives
-        having = [line for line in lines if name in line]
-        curves[name] = ([line["step"] for line in having], [line[name] for line in having])
-    chart = line_chart(curves, title="Losses", x_label="step", y_label="loss", log=True)
     rates = line_chart(
-        {"lr": (steps, [line["lr"] for line in lines])},
+        {"lr": ([line["step"] for line in lines], [line["lr"] for line in lines])},
         title="Learning rate",
         x_label="step",
         y_label="lr",
     )
     intro = "Unweighted losses by objective, and their weighted sum."
     return [
-        Section(title="Losses", body=chart, intro=intro),
+        Section(title="Losses", body=loss_chart(lines), intro=intro),
         Section(title="Learning rate", body=rates),
     ]
+
+
+def loss_chart(lines: Sequence[Mapping[str, Any]]) -> Markup:
+    """The curves of every loss in the lines of a training log."""
+    curves = {}
+    for name in sorted({name for line in lines for name in line if name.startswith("loss")}):
+        having = [line for line in lines if name in line]  # stages may differ in their objectives
+        curves[name] = ([line["step"] for line in having], [line[name] for line in having])
+    return line_chart(curves, title="Losses", x_label="step", y_label="loss", log=True)
