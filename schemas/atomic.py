@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,31 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     except BaseException:
         with suppress(FileNotFoundError):  # the block may have failed before it wrote anything
             temporary.unlink()
+        raise
+
+
+@contextmanager
+def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """The same for a folder of files: it appears with all of them, or not at all.
+
+    ``replace``: a folder that is there goes just before. Without it OSError is raised unless it is
+    empty.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in sorted(temporary.iterdir()):
+            sync(file)
+        sync(temporary)
+        if replace and path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models import VARIANTS
-from vlmill.schemas.atomic import TEMPORARY_PREFIX, atomic_path, sync
+from vlmill.schemas.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
 from vlmill.schemas.commands import InputError
 from vlmill.train.config import from_plain, to_plain
 from vlmill.train.vocabulary import read_vocabulary, vocabulary_text
@@ -76,15 +76,6 @@ def save_checkpoint(
 
     ``model.config`` must be the variant's configuration. ``state`` is what continuing needs.
     """
-    folder = Path(folder)
-    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    _save(weights, temporary / MODEL)
-    if state is not None:
-        _save({name: t.detach().contiguous() for name, t in state.items()}, temporary / STATE)
-    (temporary / VOCABULARY).write_text(vocabulary_text(tokenizer), encoding="utf-8", newline="")
     settings = {
         "checkpoint": FORMAT,
         "variant": variant,
@@ -92,22 +83,22 @@ def save_checkpoint(
         "detector_fingerprint": detector_fingerprint,
         "training": to_plain(training),
     }
-    (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    for path in temporary.iterdir():
-        shutil.copymode(temporary / SETTINGS, path)  # safetensors writes for the owner's eyes only
-        sync(path)
-    sync(temporary)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(temporary, folder)
-    sync(folder.parent)
-    return folder
+    with atomic_folder(folder, replace=True) as temporary:
+        _save(model.state_dict(), temporary / MODEL)
+        if state is not None:
+            _save(state, temporary / STATE)
+        vocabulary = vocabulary_text(tokenizer)
+        (temporary / VOCABULARY).write_text(vocabulary, encoding="utf-8", newline="")
+        (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        for path in temporary.iterdir():
+            shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
+    return Path(folder)
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write safetensors. Raises OSError, which the library does not."""
     try:
-        save_file(tensors, path)
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from None
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from vlmill.extract.legacy.folders import atomic_folder
+from vlmill.extract.legacy.folders import new_folder
 from vlmill.extract.legacy.pickles import BadPickle, loads, plain_value
 from vlmill.extract.legacy.records import (
     KINDS,
@@ -109,7 +109,7 @@ def missing(transaction: lmdb.Transaction) -> Iterator[Bad]:
 def write(rows: Iterator[RegionRow], path: Path) -> int:
     """Writes the folder ``path``, which must not be there; returns the number of rows."""
     keys: list[bytes] = []
-    with atomic_folder(path) as temporary:
+    with new_folder(path) as temporary:
         with lmdb.open(str(temporary), map_size=MAP_BYTES, sync=False) as environment:
             for part in batched(same_payloads(rows), ROWS_PER_COMMIT):
                 with environment.begin(write=True) as transaction:

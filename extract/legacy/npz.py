@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from vlmill.extract.legacy.folders import atomic_folder
+from vlmill.extract.legacy.folders import new_folder
 from vlmill.extract.legacy.pickles import BadPickle, Pickled, loads, plain_value
 from vlmill.extract.legacy.records import (
     KINDS,
@@ -143,7 +143,7 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
     A file's name is the id, percent-quoted where a name cannot hold it; the id itself is in info.
     """
     count = 0
-    with atomic_folder(path) as folder:
+    with new_folder(path) as folder:
         for row in rows:
             name = f"{quote(row.image_id, safe=' @+=,')}.npz"
             if len(name) > MAX_NAME_BYTES or name.startswith("."):

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.schemas.atomic import atomic_path, remove_leftovers, write_json, write_text
+from vlmill.schemas.atomic import (
+    atomic_folder,
+    atomic_path,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
 from vlmill.schemas.commands import InputError, Parser, run_command
 from vlmill.schemas.manifest import write_manifest
 from vlmill.schemas.outputs import PLAN, State, prepare_output
@@ -106,3 +112,19 @@ def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "--top" in error and "many" in error
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "out"
+    with pytest.raises(RuntimeError), atomic_folder(out) as folder:
+        (folder / "x").write_text("half")
+        raise RuntimeError
+    assert list((tmp_path / "a").iterdir()) == []
+    for text in ("old", "new"):
+        with atomic_folder(out, replace=True) as folder:
+            (folder / "x").write_text(text)
+    assert (out / "x").read_text() == "new"
+    with pytest.raises(OSError, match="not empty"), atomic_folder(out) as folder:
+        (folder / "y").write_text("other")
+    assert [p.name for p in out.iterdir()] == ["x"]
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
