@@ -1,11 +1,15 @@
 """Recordings of published systems, and the comparison with them.
 
 A set is a folder with config.json, cases.safetensors and, where there is a network, its weights;
-index.json says what each set is and how far a number may be off.
+some have further safetensors and JSON files, whose recordings are called ``STEM:key`` and
+``STEM:path.to.value``. index.json says what each set is and how far a number may be off.
+
+What is recorded is an output, which has to be compared, unless its key says input, it is no more
+than optional, or the comparison says that it was given (:meth:`Results.given`).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -59,13 +63,40 @@ class GoldenSet:
         """Everything recorded; tensors of other files than cases.safetensors as ``STEM:key``."""
         recorded: dict[str, Tensor] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
-            if path.name == WEIGHTS:
+            if path.name.endswith(WEIGHTS):
                 continue
             prefix = "" if path.stem == "cases" else f"{path.stem}:"
             recorded |= {prefix + key: value for key, value in load_file(path).items()}
-        if not recorded:
-            raise NotComparable(f"{self.folder} has no recorded tensors")
+        if not recorded and not self.values:
+            raise NotComparable(f"{self.folder} has no recordings")
         return recorded
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values of the JSON files but config.json: numbers, texts, and lists of them."""
+        recorded: dict[str, Any] = {}
+        for path in sorted(self.folder.glob("*.json")):
+            if path.name != "config.json":
+                recorded |= dict(leaves(json.loads(path.read_text()), f"{path.stem}:"))
+        return recorded
+
+    @cached_property
+    def gradients(self) -> dict[str, str]:
+        """The keys of the recorded gradients, by the reference's name of the parameter."""
+        return self._by_parameter("prefix")
+
+    @cached_property
+    def gradient_norms(self) -> dict[str, str]:
+        """The keys of the recorded norms of gradients (-1: no gradient), by parameter."""
+        return self._by_parameter("norms")
+
+    def _by_parameter(self, field_name: str) -> dict[str, str]:
+        where = self.entry.get("gradients", {})
+        if field_name not in where:
+            return {}
+        stem = Path(where["file"]).stem
+        prefix = ("" if stem == "cases" else f"{stem}:") + where[field_name]
+        return {k.removeprefix(prefix): k for k in self.tensors if k.startswith(prefix)}
 
     @property
     def cases(self) -> list[str]:
@@ -74,10 +105,10 @@ class GoldenSet:
         return sorted(name for name in names if name.startswith("case"))
 
     def outputs(self) -> Iterator[str]:
-        """What has to be compared."""
+        """What has to be compared, as far as the keys tell."""
         spared = {*self.entry.get("optional", ()), *self.entry.get("except", ())}
-        for key in self.tensors:
-            if is_output(bare(key)) and not any(fnmatchcase(bare(key), p) for p in spared):
+        for key in (*self.tensors, *self.values):
+            if not is_input(bare(key)) and not any(fnmatchcase(bare(key), p) for p in spared):
                 yield key
 
     def allowed(self, key: str, recorded: Tensor) -> Tensor:
@@ -85,7 +116,10 @@ class GoldenSet:
         if not recorded.is_floating_point() and self.entry.get("integers") != "tolerance":
             return torch.zeros(recorded.shape, dtype=torch.float64)
         values = recorded.double().abs()
-        for pattern, bounds in self.entry["tolerance"]:
+        of_gradients = self.entry.get("gradients", {}).get("tolerance")
+        is_gradient = key in {*self.gradients.values(), *self.gradient_norms.values()}
+        own = [("*", of_gradients)] if of_gradients and is_gradient else []
+        for pattern, bounds in (*own, *self.entry["tolerance"]):
             if fnmatchcase(bare(key), pattern):
                 largest = float(values.max()) if values.numel() else 0.0
                 fixed = bounds.get("abs", 0.0) + bounds.get("of_max", 0.0) * largest
@@ -98,8 +132,38 @@ def bare(key: str) -> str:
     return key.partition(":")[2] if ":" in key else key
 
 
-def is_output(key: str) -> bool:
-    return ".out." in key or key.startswith(("out.", "caffe.")) or ".caffe." in key
+def is_input(key: str) -> bool:
+    """``caffe.in.x`` is an output like everything of ``caffe``."""
+    return (".in." in key or key.startswith("in.")) and ".caffe." not in f".{key}"
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The values below a JSON value with their paths; a list without objects in it is one value."""
+    entries: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        entries = list(value.items())
+    elif has_objects(value):
+        entries = [(str(i), item) for i, item in enumerate(value)]
+    if not entries:
+        yield path, value
+    joint = "" if path.endswith(":") else "."
+    for name, item in entries:
+        yield from leaves(item, f"{path}{joint}{name}")
+
+
+def has_objects(value: Any) -> bool:
+    """Whether a JSON list has objects in it at any depth."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(has_objects, value)))
+
+
+def numbers(value: Any) -> Tensor | None:
+    """A JSON value as a tensor, where it is a number or a full grid of numbers."""
+    try:
+        tensor = torch.tensor(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    # Again, because not every number has 32 bits.
+    return torch.tensor(value, dtype=torch.float64) if tensor.is_floating_point() else tensor
 
 
 @dataclass
@@ -109,19 +173,39 @@ class Results:
     golden: GoldenSet
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
 
-    def check(self, key: str, ours: Tensor) -> None:
-        """Compares with the recorded tensor ``key``."""
-        recorded = self.golden.tensors[key]
-        result = self.deviation(key, recorded, ours.detach().cpu())
+    def given(self, *patterns: str) -> None:
+        """What the comparison was fed: keys (globs, with the stem) that need not be compared."""
+        self.inputs.extend(patterns)
+
+    def check(self, key: str, ours: Any) -> None:
+        """Compares with what was recorded as ``key``: a tensor, or a value of a JSON file."""
+        if key in self.golden.tensors:
+            result = self.deviation(key, self.golden.tensors[key], ours.detach().cpu())
+            shape = f"{tuple(ours.shape)} {ours.dtype}, not {tuple(self.golden.tensors[key].shape)}"
+        else:
+            result = self.difference(key, self.golden.values[key], ours)
+            shape = f"{ours!r}, not {self.golden.values[key]!r}"[:200]
         before = self.tensors.get(key)
         if before is None or badness(result) > badness(before):
             self.tensors[key] = result
         if not result["ok"]:
-            what = result["max_abs"]
-            if what is None:
-                what = f"{tuple(ours.shape)} {ours.dtype}, not {tuple(recorded.shape)}"
+            what = shape if result["max_abs"] is None else result["max_abs"]
             self.complaints.append(f"{key}: {what} (allowed {result['allowed']:.3g})")
+
+    def check_all(self, ours: Mapping[str, Any]) -> None:
+        """Several at once."""
+        for key, value in ours.items():
+            self.check(key, value)
+
+    def difference(self, key: str, recorded: Any, ours: Any) -> dict[str, Any]:
+        """Of JSON values: numbers by their tolerance, everything else has to be the same."""
+        numeric = numbers(recorded), numbers(ours)
+        if numeric[0] is not None and numeric[1] is not None and numeric[0].numel():
+            return self.deviation(key, numeric[0], numeric[1])
+        same = bool(recorded == ours)
+        return {"max_abs": 0.0 if same else None, "allowed": 0.0, "ok": same}
 
     def deviation(self, key: str, recorded: Tensor, ours: Tensor) -> dict[str, Any]:
         """The number that is furthest off for what it is allowed."""
@@ -146,13 +230,22 @@ class Results:
 
     def finish(self) -> None:
         """Complains of everything recorded that was not compared."""
-        missed = [key for key in self.golden.outputs() if key not in self.tensors]
+        missed = [key for key in self.golden.outputs() if self.is_missed(key)]
         for key in missed:
-            allowed = self.golden.allowed(key, self.golden.tensors[key])
-            most = float(allowed.max()) if allowed.numel() else 0.0
-            self.tensors[key] = {"max_abs": None, "allowed": most, "ok": False}
+            self.tensors[key] = {"max_abs": None, "allowed": self.most_allowed(key), "ok": False}
         if missed:
             self.complaints.append(f"not compared: {', '.join(missed)}")
+
+    def is_missed(self, key: str) -> bool:
+        """Not compared, and no input of the comparison."""
+        return key not in self.tensors and not any(fnmatchcase(key, p) for p in self.inputs)
+
+    def most_allowed(self, key: str) -> float:
+        """The largest deviation that any number of ``key`` may have."""
+        recorded = self.golden.tensors.get(key, numbers(self.golden.values.get(key)))
+        if recorded is None or not recorded.numel():
+            return 0.0
+        return float(self.golden.allowed(key, recorded).max())
 
 
 def badness(result: dict[str, Any]) -> tuple[bool, float]:

@@ -165,6 +165,70 @@ def test_integers_are_equal_unless_the_index_says_otherwise(tmp_path: Path) -> N
     assert not exact.tensors["case0.out.x"]["ok"]  # the worst of several comparisons counts
 
 
+def set_with(tmp_path: Path, values: Any, **entry: Any) -> Results:
+    """A set whose recordings are a JSON file."""
+    (tmp_path / "rules.json").write_text(json.dumps(values))
+    tolerance = [["*.rate", {"abs": 0.5}], ["*", {"abs": 0.0}]]
+    return Results(GoldenSet(tmp_path, ".", {"tolerance": tolerance, **entry}))
+
+
+def test_values_of_json_files_are_recordings(tmp_path: Path) -> None:
+    recorded = {"in": [{"a": 1}, {"a": "x"}], "out": {"rate": [[1.0, 2.0]], "2. b": [1, [2]]}}
+    results = set_with(tmp_path, recorded)
+    keys = ["rules:in.0.a", "rules:in.1.a", "rules:out.rate", "rules:out.2. b"]
+    assert list(results.golden.values) == keys
+    results.given("rules:in.0.*")
+    results.check_all({"rules:out.rate": [[1.4, 2.0]], "rules:out.2. b": [1, [2]]})
+    assert not results.complaints
+    results.finish()
+    assert results.complaints == ["not compared: rules:in.1.a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "ours", "ok"),
+    [
+        ("count", 7, True),
+        ("count", 8, False),
+        ("count", 7.0, False),
+        ("x.rate", [1.0, 2.4], True),
+        ("x.rate", [1.0, 2.6], False),
+        ("x.rate", [1.0], False),
+        ("text", "dog", True),
+        ("text", "cat", False),
+        ("none", None, True),
+        ("none", 0, False),
+        ("empty", [], True),
+        ("empty", [0], False),
+        ("mixed", ["w", [1]], True),
+        ("mixed", ["w", [2]], False),
+    ],
+)
+def test_one_value(tmp_path: Path, key: str, ours: Any, ok: bool) -> None:
+    values = {"count": 7, "text": "dog", "none": None, "empty": [], "mixed": ["w", [1]]}
+    results = set_with(tmp_path, {**values, "x": {"rate": [1, 2.0]}})
+    results.check(f"rules:{key}", ours)
+    assert results.tensors[f"rules:{key}"]["ok"] == ok == (not results.complaints)
+    json.dumps(results.tensors, allow_nan=False)
+
+
+def test_gradients_by_parameter(tmp_path: Path) -> None:
+    """Their own tolerance, and they have to be compared although no key says output."""
+    grads = {"case0.grad.a.weight": torch.zeros(2), "case0.gradnorm.a.weight": torch.zeros(1)}
+    save_file(grads, tmp_path / "grads.safetensors")
+    save_file(grads, tmp_path / "source_weights.safetensors")
+    where = {"file": "grads.safetensors", "prefix": "case0.grad.", "norms": "case0.gradnorm."}
+    results = results_of(tmp_path, torch.ones(1), gradients={**where, "tolerance": {"abs": 0.25}})
+    assert results.golden.gradients == {"a.weight": "grads:case0.grad.a.weight"}
+    assert results.golden.gradient_norms == {"a.weight": "grads:case0.gradnorm.a.weight"}
+    results.check("grads:case0.grad.a.weight", torch.tensor([0.0, 0.2]))
+    assert not results.complaints
+    results.check("grads:case0.grad.a.weight", torch.tensor([0.0, 0.3]))
+    results.check("case0.out.x", torch.ones(1))
+    results.finish()
+    assert [c.split(":")[0] for c in results.complaints] == ["grads", "not compared"]
+    assert results.complaints[1] == "not compared: grads:case0.gradnorm.a.weight"
+
+
 def test_parts_are_chosen_by_the_index() -> None:
     assert {golden.part for golden in read_index(GOLDEN, "detector")} == {"detector"}
     assert len(read_index(GOLDEN)) > len(read_index(GOLDEN, "detector"))
