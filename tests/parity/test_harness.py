@@ -173,15 +173,15 @@ def set_with(tmp_path: Path, values: Any, **entry: Any) -> Results:
 
 
 def test_values_of_json_files_are_recordings(tmp_path: Path) -> None:
-    recorded = {"in": [{"a": 1}, {"a": "x"}], "out": {"rate": [[1.0, 2.0]], "2. b": [1, [2]]}}
+    recorded = {"fed": [{"a": 1}, {"a": "x"}], "out": {"rate": [[1.0, 2.0]], "2. b": [1, [2]]}}
     results = set_with(tmp_path, recorded)
-    keys = ["rules:in.0.a", "rules:in.1.a", "rules:out.rate", "rules:out.2. b"]
+    keys = ["rules:fed.0.a", "rules:fed.1.a", "rules:out.rate", "rules:out.2. b"]
     assert list(results.golden.values) == keys
-    results.given("rules:in.0.*")
+    results.given("rules:fed.0.*")
     results.check_all({"rules:out.rate": [[1.4, 2.0]], "rules:out.2. b": [1, [2]]})
     assert not results.complaints
     results.finish()
-    assert results.complaints == ["not compared: rules:in.1.a"]
+    assert results.complaints == ["not compared: rules:fed.1.a"]
 
 
 @pytest.mark.parametrize(
