@@ -73,7 +73,7 @@ def forward(model: ImageBert, inputs: VLInputs) -> Tensor:
     """The matching score, as retrieval needs it."""
     model.eval()
     with torch.inference_mode():
-        return model.match_logit(model(inputs).first)
+        return model.match_logit(model(inputs).pooled)
 
 
 def forward_backward(model: ImageBert, inputs: VLInputs) -> None:
@@ -89,7 +89,7 @@ def forward_backward(model: ImageBert, inputs: VLInputs) -> None:
         nn.functional.cross_entropy(model.mlm_logits(words), labels)
         + nn.functional.cross_entropy(model.region_class_logits(regions), classes)
         + model.region_features(regions).square().mean()
-        + nn.functional.softplus(model.match_logit(output.first)).mean()
+        + nn.functional.softplus(model.match_logit(output.pooled)).mean()
     )
     loss.backward()  # type: ignore[no-untyped-call]
 

@@ -1,46 +1,126 @@
-"""Multi-head attention over one sequence.  B sequences, N positions, H width."""
+"""Multi-head attention.  B sequences, N positions, H width; rows in either layout (`Layout`)."""
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
+
+from vlmill.models.layout import Layout
+
+Bias = Float[Tensor, "heads N N"]
+
+
+def _check_heads(width: int, num_heads: int) -> None:
+    if width % num_heads:
+        raise ValueError(
+            f"width {width} is no multiple of num_heads {num_heads}; each head takes an "
+            "equal share of the width"
+        )
+
+
+def attend(
+    q: Float[Tensor, "B heads N d"],
+    k: Float[Tensor, "B heads M d"],
+    v: Float[Tensor, "B heads M d"],
+    keys: Layout,
+    dropout: float,
+    bias: Float[Tensor, "heads N M"] | None = None,
+) -> Float[Tensor, "B N H"]:
+    """softmax(q k^T / sqrt(d) + bias) v over the real keys, heads side by side again.
+
+    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The key mask is
+    broadcast over heads and queries; only a ``bias`` makes it a full matrix.
+    """
+    mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
+    if bias is not None:
+        full = bias.to(q.dtype)[None]
+        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def three_of_heads(
+    projected: Float[Tensor, "B N three_H"], num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value, [B, heads, N, d] each, of a product that made all three."""
+    parts = projected.view(*projected.shape[:2], 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+    q, k, v = parts.unbind(0)
+    return q, k, v
 
 
 class SelfAttention(nn.Module):
     """Scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
 
     Query, key and value come from one product; ``dropout`` falls on the attention weights.
+    ``key_bias=False`` leaves the key's part of the bias out, as BEiT does: a constant for each
+    query, which the softmax cancels.
     """
 
-    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, num_heads: int, dropout: float = 0.0, *, key_bias: bool = True
+    ) -> None:
         super().__init__()
-        if width % num_heads:
-            raise ValueError(
-                f"width {width} is no multiple of num_heads {num_heads}; each head takes an "
-                "equal share of the width"
-            )
+        _check_heads(width, num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=key_bias)
+        self.query_bias = None if key_bias else nn.Parameter(torch.zeros(width))
+        self.value_bias = None if key_bias else nn.Parameter(torch.zeros(width))
         self.out = nn.Linear(width, width)
 
     def forward(
-        self, hidden: Float[Tensor, "B N H"], key_mask: Bool[Tensor, "B N"] | None
-    ) -> Float[Tensor, "B N H"]:
-        """Attend from every position to those where ``key_mask`` is True (None: to all).
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, bias: Bias | None = None
+    ) -> Float[Tensor, "*rows H"]:
+        """Attend from every position to the real ones of its sequence.
 
-        A sequence needs one True at least: without any key the softmax is undefined.
+        ``bias`` is added to the scores. A sequence needs one real position at least: without any
+        key the softmax is undefined.
         """
-        # [B, N, 3, heads, H/heads] -> three of [B, heads, N, H/heads]
-        q, k, v = (
-            self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        )
-        mixed = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            # Broadcast over heads and queries: B x N booleans instead of B x heads x N x N floats.
-            attn_mask=None if key_mask is None else key_mask[:, None, None, :],
-            dropout_p=self.dropout if self.training else 0.0,
-        )
-        merged: Float[Tensor, "B N H"] = self.out(mixed.transpose(1, 2).flatten(2))
+        projected = layout.unpack(F.linear(hidden, self.qkv.weight, self._bias()))
+        q, k, v = three_of_heads(projected, self.num_heads)
+        mixed = attend(q, k, v, layout, self.dropout if self.training else 0.0, bias)
+        merged: Float[Tensor, "*rows H"] = self.out(layout.pack(mixed))
         return merged
+
+    def _bias(self) -> Float[Tensor, " three_H"]:
+        if self.query_bias is None or self.value_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+
+
+class CoAttention(nn.Module):
+    """Attention from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
+
+    Both directions read the streams as they came. ``dropouts`` fall on the attention weights of
+    the first and of the second stream's queries.
+    """
+
+    def __init__(
+        self,
+        first_width: int,
+        second_width: int,
+        width: int,
+        num_heads: int,
+        dropouts: tuple[float, float],
+    ) -> None:
+        super().__init__()
+        _check_heads(width, num_heads)
+        self.num_heads = num_heads
+        self.dropouts = dropouts
+        self.first_qkv = nn.Linear(first_width, 3 * width)
+        self.second_qkv = nn.Linear(second_width, 3 * width)
+
+    def forward(
+        self,
+        first: Float[Tensor, "*rows1 H1"],
+        first_layout: Layout,
+        second: Float[Tensor, "*rows2 H2"],
+        second_layout: Layout,
+    ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
+        """What each position of the first stream takes from the second, and the reverse."""
+        q1, k1, v1 = three_of_heads(first_layout.unpack(self.first_qkv(first)), self.num_heads)
+        q2, k2, v2 = three_of_heads(second_layout.unpack(self.second_qkv(second)), self.num_heads)
+        rates = self.dropouts if self.training else (0.0, 0.0)
+        to_first = attend(q1, k2, v2, second_layout, rates[0])
+        to_second = attend(q2, k1, v1, first_layout, rates[1])
+        return first_layout.pack(to_first), second_layout.pack(to_second)

@@ -1,31 +1,72 @@
-"""Transformer layers and their initialisation.  B sequences, N positions, H width."""
+"""Transformer layers and their initialisation.
 
+B sequences, N positions, H width; rows in either layout (`Layout`).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.attention import SelfAttention
+from vlmill.models.attention import Bias, CoAttention, SelfAttention
+from vlmill.models.layout import Layout
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
 INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
 
+# GELU is the exact one, by the error function; "swish" is x * sigmoid(x).
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "swish": F.silu,
+}
 
-def layer_norm(width: int) -> nn.LayerNorm:
-    """A layer normalisation as BERT has it."""
-    return nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name. Raises ValueError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def layer_norm(width: int, eps: float = LAYER_NORM_EPS) -> nn.LayerNorm:
+    """A layer normalisation, with BERT's epsilon unless said otherwise."""
+    return nn.LayerNorm(width, eps=eps)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with GELU (the exact one, by the error function) between."""
+    """Two linear layers with an activation between."""
 
-    def __init__(self, width: int, intermediate_width: int) -> None:
+    def __init__(self, width: int, intermediate_width: int, act: str = "gelu") -> None:
         super().__init__()
         self.up = nn.Linear(width, intermediate_width)
         self.down = nn.Linear(intermediate_width, width)
+        self.act = activation(act)
 
-    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N H"]:
+    def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
         """Apply to each position by itself."""
-        mixed: Float[Tensor, "*N H"] = self.down(F.gelu(self.up(hidden)))
+        mixed: Float[Tensor, "*rows H"] = self.down(self.act(self.up(hidden)))
+        return mixed
+
+
+class FeedForwardSublayer(nn.Module):
+    """The second half of BERT's layer: x = LN(x + dropout(feed_forward(x)))."""
+
+    def __init__(
+        self, width: int, intermediate_width: int, dropout: float, act: str = "gelu"
+    ) -> None:
+        super().__init__()
+        self.feed_forward = FeedForward(width, intermediate_width, act)
+        self.norm = layer_norm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
+        """Apply to each position by itself."""
+        mixed: Float[Tensor, "*rows H"] = self.norm(
+            hidden + self.dropout(self.feed_forward(hidden))
+        )
         return mixed
 
 
@@ -39,21 +80,155 @@ class PostNormBlock(nn.Module):
         intermediate_width: int,
         dropout: float,
         attention_dropout: float,
+        act: str = "gelu",
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(width, num_heads, attention_dropout)
-        self.attention_norm = layer_norm(width)
-        self.feed_forward = FeedForward(width, intermediate_width)
-        self.feed_forward_norm = layer_norm(width)
+        self.norm = layer_norm(width)
         self.dropout = nn.Dropout(dropout)
+        self.feed_forward = FeedForwardSublayer(width, intermediate_width, dropout, act)
+
+    def forward(self, hidden: Float[Tensor, "*rows H"], layout: Layout) -> Float[Tensor, "*rows H"]:
+        """One layer over the positions of ``layout``."""
+        attended = self.dropout(self.attention(hidden, layout))
+        mixed: Float[Tensor, "*rows H"] = self.feed_forward(self.norm(hidden + attended))
+        return mixed
+
+
+class CoAttentionBlock(nn.Module):
+    """Co-attention, then each stream's own feed-forward part (ViLBERT, fig. 2b).
+
+    The streams are numbered; ``widths``, ``intermediate_widths``, ``dropouts`` (on what is added
+    to a stream), ``attention_dropouts`` (of its queries' weights) and ``acts`` are theirs.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, int],
+        attention_width: int,
+        num_heads: int,
+        intermediate_widths: tuple[int, int],
+        dropouts: tuple[float, float],
+        attention_dropouts: tuple[float, float],
+        acts: tuple[str, str] = ("gelu", "gelu"),
+    ) -> None:
+        super().__init__()
+        self.attention = CoAttention(*widths, attention_width, num_heads, attention_dropouts)
+        self.outs = nn.ModuleList(nn.Linear(attention_width, width) for width in widths)
+        self.norms = nn.ModuleList(layer_norm(width) for width in widths)
+        self.dropouts = nn.ModuleList(nn.Dropout(rate) for rate in dropouts)
+        self.feed_forwards = nn.ModuleList(
+            FeedForwardSublayer(width, intermediate, rate, act)
+            for width, intermediate, rate, act in zip(
+                widths, intermediate_widths, dropouts, acts, strict=True
+            )
+        )
 
     def forward(
-        self, hidden: Float[Tensor, "B N H"], key_mask: Bool[Tensor, "B N"] | None
-    ) -> Float[Tensor, "B N H"]:
-        """One layer; ``key_mask`` as in `SelfAttention`."""
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, key_mask)))
-        hidden = self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
-        return hidden
+        self,
+        first: Float[Tensor, "*rows1 H1"],
+        first_layout: Layout,
+        second: Float[Tensor, "*rows2 H2"],
+        second_layout: Layout,
+    ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
+        """Both streams, each updated from what the other was before the layer."""
+        taken = self.attention(first, first_layout, second, second_layout)
+        mixed = []
+        for number, (stream, context) in enumerate(zip((first, second), taken, strict=True)):
+            added = self.dropouts[number](self.outs[number](context))
+            mixed.append(self.feed_forwards[number](self.norms[number](stream + added)))
+        return mixed[0], mixed[1]
+
+
+class DropPath(nn.Module):
+    """Leaves a residual branch out for whole sequences (stochastic depth, arXiv:1603.09382).
+
+    In training a sequence keeps the branch with probability 1 - ``rate``, scaled by its inverse.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(
+        self, branch: Float[Tensor, "*rows H"], layout: Layout, rows: slice
+    ) -> Float[Tensor, "*rows H"]:
+        """``branch`` holds the ``rows`` (along the last but one dimension) of ``layout``."""
+        if not self.training or self.rate == 0.0:
+            return branch
+        keep = branch.new_empty(layout.shape[0]).bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+        of_rows = layout.sequence_of_rows()
+        scale = keep[:, None, None] if of_rows is None else keep[of_rows[rows], None]
+        return branch * scale
+
+
+Route = Sequence[tuple[str, int]]  # experts with the number of rows that each takes, in order
+
+
+class PreNormBlock(nn.Module):
+    """x = x + g1 * attention(LN(x)), then x = x + g2 * expert(LN(x)), either with drop path.
+
+    The layer of BEiT (arXiv:2106.08254) and, with several ``experts``, of VLMo (arXiv:2111.02358,
+    sec. 3.2, eq. 1 and 2): attention, its norm and the layer scales g1, g2 are shared, and each
+    expert has a layer norm and a feed-forward part of its own. ``layer_scale`` is the initial
+    value of g1 and g2; None leaves them out.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        intermediate_width: int,
+        *,
+        experts: Sequence[str],
+        layer_scale: float | None,
+        drop_path: float = 0.0,
+        eps: float = 1e-6,
+        key_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(width, eps)
+        self.attention = SelfAttention(width, num_heads, key_bias=key_bias)
+        self.expert_norms = nn.ModuleDict({name: layer_norm(width, eps) for name in experts})
+        self.experts = nn.ModuleDict(
+            {name: FeedForward(width, intermediate_width) for name in experts}
+        )
+        self.drop_path = DropPath(drop_path)
+        self.attention_scale = _layer_scale(width, layer_scale)
+        self.expert_scale = _layer_scale(width, layer_scale)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        route: Route,
+        bias: Bias | None = None,
+    ) -> Float[Tensor, "*rows H"]:
+        """One layer; ``route`` names the expert of each stretch of rows, ``bias`` as in attention.
+
+        Drop path draws once for attention and once for each stretch.
+        """
+        attended = self.attention(self.attention_norm(hidden), layout, bias)
+        attended = _scaled(attended, self.attention_scale)
+        hidden = hidden + self.drop_path(attended, layout, slice(None))
+        stretches, start = [], 0
+        for name, length in route:
+            part = hidden.narrow(-2, start, length)
+            mixed = self.experts[name](self.expert_norms[name](part))
+            mixed = self.drop_path(
+                _scaled(mixed, self.expert_scale), layout, slice(start, start + length)
+            )
+            stretches.append(part + mixed)
+            start += length
+        return stretches[0] if len(stretches) == 1 else torch.cat(stretches, dim=-2)
+
+
+def _layer_scale(width: int, start: float | None) -> nn.Parameter | None:
+    return None if start is None else nn.Parameter(torch.full((width,), start))
+
+
+def _scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
+    return branch if scale is None else branch * scale
 
 
 def init_bert(module: nn.Module, std: float = INIT_STD) -> None:

@@ -17,6 +17,8 @@ from vlmill.models.blocks import INIT_STD, PostNormBlock, init_bert
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
 from vlmill.models.inputs import VLInputs
+from vlmill.models.interface import Encoded
+from vlmill.models.layout import joined_layout
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
 
@@ -90,15 +92,6 @@ def imagebert_small(**changes: Any) -> ImageBertConfig:
     return ImageBertConfig(**(small | changes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageBertOutput:
-    """Last hidden states of the text, of the regions, and of the first token ([CLS])."""
-
-    text: Float[Tensor, "B T H"]
-    regions: Float[Tensor, "B R H"]
-    first: Float[Tensor, "B H"]
-
-
 class ImageBert(nn.Module):
     """The encoder and its four pretraining heads."""
 
@@ -129,13 +122,14 @@ class ImageBert(nn.Module):
         self.match_head = nn.Linear(width, 1)
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs) -> ImageBertOutput:
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
         """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
 
+        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens`` or another feature width.
         """
         regions = self.embed_regions(inputs.region_features, inputs.region_locations)
-        return self.encode(inputs.tokens, inputs.token_mask, regions, inputs.region_mask)
+        return self.encode(inputs.tokens, inputs.token_mask, regions, inputs.region_mask, pack=pack)
 
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
@@ -158,7 +152,9 @@ class ImageBert(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         regions: Float[Tensor, "B R H"],
         region_mask: Bool[Tensor, "B R"],
-    ) -> ImageBertOutput:
+        *,
+        pack: bool = True,
+    ) -> Encoded:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
         num_tokens = tokens.shape[1]
         if not 0 < num_tokens <= self.config.max_text_tokens:
@@ -166,13 +162,16 @@ class ImageBert(nn.Module):
                 f"tokens has {num_tokens} positions, want 1 to max_text_tokens="
                 f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
             )
-        text = self.text_embedding(tokens, segment=TEXT_SEGMENT)
-        hidden = torch.cat([text, regions], dim=1)
-        key_mask = torch.cat([token_mask, region_mask], dim=1)
+        text = self.text_embedding(tokens, TEXT_SEGMENT)
+        layout, _ = joined_layout(token_mask, region_mask, pack=pack)
+        hidden = layout.pack(torch.cat([text, regions], dim=1))
         for layer in self.layers:
-            hidden = layer(hidden, key_mask)
-        return ImageBertOutput(
-            text=hidden[:, :num_tokens], regions=hidden[:, num_tokens:], first=hidden[:, 0]
+            hidden = layer(hidden, layout)
+        hidden = layout.unpack(hidden)
+        return Encoded(
+            text=hidden[:, :num_tokens],
+            regions=hidden[:, num_tokens:],
+            pooled=self.pooler(hidden[:, 0]),
         )
 
     @torch.no_grad()
@@ -203,7 +202,7 @@ class ImageBert(nn.Module):
         features: Float[Tensor, "N D"] = self.feature_head(region_hidden)
         return features
 
-    def match_logit(self, first: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+    def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
         """Image-text matching: one logit, higher for pairs that belong together."""
-        logits: Float[Tensor, "B 1"] = self.match_head(self.pooler(first))
+        logits: Float[Tensor, "B 1"] = self.match_head(pooled)
         return logits[:, 0]

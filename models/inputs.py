@@ -3,7 +3,9 @@
 B image-text pairs, T text tokens, R regions, D width of a region's feature.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,8 +19,9 @@ class VLInputs:
     tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real.
     region_features: the detector's pooled features. region_locations: corners and area as
     fractions of the picture, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT, arXiv:2001.07966,
-    sec. 3.2). region_mask: True where a region is real. What padding holds never matters, as long
-    as it is finite.
+    sec. 3.2). region_mask: True where a region is real. segments: int64 segment ids of the tokens,
+    None where all are 0. Variants with a whole-image region have it in row 0 of the regions. What
+    padding holds never matters, as long as it is finite.
 
     Raises ValueError if the shapes or dtypes do not fit together.
     """
@@ -28,6 +31,7 @@ class VLInputs:
     region_features: Float[Tensor, "B R D"]
     region_locations: Float[Tensor, "B R 5"]
     region_mask: Bool[Tensor, "B R"]
+    segments: Int[Tensor, "B T"] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
@@ -43,6 +47,8 @@ class VLInputs:
             "region_locations": (batch, regions, 5),
             "region_mask": (batch, regions),
         }
+        if self.segments is not None:
+            wanted["segments"] = wanted["tokens"]
         for name, shape in wanted.items():
             came = tuple(getattr(self, name).shape)
             if came != shape:
@@ -50,29 +56,35 @@ class VLInputs:
                     f"{name} has shape {came}, want {shape} beside region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
-        if self.tokens.dtype != torch.int64:
-            raise ValueError(f"tokens is {self.tokens.dtype}, want torch.int64 word-piece ids")
+        for name in ("tokens", "segments"):
+            ids = getattr(self, name)
+            if ids is not None and ids.dtype != torch.int64:
+                raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
         for name in ("token_mask", "region_mask"):
             if (dtype := getattr(self, name).dtype) != torch.bool:
                 raise ValueError(f"{name} is {dtype}, want torch.bool with True for real entries")
 
     def to(self, device: torch.device | str) -> "VLInputs":
         """The same batch on ``device``."""
-        return VLInputs(
-            **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
-        )
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def validate(self) -> "VLInputs":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "VLInputs":
+        """The same batch with ``change`` applied to each tensor."""
+        held: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {name: change(value) for name, value in held.items() if value is not None}
+        return VLInputs(**changed)
+
+    def validate(self, *, need_regions: bool = True) -> "VLInputs":
         """Check the values too, and return the batch.
 
         Reads every value once and waits for the device, so it belongs to where batches are made
-        and not into ``forward``. Raises ValueError for a pair without a token or without a
-        region, and for features or locations that are not finite.
+        and not into ``forward``. Raises ValueError for a pair without a token or, where the
+        variant needs one, without a region, and for features or locations that are not finite.
         """
-        for name, mask, kind in (
-            ("token_mask", self.token_mask, "token"),
-            ("region_mask", self.region_mask, "region"),
-        ):
+        masks = [("token_mask", self.token_mask, "token")]
+        if need_regions:
+            masks.append(("region_mask", self.region_mask, "region"))
+        for name, mask, kind in masks:
             empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
             if empty:
                 raise ValueError(

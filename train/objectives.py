@@ -52,7 +52,7 @@ def pretraining_losses(
         predicted = model.region_features(regions)
         losses["mrfr"] = mean_squared_error(predicted, batch.feature_targets)
     if weights.itm:
-        logits = model.match_logit(output.first)
+        logits = model.match_logit(output.pooled)
         losses["itm"] = F.binary_cross_entropy_with_logits(logits, batch.matching)
     return losses
 

@@ -8,6 +8,7 @@ from vlmill.models.attention import SelfAttention
 from vlmill.models.blocks import PostNormBlock, init_bert
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
+from vlmill.models.layout import Layout, layout_of
 
 
 def reference_layer(block: PostNormBlock, width: int, num_heads: int) -> nn.TransformerEncoderLayer:
@@ -15,7 +16,7 @@ def reference_layer(block: PostNormBlock, width: int, num_heads: int) -> nn.Tran
     layer = nn.TransformerEncoderLayer(
         width,
         num_heads,
-        dim_feedforward=block.feed_forward.up.out_features,
+        dim_feedforward=block.feed_forward.feed_forward.up.out_features,
         dropout=0.0,
         activation="gelu",
         layer_norm_eps=1e-12,
@@ -28,14 +29,14 @@ def reference_layer(block: PostNormBlock, width: int, num_heads: int) -> nn.Tran
             (layer.self_attn.in_proj_bias, block.attention.qkv.bias),
             (layer.self_attn.out_proj.weight, block.attention.out.weight),
             (layer.self_attn.out_proj.bias, block.attention.out.bias),
-            (layer.linear1.weight, block.feed_forward.up.weight),
-            (layer.linear1.bias, block.feed_forward.up.bias),
-            (layer.linear2.weight, block.feed_forward.down.weight),
-            (layer.linear2.bias, block.feed_forward.down.bias),
-            (layer.norm1.weight, block.attention_norm.weight),
-            (layer.norm1.bias, block.attention_norm.bias),
-            (layer.norm2.weight, block.feed_forward_norm.weight),
-            (layer.norm2.bias, block.feed_forward_norm.bias),
+            (layer.linear1.weight, block.feed_forward.feed_forward.up.weight),
+            (layer.linear1.bias, block.feed_forward.feed_forward.up.bias),
+            (layer.linear2.weight, block.feed_forward.feed_forward.down.weight),
+            (layer.linear2.bias, block.feed_forward.feed_forward.down.bias),
+            (layer.norm1.weight, block.norm.weight),
+            (layer.norm1.bias, block.norm.bias),
+            (layer.norm2.weight, block.feed_forward.norm.weight),
+            (layer.norm2.bias, block.feed_forward.norm.bias),
         ):
             target.copy_(source)
     return layer
@@ -60,7 +61,7 @@ def test_three_layers_equal_pytorchs_layers_in_outputs_and_gradients() -> None:
     mine, other = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
     x, y = mine, other
     for block, layer in zip(ours, theirs, strict=True):
-        x = block(x, key_mask)
+        x = block(x, layout_of(key_mask, pack=False))
         y = layer(y, src_key_padding_mask=~key_mask)
     torch.testing.assert_close(x[key_mask], y[key_mask], atol=1e-5, rtol=1e-5)
     direction = torch.randn_like(x) * key_mask[..., None]
@@ -72,9 +73,8 @@ def test_three_layers_equal_pytorchs_layers_in_outputs_and_gradients() -> None:
 def test_no_mask_is_a_mask_of_true() -> None:
     (block,) = blocks(1)
     hidden = torch.randn(3, 5, 24)
-    torch.testing.assert_close(
-        block(hidden, None), block(hidden, torch.ones(3, 5, dtype=torch.bool))
-    )
+    everywhere = Layout((3, 5), torch.ones(3, 5, dtype=torch.bool))
+    torch.testing.assert_close(block(hidden, Layout((3, 5))), block(hidden, everywhere))
 
 
 def test_masked_positions_change_nothing_else() -> None:
@@ -83,15 +83,17 @@ def test_masked_positions_change_nothing_else() -> None:
     key_mask = torch.tensor([[True, True, True, False, False, False]] * 2)
     other = hidden.clone()
     other[~key_mask] = 1e4
-    assert torch.equal(block(hidden, key_mask)[key_mask], block(other, key_mask)[key_mask])
+    layout = layout_of(key_mask, pack=False)
+    assert torch.equal(block(hidden, layout)[key_mask], block(other, layout)[key_mask])
 
 
 def test_dropout_acts_in_training_only() -> None:
     (block,) = blocks(1, dropout=0.5)
     hidden = torch.randn(1, 4, 24)
-    assert not torch.equal(block(hidden, None), block(hidden, None))
+    layout = Layout((1, 4))
+    assert not torch.equal(block(hidden, layout), block(hidden, layout))
     block.eval()
-    assert torch.equal(block(hidden, None), block(hidden, None))
+    assert torch.equal(block(hidden, layout), block(hidden, layout))
 
 
 def test_heads_must_divide_the_width() -> None:
@@ -113,7 +115,7 @@ def test_text_embedding_by_hand() -> None:
             for place, token in enumerate([3, 3, 9])
         ]
     )
-    torch.testing.assert_close(embed(tokens, segment=1)[0], layer_norm(expected))
+    torch.testing.assert_close(embed(tokens, 1)[0], layer_norm(expected))
 
 
 def test_more_tokens_than_positions_are_refused() -> None:
@@ -146,7 +148,7 @@ def test_mlm_head_decodes_with_the_word_table() -> None:
     head, table = MlmHead(8, 20), torch.randn(20, 8)
     nn.init.normal_(head.bias)
     hidden = torch.randn(5, 8)
-    inner = layer_norm(nn.functional.gelu(head.dense(hidden)))
+    inner = layer_norm(nn.functional.gelu(head.transform.dense(hidden)))
     torch.testing.assert_close(head(hidden, table), inner @ table.T + head.bias)
     assert head(hidden[:0], table).shape == (0, 20)  # no labelled word in the batch
 

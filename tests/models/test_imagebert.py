@@ -73,8 +73,8 @@ def test_shapes_and_one_score_a_pair() -> None:
     output = model(inputs)
     assert output.text.shape == (3, 6, 24)
     assert output.regions.shape == (3, 5, 24)
-    assert torch.equal(output.first, output.text[:, 0])
-    assert model.match_logit(output.first).shape == (3,)
+    assert torch.equal(output.pooled, output.text[:, 0])
+    assert model.match_logit(output.pooled).shape == (3,)
     assert model.mlm_logits(output.text[0]).shape == (6, 50)
     assert model.region_class_logits(output.regions[0]).shape == (5, 7)
     assert model.region_features(output.regions[0]).shape == (5, 16)
@@ -99,12 +99,12 @@ def test_permuting_regions_permutes_their_outputs_and_leaves_the_text() -> None:
 
 def test_words_have_an_order_and_boxes_a_place() -> None:
     model, inputs = tiny_model(), random_batch()
-    first = model(inputs).first
+    first = model(inputs).pooled
     swapped = inputs.tokens[:, [0, 2, 1, 3, 4, 5]]
-    assert not torch.allclose(model(changed(inputs, tokens=swapped)).first, first, atol=1e-3)
+    assert not torch.allclose(model(changed(inputs, tokens=swapped)).pooled, first, atol=1e-3)
     moved = inputs.region_locations.flip(1)
     assert not torch.allclose(
-        model(changed(inputs, region_locations=moved)).first, first, atol=1e-3
+        model(changed(inputs, region_locations=moved)).pooled, first, atol=1e-3
     )
 
 
@@ -128,11 +128,11 @@ def test_padding_changes_no_valid_output() -> None:
 
 def test_a_batch_equals_its_pairs_one_by_one() -> None:
     model, inputs = tiny_model(), random_batch()
-    together = model.match_logit(model(inputs).first)
+    together = model.match_logit(model(inputs).pooled)
     for row in range(3):
-        alone = VLInputs(**{name: part[row : row + 1] for name, part in vars(inputs).items()})
+        alone = inputs.map(lambda part, row=row: part[row : row + 1])
         torch.testing.assert_close(
-            model.match_logit(model(alone).first), together[row : row + 1], atol=1e-5, rtol=1e-5
+            model.match_logit(model(alone).pooled), together[row : row + 1], atol=1e-5, rtol=1e-5
         )
 
 
@@ -155,14 +155,14 @@ def test_a_picture_without_regions_leaves_the_text_alone() -> None:
 
 def test_a_caption_of_one_token_is_encoded() -> None:
     model, inputs = tiny_model(), random_batch(tokens=1)
-    assert model.match_logit(model(inputs).first).isfinite().all()
+    assert model.match_logit(model(inputs).pooled).isfinite().all()
 
 
 def test_every_parameter_learns_and_unused_tables_do_not() -> None:
     model, inputs = tiny_model(itm_pooler=True, image_pre_ln=True), random_batch()
     output = model(inputs)
     loss = (
-        model.match_logit(output.first).sum()
+        model.match_logit(output.pooled).sum()
         + model.mlm_logits(output.text.flatten(0, 1)).square().sum()
         + model.region_class_logits(output.regions.flatten(0, 1)).square().sum()
         + model.region_features(output.regions.flatten(0, 1)).square().sum()
@@ -203,7 +203,7 @@ def test_standardised_regions_are_the_old_ones_of_standardised_features() -> Non
     expected, regressed = model(inputs), model.region_features(torch.ones(1, 24))
     model.standardise_regions(mean, std)
     output = model(shifted)
-    torch.testing.assert_close(output.first, expected.first, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(output.pooled, expected.pooled, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.regions, expected.regions, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(model.region_features(torch.ones(1, 24)), regressed + mean)
 

@@ -78,5 +78,6 @@ def test_values_that_mean_nothing_are_refused(name: str, value: Any, message: st
 
 
 def test_a_batch_moves_whole() -> None:
-    moved = VLInputs(**batch()).to("meta")
+    segments = torch.zeros_like(batch()["tokens"])
+    moved = VLInputs(**batch(), segments=segments).to("meta")
     assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}

@@ -55,7 +55,7 @@ def test_losses_by_hand(model: ImageBert) -> None:
     words = model.mlm_logits(output.text[0, 1:2]).log_softmax(-1)
     classes = model.region_class_logits(output.regions[0, 2:3]).log_softmax(-1)
     features = model.region_features(output.regions[0, 2:3])
-    match = torch.sigmoid(model.match_logit(output.first))
+    match = torch.sigmoid(model.match_logit(output.pooled))
     expected = {
         "mlm": -words[0, 7],
         "moc": -classes[0, 2],
@@ -74,7 +74,7 @@ def test_masked_losses_vanish_where_nothing_is_to_be_guessed(model: ImageBert) -
     weighted_sum(losses, Objectives()).backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
-        if name.startswith(("class_head", "feature_head", "mlm_head.dense")):
+        if name.startswith(("class_head", "feature_head", "mlm_head.transform.dense")):
             assert (parameter.grad == 0).all(), name
     assert model.match_head.weight.grad is not None
     assert model.match_head.weight.grad.abs().sum() > 0

@@ -71,7 +71,7 @@ def score_one(model: ImageBert, text: Any, picture: Regions) -> float:
         region_mask=torch.ones(1, len(picture.features), dtype=torch.bool),
     )
     with torch.no_grad():
-        return float(model.eval().match_logit(model(inputs).first))
+        return float(model.eval().match_logit(model(inputs).pooled))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])

@@ -167,7 +167,7 @@ def score_matrix(
                 embedded.expand(count, -1, -1),
                 region_mask.expand(count, -1),
             )
-            row[batch.columns] = model.match_logit(output.first).float().cpu().numpy()
+            row[batch.columns] = model.match_logit(output.pooled).float().cpu().numpy()
             advance(count)
         rows.append(row)
     return np.stack(rows) if rows else np.empty((0, len(texts)), dtype=np.float32)

@@ -1,0 +1,81 @@
+"""How sequences of several lengths lie in one tensor.  B sequences, N positions, H width.
+
+Hidden states come in two layouts. In the *grid* they are [B, N, H] with padding. *Packed* they are
+[L, H]: the L real positions only. Products with weights, layer norms and dropout act on each row by
+itself and cost in proportion to rows, so packing saves what padding costs; only attention has to
+know which rows belong together, and goes through the grid.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+PACK_FROM = 0.03  # share of padding above which packing pays for its copies, measured on a CPU
+
+
+class Layout(NamedTuple):
+    """Where hidden states lie.
+
+    shape: (B, N) of the grid. key_mask: True where a position is real; None if all are.
+    real: the grid's cells, counted row by row, that the packed rows come from; None in the grid.
+    """
+
+    shape: tuple[int, int]
+    key_mask: Bool[Tensor, "B N"] | None = None
+    real: Int[Tensor, " L"] | None = None
+
+    def pack(self, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "*rows H"]:
+        """From the grid into this layout."""
+        if self.real is None:
+            return hidden
+        return hidden.flatten(0, 1).index_select(0, self.real)
+
+    def unpack(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "B N H"]:
+        """From this layout into the grid; padding becomes zeros."""
+        if self.real is None:
+            return hidden
+        cells = self.shape[0] * self.shape[1]
+        grid = hidden.new_zeros(cells, hidden.shape[-1]).index_copy(0, self.real, hidden)
+        return grid.view(*self.shape, hidden.shape[-1])
+
+    def sequence_of_rows(self) -> Int[Tensor, " L"] | None:
+        """Which sequence each packed row belongs to; None in the grid."""
+        return None if self.real is None else self.real // self.shape[1]
+
+
+def layout_of(mask: Bool[Tensor, "B N"], *, pack: bool = True) -> Layout:
+    """The layout for sequences whose real positions ``mask`` marks.
+
+    Without padding, attention needs no mask. With ``pack`` and enough padding to pay for it the
+    rows are packed, in the order of the grid. Finding out waits for the device once. While
+    torch.compile traces, the grid stays: a number of rows that depends on values would break the
+    graph; batches of like lengths (buckets) serve there instead.
+    """
+    shape = (mask.shape[0], mask.shape[1])
+    if torch.compiler.is_compiling():
+        return Layout(shape, mask)
+    padding = mask.numel() - int(mask.sum())
+    if not padding:
+        return Layout(shape)
+    if not pack or padding < PACK_FROM * mask.numel():
+        return Layout(shape, mask)
+    return Layout(shape, mask, mask.flatten().nonzero().flatten())
+
+
+def joined_layout(
+    first: Bool[Tensor, "B T"], second: Bool[Tensor, "B R"], *, pack: bool = True
+) -> tuple[Layout, tuple[int, int]]:
+    """The layout of two modalities in one sequence, ``first`` before ``second``, and their rows.
+
+    Packed, all of the first modality's rows lie before all of the second's, so that
+    ``hidden.split(rows, dim=-2)`` parts the modalities in either layout.
+    """
+    layout = layout_of(torch.cat([first, second], dim=1), pack=pack)
+    if layout.real is None:
+        return layout, (first.shape[1], second.shape[1])
+    in_first = layout.real % layout.shape[1] < first.shape[1]
+    ordered = torch.cat([layout.real[in_first], layout.real[~in_first]])
+    num_first = int(in_first.sum())
+    return layout._replace(real=ordered), (num_first, len(ordered) - num_first)

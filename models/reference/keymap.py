@@ -1,0 +1,135 @@
+"""Names and layouts of published checkpoints against ours, in both directions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Link:
+    """A tensor of ours and what it is in a reference's layout.
+
+    ours: a name of our state dict. theirs: the reference's tensors, of equal size, that ours holds
+    one after the other along the first axis (query, key, value). also: names under which the
+    reference stores the whole tensor again (tied weights). rows: the leading rows that the
+    reference has, where ours has more (None: all).
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    rows: int | None = None
+
+
+def linked(ours: str, *theirs: str, parts: Sequence[str] = ("weight", "bias")) -> list[Link]:
+    """Links of a module's tensors: ``linked("out", "output.dense")`` for weight and bias."""
+    return [Link(f"{ours}.{p}", tuple(f"{name}.{p}" for name in theirs)) for p in parts]
+
+
+@dataclass(frozen=True)
+class LoadTable:
+    """What became of a checkpoint's tensors and of ours.
+
+    loaded: our name to the reference's names. missing: ours, that stay as initialised, with the
+    names that were looked for. unexpected: the reference's without a place. mismatched: our name,
+    our shape, their shape.
+    """
+
+    loaded: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unexpected: tuple[str, ...] = ()
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"loaded      {len(self.loaded)} tensors"]
+        for ours, theirs in sorted(self.missing.items()):
+            lines.append(f"missing     {' + '.join(theirs)} (stays as initialised: {ours})")
+        lines += [f"unexpected  {name} (ignored)" for name in self.unexpected]
+        for ours, (want, came) in sorted(self.mismatched.items()):
+            lines.append(f"shape       {ours} is {list(want)} here, {list(came)} in the checkpoint")
+        return "\n".join(lines)
+
+
+class CheckpointMismatch(ValueError):
+    """A checkpoint that does not fit the model; the message ends with the table."""
+
+    def __init__(self, reason: str, table: LoadTable) -> None:
+        super().__init__(f"{reason}\n{table}")
+        self.table = table
+
+
+@torch.no_grad()
+def import_state(
+    model: nn.Module,
+    links: Iterable[Link],
+    state: Mapping[str, Tensor],
+    *,
+    ignored: Sequence[str] = (),
+) -> LoadTable:
+    """Copy a reference's tensors into ``model`` and tell what found its place.
+
+    Nothing is copied where a shape differs. Names that fit an ``ignored`` pattern are no surprise
+    when they come (index buffers that we build ourselves).
+    """
+    targets = dict(model.state_dict(keep_vars=True))
+    loaded: dict[str, tuple[str, ...]] = {}
+    missing: dict[str, tuple[str, ...]] = {}
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    used: set[str] = set()
+    for link in links:
+        names = _present(link, state)
+        used |= {*link.theirs, *link.also}
+        if names is None:
+            missing[link.ours] = link.theirs
+            continue
+        target = targets[link.ours]
+        part = target if link.rows is None else target[: link.rows]
+        source = _joined([state[name] for name in names])
+        if source is None or part.shape != source.shape:
+            shapes = [tuple(state[name].shape) for name in names]
+            mismatched[link.ours] = (
+                tuple(part.shape),
+                shapes[0] if source is None else tuple(source.shape),
+            )
+            continue
+        part.copy_(source)
+        loaded[link.ours] = names
+    left = sorted(set(state) - used)
+    return LoadTable(
+        loaded=loaded,
+        missing=missing,
+        unexpected=tuple(n for n in left if not any(fnmatchcase(n, p) for p in ignored)),
+        mismatched=mismatched,
+    )
+
+
+def _present(link: Link, state: Mapping[str, Tensor]) -> tuple[str, ...] | None:
+    if all(name in state for name in link.theirs):
+        return link.theirs
+    tied = [name for name in link.also if name in state]
+    return (tied[0],) if tied else None
+
+
+def _joined(parts: list[Tensor]) -> Tensor | None:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if len({part.shape for part in parts}) == 1 else None
+
+
+def export_state(tensors: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
+    """Our tensors under a reference's names: weights, or anything of the same shapes (gradients).
+
+    Ours that ``tensors`` lacks are left out.
+    """
+    exported: dict[str, Tensor] = {}
+    for link in links:
+        if link.ours not in tensors:
+            continue
+        tensor = tensors[link.ours] if link.rows is None else tensors[link.ours][: link.rows]
+        for name, part in zip(link.theirs, tensor.chunk(len(link.theirs)), strict=True):
+            exported[name] = part
+        exported |= dict.fromkeys(link.also, tensor)
+    return exported
