@@ -1,0 +1,96 @@
+"""The names that BERT's parts have in Hugging Face's layout, on which most families build.
+
+What the variants share with BERT they store under its names, with a prefix of their own; these
+functions give the links of one part of ours. `canonical` brings the other layouts of BERT files to
+these names.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from vlmill.models.reference.keymap import Link, linked
+
+DECODER = "cls.predictions.decoder.weight"  # the word table again
+
+
+def text_embedding_links(
+    ours: str = "text_embedding",
+    theirs: str = "bert.embeddings",
+    *,
+    tied: Sequence[str] = (DECODER,),
+    segment_rows: int | None = None,
+) -> list[Link]:
+    """Of a `TextEmbedding`; ``tied`` are further names of the word table in the reference.
+
+    ``segment_rows``: the leading rows of the segment table that the reference has; None: all.
+    """
+    return [
+        Link(f"{ours}.word.weight", (f"{theirs}.word_embeddings.weight",), also=tuple(tied)),
+        Link(f"{ours}.position.weight", (f"{theirs}.position_embeddings.weight",)),
+        Link(
+            f"{ours}.segment.weight",
+            (f"{theirs}.token_type_embeddings.weight",),
+            rows=segment_rows,
+        ),
+        *linked(f"{ours}.norm", f"{theirs}.LayerNorm"),
+    ]
+
+
+def block_links(ours: str, theirs: str) -> list[Link]:
+    """Of a `PostNormBlock`: ``block_links("layers.0", "bert.encoder.layer.0")``."""
+    attention = f"{theirs}.attention"
+    names = [f"{attention}.self.{part}" for part in ("query", "key", "value")]
+    return [
+        *linked(f"{ours}.attention.qkv", *names),
+        *linked(f"{ours}.attention.out", f"{attention}.output.dense"),
+        *linked(f"{ours}.norm", f"{attention}.output.LayerNorm"),
+        *feed_forward_links(f"{ours}.feed_forward", f"{theirs}.intermediate", f"{theirs}.output"),
+    ]
+
+
+def feed_forward_links(ours: str, up: str, down: str) -> list[Link]:
+    """Of a `FeedForwardSublayer`, whose two halves the reference calls ``up`` and ``down``."""
+    return [
+        *linked(f"{ours}.feed_forward.up", f"{up}.dense"),
+        *linked(f"{ours}.feed_forward.down", f"{down}.dense"),
+        *linked(f"{ours}.norm", f"{down}.LayerNorm"),
+    ]
+
+
+def mlm_head_links(ours: str = "mlm_head", theirs: str = "cls.predictions") -> list[Link]:
+    """Of an `MlmHead`; its decoder belongs to the word table's link."""
+    return [
+        *linked(f"{ours}.transform.dense", f"{theirs}.transform.dense"),
+        *linked(f"{ours}.transform.norm", f"{theirs}.transform.LayerNorm"),
+        Link(f"{ours}.bias", (f"{theirs}.bias",)),
+    ]
+
+
+# Other layouts' names, in this order: TensorFlow's layer norms, RoBERTa's model and word head.
+RENAMES = (
+    (re.compile(r"\.gamma$"), ".weight"),
+    (re.compile(r"\.beta$"), ".bias"),
+    (re.compile(r"^roberta\."), "bert."),
+    (re.compile(r"^lm_head\.(dense|layer_norm)\."), r"cls.predictions.transform.\1."),
+    (re.compile(r"^lm_head\."), "cls.predictions."),
+    (re.compile(r"\.layer_norm\."), ".LayerNorm."),
+)
+BARE = ("embeddings.", "encoder.", "pooler.")  # of a file without heads and prefix
+
+
+def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A BERT or RoBERTa state dict under the names of `transformers`' BertForPreTraining.
+
+    Layouts met in the wild: ``gamma`` and ``beta`` for layer norms' weight and bias, as converted
+    from TensorFlow; without the prefix ``bert.``, as written by a model without heads; RoBERTa's
+    ``roberta.`` and ``lm_head.``.
+    """
+    renamed = {}
+    for name, tensor in state.items():
+        new = name
+        for pattern, replacement in RENAMES:
+            new = pattern.sub(replacement, new)
+        renamed[f"bert.{new}" if new.startswith(BARE) else new] = tensor
+    return renamed
