@@ -4,8 +4,6 @@ B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K reg
 feature width. The paper has no released code: what it leaves open is marked [choice].
 """
 
-import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.blocks import INIT_STD, PostNormBlock, init_bert
+from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
 from vlmill.models.inputs import VLInputs
@@ -44,29 +43,19 @@ class ImageBertConfig:
     init_std: float = INIT_STD  # of new weights
 
     def __post_init__(self) -> None:
-        sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.type is int}
-        for name, size in sizes.items():
-            if size < (0 if name == "visual_position_id" else 1):
-                raise ValueError(f"{name}={size}: want a positive number")
-        if self.width % self.num_heads:
-            raise ValueError(
-                f"width={self.width} is no multiple of num_heads={self.num_heads}; each head "
-                "takes an equal share of the width"
-            )
+        check_sizes(self, from_zero=("visual_position_id",))
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "dropout", "attention_dropout")
         for name, last in (
             ("max_text_tokens", self.max_text_tokens - 1),
             ("visual_position_id", self.visual_position_id),
         ):
             if last >= self.num_positions:
                 raise ValueError(
-                    f"{name}={sizes[name]} needs row {last} of the position table, which has "
-                    f"num_positions={self.num_positions} rows"
+                    f"{name}={getattr(self, name)} needs row {last} of the position table, which "
+                    f"has num_positions={self.num_positions} rows"
                 )
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std={self.init_std}: want a number above 0")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want a share from 0 to below 1")
 
 
 def imagebert_base(**changes: Any) -> ImageBertConfig:
