@@ -60,6 +60,12 @@ class Reason(StrEnum):
     NOT_BEST_TEXT = "not_best_text"  # another text suits this picture better
     SHARED_TEXT = "shared_text"  # too many pictures have this text
 
+    # Tables of others
+    BAD_ENCODING = "bad_encoding"  # bytes that are not of the file's encoding
+    NO_ID = "no_id"  # the column of ids or of pictures is empty, or holds what can be no id
+    ID_CONFLICT = "id_conflict"  # an earlier row has this id and another content
+    UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of pictures
+
     # Regions and training
     NO_REGIONS = "no_regions"  # the picture has no row in the regions table
     NO_BOXES = "no_boxes"  # it has a row without boxes
