@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 from vlmill.schemas.regions import RegionReader
 from vlmill.train.collate import PretrainBatch, PretrainSample, collate, regions_of
 from vlmill.train.data import SampleTable
-from vlmill.train.masking import mask_regions, mask_tokens
+from vlmill.train.masking import Replacement, mask_tokens
 from vlmill.train.recipes.base import Stage
+from vlmill.train.region_masking import mask_regions
 from vlmill.train.sampling import Ids, choose_pairing, epoch_order, generator
 
 
@@ -96,10 +97,12 @@ class PretrainBatches(Dataset[PretrainBatch]):
                 maskable,
                 rng,
                 share=masking.words,
-                to_mask=masking.word_to_mask,
-                to_random=masking.word_to_random,
-                mask_id=self.mask_id,
-                vocab_size=self.vocab_size,
+                replacement=Replacement(
+                    mask_id=self.mask_id,
+                    vocab_size=self.vocab_size,
+                    to_mask=masking.word_to_mask,
+                    to_random=masking.word_to_random,
+                ),
             ),
             regions=regions,
             region_masks=mask_regions(

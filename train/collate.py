@@ -18,7 +18,8 @@ from torch import Tensor
 from vlmill.models import VLInputs
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.regions import RegionRow
-from vlmill.train.masking import MaskedRegions, MaskedTokens
+from vlmill.train.masking import MaskedTokens
+from vlmill.train.region_masking import MaskedRegions
 
 Array = npt.NDArray[np.float32]
 IGNORED = -100

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from tests.parity import detectors, operators
 from tests.parity.golden import GoldenSet, NotComparable, Results
+from tests.parity.training import TRAINING
 
 Handler = Callable[[GoldenSet, Results], None]
 
@@ -16,6 +17,7 @@ HANDLERS: dict[str, dict[str, Handler]] = {
         "milvlg": detectors.milvlg,
         "operators": operators.operators,
     },
+    "training": TRAINING,
 }
 
 

@@ -5,7 +5,8 @@ import torch
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.regions import RegionRow
 from vlmill.train.collate import PretrainSample, box_locations, collate, regions_of
-from vlmill.train.masking import MaskedRegions, MaskedTokens
+from vlmill.train.masking import MaskedTokens
+from vlmill.train.region_masking import MaskedRegions
 
 
 def sample(words: int, regions: int, matching: bool, masked: tuple[int, ...]) -> PretrainSample:

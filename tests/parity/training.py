@@ -1,0 +1,28 @@
+"""Which function compares a set of the training rules: by family, then by the set's name."""
+
+from collections.abc import Callable
+
+from tests.parity import training_optim
+from tests.parity.golden import GoldenSet, NotComparable, Results
+
+Handler = Callable[[GoldenSet, Results], None]
+
+
+def by_name(**handlers: Handler) -> Handler:
+    """The handler of a family with several sets."""
+
+    def handle(golden: GoldenSet, results: Results) -> None:
+        name = golden.name.rpartition("/")[2]
+        if name not in handlers:
+            raise NotComparable(f"no comparison for the training rules {golden.name}")
+        handlers[name](golden, results)
+
+    return handle
+
+
+TRAINING: dict[str, Handler] = {
+    "vilbert": by_name(optimizer_bertadam=training_optim.vilbert),
+    "vl-bert": by_name(optimizer=training_optim.vlbert),
+    "interbert": by_name(optim=training_optim.interbert),
+    "vlmo": by_name(optimiser=training_optim.vlmo),
+}
