@@ -1,12 +1,14 @@
 """Published checkpoints in the layouts of the official repositories, in and out."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
+from vlmill.models.reference.bert import BERT
+from vlmill.models.reference.family import Family
 from vlmill.models.reference.files import read_state, unwrapped
 from vlmill.models.reference.keymap import (
     CheckpointMismatch,
@@ -16,24 +18,9 @@ from vlmill.models.reference.keymap import (
     import_state,
 )
 
-
-class Family(NamedTuple):
-    """How one repository's checkpoints become a model of ours, and back.
-
-    configure: the repository's own configuration (a mapping with its keys) as ours. build: a model
-    of such a configuration. links: which of the model's tensors is which of theirs. prepare:
-    renames what a layout met in the wild calls otherwise. ignored: patterns of names that carry
-    nothing to load.
-    """
-
-    configure: Callable[[Mapping[str, Any]], Any]
-    build: Callable[[Any], nn.Module]
-    links: Callable[[nn.Module], list[Link]]
-    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
-    ignored: tuple[str, ...] = ()
-
-
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {
+    "bert": BERT,
+}
 
 
 def read_reference(

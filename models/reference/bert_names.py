@@ -59,12 +59,17 @@ def feed_forward_links(ours: str, up: str, down: str) -> list[Link]:
     ]
 
 
-def mlm_head_links(ours: str = "mlm_head", theirs: str = "cls.predictions") -> list[Link]:
-    """Of an `MlmHead`; its decoder belongs to the word table's link."""
+def mlm_head_links(
+    ours: str = "mlm_head", theirs: str = "cls.predictions", *, tied_bias: Sequence[str] = ()
+) -> list[Link]:
+    """Of an `MlmHead`; its decoder belongs to the word table's link.
+
+    ``tied_bias`` are further names of the bias in the reference.
+    """
     return [
         *linked(f"{ours}.transform.dense", f"{theirs}.transform.dense"),
         *linked(f"{ours}.transform.norm", f"{theirs}.transform.LayerNorm"),
-        Link(f"{ours}.bias", (f"{theirs}.bias",)),
+        Link(f"{ours}.bias", (f"{theirs}.bias",), also=tuple(tied_bias)),
     ]
 
 

@@ -1,0 +1,24 @@
+"""What a family of published checkpoints is; a file of its own, for families import it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from vlmill.models.reference.keymap import Link
+
+
+class Family(NamedTuple):
+    """How one repository's checkpoints become a model of ours, and back.
+
+    configure: the repository's own configuration (a mapping with its keys) as ours. build: a model
+    of such a configuration. links: which of the model's tensors is which of theirs. prepare:
+    renames what a layout met in the wild calls otherwise. ignored: patterns of names that carry
+    nothing to load.
+    """
+
+    configure: Callable[[Mapping[str, Any]], Any]
+    build: Callable[[Any], nn.Module]
+    links: Callable[[nn.Module], list[Link]]
+    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    ignored: tuple[str, ...] = ()
