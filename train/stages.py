@@ -167,7 +167,7 @@ class _Run:
             model: ImageBert = started.model
             return model
         torch.manual_seed(self.recipe.seed)
-        fresh = VARIANTS[self.recipe.variant].model(self.recipe.model)
+        fresh: ImageBert = VARIANTS[self.recipe.variant].model(self.recipe.model)
         if self.recipe.standardise_features:
             fresh.standardise_regions(*feature_statistics(self.sources))
         return fresh
