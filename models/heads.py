@@ -9,17 +9,23 @@ from vlmill.models.blocks import activation, layer_norm
 
 
 class Transform(nn.Module):
-    """BERT's transform in front of a decoder: dense, activation, layer norm if ``norm``."""
+    """BERT's transform in front of a decoder: dense, activation, layer norm if ``norm``.
 
-    def __init__(self, width: int, act: str = "gelu", *, norm: bool = True) -> None:
+    ``out_width``: the width O that it gives, H unless said otherwise.
+    """
+
+    def __init__(
+        self, width: int, act: str = "gelu", *, norm: bool = True, out_width: int | None = None
+    ) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
-        self.norm = layer_norm(width) if norm else nn.Identity()
+        out_width = out_width or width
+        self.dense = nn.Linear(width, out_width)
+        self.norm = layer_norm(out_width) if norm else nn.Identity()
         self.act = activation(act)
 
-    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N H"]:
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N O"]:
         """Apply to each position by itself."""
-        mixed: Float[Tensor, "*N H"] = self.norm(self.act(self.dense(hidden)))
+        mixed: Float[Tensor, "*N O"] = self.norm(self.act(self.dense(hidden)))
         return mixed
 
 
