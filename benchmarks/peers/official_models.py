@@ -1,0 +1,371 @@
+"""The official repositories' own models on our batches, for comparison in one run.
+
+Each takes a checkout of the repository, which nobody needs but whoever compares:
+
+=========  =======================================  ========
+vilbert    github.com/jiasenlu/vilbert_beta         f0c9a2b
+vl-bert    github.com/jackroos/VL-BERT              4373674
+interbert  github.com/black4321/InterBERT           7ccabb1
+vlmo       github.com/microsoft/unilm, folder vlmo  768a3c8
+=========  =======================================  ========
+
+Their code runs unchanged. What they import for downloads, logging and distributed training is
+absent here and gets empty stand-ins; none of it takes part in a step.
+"""
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionWork:
+    """B pairs for a pretraining step; row 0 of the R regions is the whole picture.
+
+    tokens int64 [B, T]; lengths of texts and region lists, int64 [B]; features [B, R, D];
+    locations [B, R, 5] as fractions; word_labels [B, T], -1 where nothing is to be guessed;
+    masked_regions bool [B, R]; targets [B, R, K] class distributions; mismatched int64 [B].
+    """
+
+    tokens: Tensor
+    text_lengths: Tensor
+    features: Tensor
+    locations: Tensor
+    region_lengths: Tensor
+    word_labels: Tensor
+    masked_regions: Tensor
+    targets: Tensor
+    mismatched: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelWork:
+    """B pairs: tokens and masked tokens [B, T], lengths [B], labels (-100: none), pixels."""
+
+    tokens: Tensor
+    masked_tokens: Tensor
+    text_lengths: Tensor
+    word_labels: Tensor
+    pixels: Tensor
+
+
+def mask_of(lengths: Tensor, width: int) -> Tensor:
+    """True for the first ``lengths`` of ``width`` positions."""
+    return torch.arange(width)[None] < lengths[:, None]
+
+
+@contextmanager
+def importing(root: Path, **stand_ins: dict[str, Any]) -> Iterator[None]:
+    """Import from ``root``, with modules of the given names and contents where none are."""
+    for name, content in stand_ins.items():
+        parts = name.split("__")
+        for depth in range(1, len(parts) + 1):
+            dotted = ".".join(parts[:depth])
+            if dotted not in sys.modules:
+                sys.modules[dotted] = types.ModuleType(dotted)
+                sys.modules[dotted].__spec__ = ModuleSpec(dotted, None)
+        vars(sys.modules[".".join(parts)]).update(content)
+    sys.path.insert(0, str(root))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(root))
+
+
+DOWNLOADS: dict[str, dict[str, Any]] = {
+    "boto3": {},
+    "botocore__exceptions": {"ClientError": OSError},
+    "tensorboardX": {"SummaryWriter": object},
+}
+
+Step = Callable[[bool], None]
+"""One forward pass over the work, with gradients if True."""
+
+
+def vilbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
+    """ViLBERT with six co-attention layers."""
+    with importing(root, **DOWNLOADS):
+        code = importlib.import_module("vilbert.vilbert")
+        config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
+        model: nn.Module = code.BertForMultiModalPreTraining(config)
+    return model, _two_streams(model, work)
+
+
+def interbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
+    """InterBERT in its released depth."""
+    # The package's __init__ imports the data readers; only its two modules are needed.
+    package = types.ModuleType("bertmodel")
+    package.__path__ = [str(root / "bertmodel")]
+    sys.modules["bertmodel"] = package
+    with importing(root, **DOWNLOADS):
+        code = importlib.import_module("bertmodel.modules")
+        config = code.BertConfig.from_json_file(
+            str(root / "config/bert_base_6layer_interbert.json")
+        )
+        model: nn.Module = code.InterBertForMultiModalPreTraining(config)
+    return model, _two_streams(model, work)
+
+
+def _two_streams(model: nn.Module, work: RegionWork) -> Step:
+    batch, width = work.tokens.shape
+    fields = {
+        "input_ids": work.tokens,
+        "image_feat": work.features,
+        "image_loc": work.locations,
+        "token_type_ids": torch.zeros_like(work.tokens),
+        "attention_mask": mask_of(work.text_lengths, width).long(),
+        "image_attention_mask": mask_of(work.region_lengths, work.features.shape[1]).long(),
+        "masked_lm_labels": work.word_labels,
+        "image_label": torch.where(work.masked_regions[:, 1:], 1, -1),
+        "image_target": work.targets[:, 1:],
+        "next_sentence_label": work.mismatched,
+    }
+    if "multimodal_mask" in model.forward.__code__.co_varnames:
+        fields["multimodal_mask"] = torch.cat(
+            [fields["image_attention_mask"], fields["attention_mask"]], dim=1
+        )
+
+    def step(backward: bool) -> None:
+        model.train(backward)
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(backward):
+            losses = model(**fields)
+            if backward:
+                sum(loss.sum() for loss in losses[:3]).backward()
+
+    assert batch == len(work.features)
+    return step
+
+
+def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
+    """VL-BERT base on precomputed features, without text-only corpora."""
+
+    class Attributes(dict[str, Any]):
+        """A mapping whose keys are attributes too."""
+
+        __getattr__ = dict.__getitem__
+
+        def __init__(self, values: dict[str, Any] | None = None) -> None:
+            super().__init__()
+            for key, value in (values or {}).items():
+                self[key] = value
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self[name] = value
+
+    stand_ins = DOWNLOADS | {
+        "easydict": {"EasyDict": Attributes},
+        "common__lib__roi_pooling": {},
+        "common__lib__roi_pooling__roi_pool": {"ROIPool": nn.Identity},
+        "common__lib__roi_pooling__roi_align": {
+            "ROIAlign": lambda output_size, spatial_scale: nn.Identity()
+        },
+    }
+    with importing(root, **{k: v for k, v in stand_ins.items() if not k.startswith("common")}):
+        importlib.import_module("common")
+        for name in ("common__lib__roi_pooling__roi_pool", "common__lib__roi_pooling__roi_align"):
+            module = types.ModuleType(name)
+            vars(module).update(stand_ins[name])
+            sys.modules[name.replace("__", ".")] = module
+        sys.modules["common.lib.roi_pooling"] = types.ModuleType("roi_pooling")
+        tokens = importlib.import_module("external.pytorch_pretrained_bert.tokenization")
+        tokens.BertTokenizer.from_pretrained = classmethod(lambda cls, *a, **k: None)
+        config = importlib.import_module("pretrain.function.config").config
+        file = root / "cfgs/pretrain/base_prec_withouttextonly_4x16G_fp32.yaml"
+        yaml = importlib.import_module("yaml")
+        for part, values in yaml.safe_load(file.read_text())["NETWORK"].items():
+            if isinstance(values, dict):
+                config["NETWORK"][part].update(values)
+            else:
+                config["NETWORK"][part] = values
+        code = importlib.import_module("pretrain.modules.resnet_vlbert_for_pretraining")
+        model: nn.Module = code.ResNetVLBERTForPretraining(config)
+
+    real = mask_of(work.text_lengths, work.tokens.shape[1])
+    present = mask_of(work.region_lengths, work.features.shape[1])
+    boxes = torch.cat([work.locations[..., :4] * 600.0, work.features], dim=-1)
+    boxes = torch.where(present[..., None], boxes, -2.0)
+    masked = work.masked_regions & present
+
+    def step(backward: bool) -> None:
+        model.train(backward)
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(backward):
+            _, loss = model(
+                None,
+                boxes.clone(),
+                torch.full((len(boxes), 4), 600.0),
+                torch.where(real, work.tokens.clamp(min=1), 0),
+                work.mismatched,
+                work.word_labels,
+                masked.long(),
+                work.targets * masked[..., None],
+            )
+            if backward:
+                loss.backward()
+
+    return model, step
+
+
+def vlmo(root: Path, work: PixelWork) -> tuple[nn.Module, Step]:
+    """VLMo-Base with its three pretraining losses; ``root`` is the folder ``vlmo``."""
+    models: dict[str, Callable[..., nn.Module]] = {}
+
+    class Lightning(nn.Module):
+        """What a step asks of the training framework: where it is, and to log."""
+
+        device = torch.device("cpu")
+
+        def save_hyperparameters(self) -> None:
+            self.hparams = types.SimpleNamespace(config=sys._getframe(1).f_locals["config"])
+
+        def log(self, *_: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            # Metrics that are logged: plain functions instead of modules that keep sums.
+            if name.startswith(("train_", "val_")):
+                return lambda *values: values[0]
+            return super().__getattr__(name)
+
+    def register(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        models[build.__name__] = build
+        return build
+
+    def create(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
+        return models[name](**{k: v for k, v in options.items() if v is not None})
+
+    class DropPath(nn.Module):
+        """Stochastic depth by sequences."""
+
+        def __init__(self, rate: float | None = None) -> None:
+            super().__init__()
+            self.rate = rate or 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training or not self.rate:
+                return x
+            keep = x.new_empty(len(x), *[1] * (x.ndim - 1)).bernoulli_(1 - self.rate)
+            return x * keep / (1 - self.rate)
+
+    # The package's __init__ files pull in the data modules.
+    for name in ("vlmo", "vlmo.modules"):
+        package = types.ModuleType(name)
+        package.__path__ = [str(root.joinpath(*name.split(".")))]
+        sys.modules[name] = package
+    sys.modules["vlmo.modules.vlmo_utils"] = types.ModuleType("vlmo_utils")
+    vars(sys.modules["vlmo.modules.vlmo_utils"])["set_metrics"] = lambda module: None
+    vars(sys.modules["vlmo.modules"])["vlmo_utils"] = sys.modules["vlmo.modules.vlmo_utils"]
+    stand_ins: dict[str, dict[str, Any]] = {
+        "pytorch_lightning": {"LightningModule": Lightning},
+        "pytorch_lightning__utilities__distributed": {"rank_zero_info": lambda *_: None},
+        "einops": {"rearrange": None},
+        "timm__models": {"create_model": create},
+        "timm__models__layers": {
+            "DropPath": DropPath,
+            "to_2tuple": lambda x: (x, x),
+            "trunc_normal_": nn.init.trunc_normal_,
+        },
+        "timm__models__registry": {"register_model": register},
+    }
+    with importing(root, **stand_ins):
+        code = importlib.import_module("vlmo.modules.vlmo_module")
+        tasks = {"mlm": 1, "itc": 1, "itm": 1, "textmlm": 0, "vqa": 0, "nlvr2": 0, "irtr": 0}
+        model: nn.Module = code.VLMo(
+            {
+                "image_size": work.pixels.shape[-1],
+                "model_arch": "vlmo_base_patch16",
+                "drop_path_rate": 0.1,
+                "vocab_size": 30522,
+                "max_text_len": work.tokens.shape[1],
+                "max_text_len_of_initckpt": 196,
+                "loss_names": tasks,
+                "load_path": "",
+                "test_only": False,
+            }
+        )
+    # A CPU has no index to be copied to; its name serves.
+    torch.Tensor.get_device = lambda self: self.device  # type: ignore[assignment, return-value]
+    model.current_tasks = ["mlm", "itc", "itm"]  # type: ignore[assignment]
+    distributed = torch.distributed
+    if not distributed.is_initialized():
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    batch = {
+        "image": [work.pixels],
+        "text_ids": work.tokens,
+        "text_masks": mask_of(work.text_lengths, work.tokens.shape[1]).long(),
+        "text_labels": torch.full_like(work.tokens, -100),
+        "text_ids_mlm": work.masked_tokens,
+        "text_labels_mlm": work.word_labels,
+    }
+
+    def step(backward: bool) -> None:
+        model.train(backward)
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(backward):
+            outputs = model(batch)
+            if backward:
+                sum(value for key, value in outputs.items() if key.endswith("_loss")).backward()
+
+    return model, step
+
+
+PEERS: dict[str, Callable[[Path, Any], tuple[nn.Module, Step]]] = {
+    "vilbert": vilbert,
+    "vl-bert": vl_bert,
+    "interbert": interbert,
+    "vlmo": vlmo,
+}
+
+
+def random_regions(
+    batch: int, texts: Tensor, regions: Tensor, *, words: int, masked: int, classes: int = 1601
+) -> RegionWork:
+    """Pairs of the given lengths, ``words`` words and ``masked`` regions to be guessed in each."""
+    width, rows = int(texts.max()), int(regions.max())
+    tokens = torch.randint(1000, 30000, (batch, width))
+    tokens[~mask_of(texts, width)] = 0
+    labels = torch.full((batch, width), -1)
+    labels[:, 1 : 1 + words] = tokens[:, 1 : 1 + words]
+    chosen = torch.zeros(batch, rows, dtype=torch.bool)
+    chosen[:, 1 : 1 + masked] = True
+    corners = torch.rand(batch, rows, 2, 2).sort(dim=2).values.flatten(2)
+    area = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
+    return RegionWork(
+        tokens=tokens,
+        text_lengths=texts,
+        features=torch.randn(batch, rows, 2048).relu_(),
+        locations=torch.cat([corners, area[..., None]], dim=-1),
+        region_lengths=regions,
+        word_labels=labels,
+        masked_regions=chosen,
+        targets=F.softmax(torch.randn(batch, rows, classes), dim=-1),
+        mismatched=torch.arange(batch) % 2,
+    )
+
+
+def random_pixels(batch: int, texts: Tensor, *, words: int, side: int = 224) -> PixelWork:
+    """Pairs with texts of the given lengths, padded to 40, ``words`` to be guessed in each."""
+    tokens = torch.randint(1000, 30000, (batch, 40))
+    tokens[~mask_of(texts, 40)] = 0
+    labels = torch.full((batch, 40), -100)
+    labels[:, 1 : 1 + words] = tokens[:, 1 : 1 + words]
+    hidden = tokens.clone()
+    hidden[:, 1 : 1 + words] = 103
+    return PixelWork(
+        tokens=tokens,
+        masked_tokens=hidden,
+        text_lengths=texts,
+        word_labels=labels,
+        pixels=torch.rand(batch, 3, side, side) * 2 - 1,
+    )
