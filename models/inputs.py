@@ -23,6 +23,10 @@ class VLInputs:
     None where all are 0. Variants with a whole-image region have it in row 0 of the regions. What
     padding holds never matters, as long as it is finite.
 
+    Only VL-BERT reads the last two. masked_regions: True where a region is to be guessed and its
+    appearance replaced; None where none is. text_regions: int64 rows of the regions that the
+    tokens speak of (VCR), None where all have the whole picture's, 0.
+
     Raises ValueError if the shapes or dtypes do not fit together.
     """
 
@@ -32,6 +36,8 @@ class VLInputs:
     region_locations: Float[Tensor, "B R 5"]
     region_mask: Bool[Tensor, "B R"]
     segments: Int[Tensor, "B T"] | None = None
+    masked_regions: Bool[Tensor, "B R"] | None = None
+    text_regions: Int[Tensor, "B T"] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
@@ -47,8 +53,13 @@ class VLInputs:
             "region_locations": (batch, regions, 5),
             "region_mask": (batch, regions),
         }
-        if self.segments is not None:
-            wanted["segments"] = wanted["tokens"]
+        for name, like in (
+            ("segments", "tokens"),
+            ("text_regions", "tokens"),
+            ("masked_regions", "region_mask"),
+        ):
+            if getattr(self, name) is not None:
+                wanted[name] = wanted[like]
         for name, shape in wanted.items():
             came = tuple(getattr(self, name).shape)
             if came != shape:
@@ -56,12 +67,13 @@ class VLInputs:
                     f"{name} has shape {came}, want {shape} beside region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
-        for name in ("tokens", "segments"):
+        for name in ("tokens", "segments", "text_regions"):
             ids = getattr(self, name)
             if ids is not None and ids.dtype != torch.int64:
                 raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
-        for name in ("token_mask", "region_mask"):
-            if (dtype := getattr(self, name).dtype) != torch.bool:
+        for name in ("token_mask", "region_mask", "masked_regions"):
+            mask = getattr(self, name)
+            if mask is not None and (dtype := mask.dtype) != torch.bool:
                 raise ValueError(f"{name} is {dtype}, want torch.bool with True for real entries")
 
     def to(self, device: torch.device | str) -> "VLInputs":

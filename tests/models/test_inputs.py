@@ -79,5 +79,7 @@ def test_values_that_mean_nothing_are_refused(name: str, value: Any, message: st
 
 def test_a_batch_moves_whole() -> None:
     segments = torch.zeros_like(batch()["tokens"])
-    moved = VLInputs(**batch(), segments=segments).to("meta")
+    masked = torch.zeros_like(batch()["region_mask"])
+    whole = VLInputs(**batch(), segments=segments, text_regions=segments, masked_regions=masked)
+    moved = whole.to("meta")
     assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}
