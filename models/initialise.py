@@ -1,0 +1,154 @@
+"""Starting a variant from BERT, and where each of its parameters then comes from.
+
+What a variant takes is exactly what its paper or released code says; the functions of
+`BERT_SOURCES` are that list, one for each variant.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.models.bert import Bert
+from vlmill.models.blocks import INIT_STD
+from vlmill.models.heads import Pooler
+from vlmill.models.imagebert import ImageBert
+from vlmill.models.reference.bert import links as bert_links
+from vlmill.models.reference.bert_names import (
+    block_links,
+    canonical,
+    mlm_head_links,
+    text_embedding_links,
+)
+from vlmill.models.reference.files import read_state, unwrapped
+from vlmill.models.reference.keymap import CheckpointMismatch, Link, import_state, linked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a parameter's values come from.
+
+    names: the checkpoint's tensors, joined along the first axis; empty if the values are new.
+    rows: how many leading rows they fill, where ours has more. rule: what the other values are:
+    ``N(0, 0.02^2)`` or a constant; empty if there are none. missing: names that were looked for
+    in vain.
+    """
+
+    names: tuple[str, ...] = ()
+    rows: int | None = None
+    rule: str = ""
+    missing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.names:
+            lacking = f" (the checkpoint has no {' + '.join(self.missing)})" if self.missing else ""
+            return f"new: {self.rule}{lacking}"
+        taken = " + ".join(self.names)
+        return taken if self.rows is None else f"{taken} in rows 0 to {self.rows - 1}, {self.rule}"
+
+
+def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
+    """BERT's layers 0, 1, ... over lists of `PostNormBlock` with these names and lengths.
+
+    The lists continue each other: the second begins with the layer after the first's last.
+    """
+    ours = [f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)]
+    return [
+        link
+        for number, block in enumerate(ours)
+        for link in block_links(block, f"bert.encoder.layer.{number}")
+    ]
+
+
+def _imagebert(model: ImageBert) -> list[Link]:
+    """Text embeddings with both segments, layers, word head; the pooler where it is used.
+
+    Regions' projections, their layer norm, and the heads of classes, features and matching are new
+    (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
+    """
+    pooler = linked("pooler.dense", "bert.pooler.dense")
+    return [
+        *text_embedding_links(),
+        *layers_from_bert("layers", counts=[len(model.layers)]),
+        *mlm_head_links(),
+        *(pooler if isinstance(model.pooler, Pooler) else []),
+    ]
+
+
+BERT_SOURCES: dict[type[nn.Module], Callable[[Any], list[Link]]] = {
+    Bert: bert_links,
+    ImageBert: _imagebert,
+}
+
+# How weights that are drawn are drawn, where it is not BERT's normal distribution.
+DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {}
+
+
+def initialise_from_bert(
+    model: nn.Module, source: Mapping[str, Any] | str | Path
+) -> dict[str, Origin]:
+    """Copy BERT's weights into a freshly built model; where each parameter now comes from.
+
+    model: one of `BERT_SOURCES`, or a module that holds one (with a task's head, say). source: a
+    state dict in any layout of `canonical`, or the path of such a file; nothing in it is executed.
+    What the variant does not take from BERT stays as it was built.
+
+    Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
+    a model that does not start from BERT or an unreadable file, and FileNotFoundError.
+    """
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
+    links, rules = _sources(model)
+    table = import_state(model, links, canonical(state))
+    if table.mismatched:
+        raise CheckpointMismatch(
+            f"{len(table.mismatched)} of BERT's tensors have other shapes than the model's; build "
+            "it with the sizes of that BERT",
+            table,
+        )
+    if not table.loaded:
+        raise CheckpointMismatch("nothing in the checkpoint is BERT's", table)
+    rows = {link.ours: link.rows for link in links}
+    return {
+        name: Origin(
+            names=table.loaded.get(name, ()),
+            rows=rows.get(name),
+            rule=_rule(name, parameter, rules, rows.get(name) or 0)
+            if name not in table.loaded or rows.get(name)
+            else "",
+            missing=table.missing.get(name, ()),
+        )
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _sources(model: nn.Module) -> tuple[list[Link], list[tuple[str, str]]]:
+    """The links of every part of ``model`` that starts from BERT, and the rules of the rest."""
+    links: list[Link] = []
+    rules: list[tuple[str, str]] = []
+    for name, part in model.named_modules():
+        prefix = f"{name}." if name else ""
+        if source := BERT_SOURCES.get(type(part)):
+            links += [
+                Link(prefix + link.ours, link.theirs, link.also, link.rows) for link in source(part)
+            ]
+            rules += [(prefix + pattern, rule) for pattern, rule in DRAWN.get(type(part), ())]
+            std = getattr(getattr(part, "config", None), "init_std", INIT_STD)
+            rules.append((f"{prefix}*", f"N(0, {std:g}^2)"))
+    if not links:
+        known = ", ".join(kind.__name__ for kind in BERT_SOURCES)
+        raise ValueError(f"{type(model).__name__} does not start from BERT; these do: {known}")
+    return links, [*rules, ("*", f"N(0, {INIT_STD:g}^2)")]
+
+
+def _rule(name: str, parameter: Tensor, rules: Sequence[tuple[str, str]], start: int) -> str:
+    """What the rows from ``start`` on hold: a constant, or draws by the first rule that fits."""
+    values = parameter.detach()
+    if start:
+        values = values[start:]
+    if values.numel() and bool(torch.all(values == values.flatten()[0])):
+        return f"{float(values.flatten()[0]):g}"
+    return next(rule for pattern, rule in rules if fnmatchcase(name, pattern))
