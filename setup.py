@@ -32,6 +32,7 @@ REQUIRES = [
     "scikit-learn>=1.6",
     "scipy>=1.14",
     "selectolax>=0.4",
+    "tensorboard>=2.18",
     "tokenizers>=0.21",
     "torch>=2.8",
     "torchvision>=0.23",
