@@ -1,6 +1,6 @@
-"""What every variant that reads regions is fed.
+"""What the variants are fed: regions, or pixels.
 
-B image-text pairs, T text tokens, R regions, D width of a region's feature.
+B image-text pairs, T text tokens, R regions, D width of a region's feature, S pixels a side.
 """
 
 from collections.abc import Callable
@@ -110,4 +110,69 @@ class VLInputs:
                     f"{name}: {len(bad)} of {len(self.tokens)} pairs hold NaN or infinite values "
                     f"(first: row {int(bad[0])}); extract these pictures' regions again"
                 )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelInputs:
+    """A padded batch of texts with their pictures, for a variant that reads pixels.
+
+    tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real. pixels: RGB,
+    resized to S x S and normalised as the model's configuration says (VLMo: (x - 0.5) / 0.5 of
+    values in 0..1). Raises ValueError if the shapes or dtypes do not fit together.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    token_mask: Bool[Tensor, "B T"]
+    pixels: Float[Tensor, "B 3 S S"]
+
+    def __post_init__(self) -> None:
+        shape, came = tuple(self.pixels.shape), tuple(self.tokens.shape)
+        if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
+            raise ValueError(f"pixels has shape {shape}, want [pairs, 3, size, size]")
+        if len(came) != 2 or came[0] != shape[0] or tuple(self.token_mask.shape) != came:
+            raise ValueError(
+                f"tokens has shape {came} and token_mask {tuple(self.token_mask.shape)}, want "
+                f"[pairs, tokens] twice, beside pixels {shape}"
+            )
+        if self.tokens.dtype != torch.int64:
+            raise ValueError(f"tokens is {self.tokens.dtype}, want torch.int64")
+        if self.token_mask.dtype != torch.bool:
+            raise ValueError(
+                f"token_mask is {self.token_mask.dtype}, want torch.bool with True for real entries"
+            )
+        if not self.pixels.is_floating_point():
+            raise ValueError(
+                f"pixels is {self.pixels.dtype}, want floating point; scale and normalise them"
+            )
+
+    def to(self, device: torch.device | str) -> "PixelInputs":
+        """The same batch on ``device``."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "PixelInputs":
+        """The same batch with ``change`` applied to each tensor."""
+        return PixelInputs(
+            tokens=change(self.tokens),
+            token_mask=change(self.token_mask),
+            pixels=change(self.pixels),
+        )
+
+    def validate(self) -> "PixelInputs":
+        """Check the values too, and return the batch; belongs to where batches are made.
+
+        Raises ValueError for a pair without a token and for pixels that are not finite.
+        """
+        empty = (~self.token_mask.any(dim=1)).nonzero().flatten()
+        if len(empty):
+            raise ValueError(
+                f"token_mask: {len(empty)} of {len(self.tokens)} pairs have no token (first: row "
+                f"{int(empty[0])}); leave such pairs out of the batch"
+            )
+        bad = (~torch.isfinite(self.pixels)).flatten(1).any(dim=1).nonzero().flatten()
+        if len(bad):
+            raise ValueError(
+                f"pixels: {len(bad)} of {len(self.tokens)} pictures hold NaN or infinite values "
+                f"(first: row {int(bad[0])}); decode these pictures again"
+            )
         return self

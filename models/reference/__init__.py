@@ -45,7 +45,8 @@ def read_reference(
         config = parts.configure(config)
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
     model = parts.build(config).eval()
-    table = import_state(model, parts.links(model), parts.prepare(state), ignored=parts.ignored)
+    state = parts.fit(parts.prepare(state), model)
+    table = import_state(model, parts.links(model), state, ignored=parts.ignored)
     if table.mismatched:
         raise CheckpointMismatch(
             f"{len(table.mismatched)} tensors of the checkpoint have other shapes than this "
@@ -71,7 +72,8 @@ def export_reference(family: str, model: nn.Module) -> dict[str, Tensor]:
     """
     if family not in FAMILIES:
         raise ValueError(f"no family {family!r}; there are {', '.join(sorted(FAMILIES))}")
-    return export_state(model.state_dict(), FAMILIES[family].links(model))
+    parts = FAMILIES[family]
+    return export_state(model.state_dict(), parts.links(model)) | parts.rebuilt(model)
 
 
 __all__ = [

@@ -14,7 +14,9 @@ class Family(NamedTuple):
     configure: the repository's own configuration (a mapping with its keys) as ours. build: a model
     of such a configuration. links: which of the model's tensors is which of theirs. prepare:
     renames what a layout met in the wild calls otherwise. ignored: patterns of names that carry
-    nothing to load.
+    nothing to load. fit: brings tensors of another resolution or length to the model's; raises
+    ValueError where that is impossible. rebuilt: what the repository stores and the model has no
+    tensor for, because it follows from its sizes (position ids); exported beside the weights.
     """
 
     configure: Callable[[Mapping[str, Any]], Any]
@@ -22,3 +24,5 @@ class Family(NamedTuple):
     links: Callable[[nn.Module], list[Link]]
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     ignored: tuple[str, ...] = ()
+    fit: Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]] = lambda state, model: state
+    rebuilt: Callable[[nn.Module], dict[str, Tensor]] = lambda model: {}
