@@ -52,6 +52,7 @@ EXTRAS = {
         "pytest>=8.3",
         "ruff>=0.11",
         "scipy-stubs>=1.15",
+        "transformers>=4.48",
         "types-pyyaml>=6.0",
         "types-requests>=2.32",
         "types-tqdm>=4.66",
