@@ -16,3 +16,9 @@ def pair_id_of(image_id: str, text: str) -> str:
     """
     message = f"{image_id}\0{text}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(message).hexdigest()[:32]
+
+
+def key64(text: str) -> int:
+    """64 bits of a text's BLAKE2b, equal on every run and machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -52,7 +52,7 @@ def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:
 def _metadata(path: Path) -> dict[bytes, bytes] | None:
     try:
         metadata: dict[bytes, bytes] | None = pq.read_schema(path).metadata
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names not in UTF-8
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is no readable Parquet file: {reason}") from None
     return metadata

@@ -1,12 +1,10 @@
-"""Rows of the regions table: encoding, and random access by image_id.
+"""The regions table: rows, encoding, and random access by image_id.
 
-R boxes of a picture, D feature width, K class probabilities. ``features`` is row-major
-little-endian [R, D] in a ``large_binary`` value: measured on 512 pictures of 100 x 2048 float16,
-one thread, that reads at the raw size's 4.4 GB/s where nested Arrow lists give 0.25.
+R boxes of a picture, D feature width, K class probabilities.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,177 +15,39 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.commands import InputError
+from vlmill.schemas.ids import key64
 from vlmill.schemas.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.region_groups import MappedShard, RegionGroup
+from vlmill.schemas.region_rows import (
+    PER_BOX,
+    RegionRow,
+    encode_regions,
+    from_stored,
+    region_arrays,
+    to_stored,
+)
 from vlmill.schemas.tables import REGIONS
 
-Array = npt.NDArray[Any]
-PER_BOX = (
-    "features",
-    "class_ids",
-    "class_scores",
-    "class_probs",
-    "class_prob_ids",
-    "attribute_ids",
-    "attribute_scores",
-)
-# numpy's type of the stored bytes. numpy has no bfloat16: its 16 bits are kept as they are, and
-# readers get float32, which holds every bfloat16 exactly.
-FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-    "float32": np.dtype("<f4"),
-}
-CLASS_NUMBERS = np.dtype("<u2")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegionRow:
-    """A picture's regions.
-
-    ``boxes`` float32 [R, 4] in pixels of the original picture; ``features`` [R, D] in the stored
-    dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
-    [R]; ``class_probs`` [R, K] in the stored dtype with background where the producer has it;
-    ``class_prob_ids`` uint16 [R, K] where only the K highest are kept, falling: the columns of the
-    whole distribution that they come from; ``global_feature`` [D]. What the producer lacks is None.
-    Read back, bfloat16 is float32.
-    """
-
-    image_id: str
-    width: int
-    height: int
-    boxes: Array
-    features: Array | None = None
-    class_ids: Array | None = None
-    class_scores: Array | None = None
-    class_probs: Array | None = None
-    class_prob_ids: Array | None = None
-    attribute_ids: Array | None = None
-    attribute_scores: Array | None = None
-    global_feature: Array | None = None
-
-
-def region_arrays(
-    *,
-    dtype: str,
-    feature_dim: int,
-    class_probs_dim: int | None = None,
-    top_k: int | None = None,
-) -> dict[str, Any]:
-    """The ``arrays`` metadata of a regions shard (:class:`~vlmill.schemas.shards.ShardWriter`).
-
-    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept.
-    """
-    if dtype not in FEATURE_DTYPES:
-        raise ValueError(f"dtype {dtype}: must be one of {', '.join(FEATURE_DTYPES)}")
-    arrays: dict[str, Any] = {"features": {"dtype": dtype, "dim": feature_dim}}
-    if class_probs_dim is not None:
-        arrays["class_probs"] = {"dtype": dtype, "dim": class_probs_dim}
-        if top_k is not None:
-            arrays["class_probs"] = {"dtype": dtype, "dim": top_k, "of": class_probs_dim}
-            arrays["class_prob_ids"] = {"dtype": "uint16", "dim": top_k}
-    return arrays
-
-
-def to_stored(values: Array, dtype: str) -> Array:
-    """Values rounded to ``dtype`` (half to even), as the array whose bytes are stored.
-
-    Raises ValueError for values that it cannot hold.
-    """
-    if dtype != "bfloat16":
-        with np.errstate(over="ignore"):  # an overflow becomes inf, which the next line reports
-            array = np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
-        finite = bool(np.isfinite(array).all())
-    else:
-        bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
-        rounded = bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)
-        array = (rounded >> 16).astype("<u2")
-        # Not finite before, or rounded up to infinity: all exponent bits set.
-        finite = not ((bits & 0x7F800000 == 0x7F800000) | (array & 0x7F80 == 0x7F80)).any()
-    if not finite:
-        raise ValueError(f"values that {dtype} cannot hold")
-    return array
-
-
-def from_stored(array: Array, dtype: str) -> Array:
-    """What :func:`to_stored` stored: the same array, or float32 where it was bfloat16."""
-    if dtype != "bfloat16":
-        return array
-    return (array.astype("<u4") << 16).view("<f4")
-
-
-def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
-    """Rows as a table of the regions contract, features and class_probs stored as ``dtype``.
-
-    Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
-    not finite (after conversion: 70,000 overflows float16).
-    """
-    return pa.Table.from_pylist([_encode(row, dtype) for row in rows], schema=REGIONS.schema)
-
-
-def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
-    count = len(row.boxes)
-    if row.boxes.shape != (count, 4):
-        raise ValueError(f"{row.image_id}: boxes are {row.boxes.shape}, must be ({count}, 4)")
-    for name in PER_BOX:
-        array = getattr(row, name)
-        if array is not None and len(array) != count:
-            raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
-    if not np.isfinite(row.boxes).all():
-        raise ValueError(f"{row.image_id}: a box is not finite")
-    numbers = row.class_prob_ids
-    if numbers is not None and (row.class_probs is None or row.class_probs.shape != numbers.shape):
-        raise ValueError(f"{row.image_id}: class_prob_ids without class_probs of the same shape")
-    return {
-        "image_id": row.image_id,
-        "width": row.width,
-        "height": row.height,
-        "num_boxes": count,
-        "boxes": row.boxes.astype(np.float32).tolist(),
-        "features": _to_bytes(row, "features", dtype),
-        "class_ids": _to_list(row.class_ids),
-        "class_scores": _to_list(row.class_scores),
-        "class_probs": _to_bytes(row, "class_probs", dtype),
-        "class_prob_ids": None
-        if numbers is None
-        else np.ascontiguousarray(numbers, dtype=CLASS_NUMBERS).tobytes(),
-        "attribute_ids": _to_list(row.attribute_ids),
-        "attribute_scores": _to_list(row.attribute_scores),
-        "global_feature": _to_bytes(row, "global_feature", dtype),
-    }
-
-
-def _to_list(array: Array | None) -> list[Any] | None:
-    return None if array is None else array.tolist()
-
-
-def _to_bytes(row: RegionRow, name: str, dtype: str) -> bytes | None:
-    array: Array | None = getattr(row, name)
-    if array is None:
-        return None
-    try:
-        return to_stored(array, dtype).tobytes()
-    except ValueError as error:
-        raise ValueError(f"{row.image_id}: {name} has {error}; store them as float32") from None
-
-
-@dataclass(frozen=True)
-class _Place:
-    shard: int
-    group: int
-    row: int
-    num_boxes: int
+OPEN_FOOTERS = 64
+ABSENT = -1
+Numbers = npt.NDArray[np.int64]
 
 
 class RegionReader:
-    """Random access to a regions table by image_id; files are memory-mapped.
+    """Random access to a regions table by image_id, or by row number in the order of the shards.
 
-    ``argument`` is a folder, a file or a glob. The index (ids and places) is in memory, about 150
-    bytes a picture; of the rows, only the few row groups last used. Raises InputError if nothing is
-    found, an id appears twice, or the shards disagree on dtype, width or detector.
+    ``argument`` is a folder, a file or a glob. Files are mapped into memory: of uncompressed shards
+    features and probabilities are read-only views, without a copy. The index takes about 100 bytes
+    a picture; of the other columns, the ``cached_rows`` last used stay in memory (3 kB for 100
+    boxes). Raises InputError if nothing is found, an id appears twice, or the shards disagree on
+    dtype, width or detector. Sent to another process it leaves the ids behind and finds them again
+    where they are asked for.
     """
 
-    def __init__(self, argument: str | Path, *, flag: str = "--regions", cached_groups: int = 8):
-        self.paths = find_shards(argument, REGIONS, flag)
+    def __init__(
+        self, argument: str | Path, *, flag: str = "--regions", cached_rows: int = 16_384
+    ) -> None:
+        self.paths, self._flag, self._cached_rows = find_shards(argument, REGIONS, flag), flag, 0
         self.producer = producer_of(self.paths[0])
         self.arrays = arrays_of(self.paths[0])
         for path in self.paths[1:]:
@@ -197,24 +57,41 @@ class RegionReader:
                     f"{flag}: {self.paths[0]} and {path} come from different detectors or formats; "
                     "give shards of one run"
                 )
-        self._files = [pq.ParquetFile(path, memory_map=True) for path in self.paths]
-        self._places = self._index(flag)
-        self._group = lru_cache(maxsize=cached_groups)(self._read_group)
+        self._limit = cached_rows
+        self._open()
+        counts = []
+        for path in self.paths:
+            metadata = pq.read_metadata(path)
+            counts.append([metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)])
+        flat = [(s, g) for s, groups in enumerate(counts) for g in range(len(groups))]
+        self._groups = np.array(flat, dtype=np.int32).reshape(-1, 2)
+        self._starts = np.concatenate([[0], np.cumsum([n for groups in counts for n in groups])])
+        self._starts = self._starts.astype(np.int64)
+        self._index: _Index | None = None
+        self._ids  # noqa: B018  # an id that appears twice is found here
 
-    def _index(self, flag: str) -> dict[str, _Place]:
-        places: dict[str, _Place] = {}
-        for shard, file in enumerate(self._files):
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["image_id", "num_boxes"])
-                columns = (table.column(name).to_pylist() for name in ("image_id", "num_boxes"))
-                for row, (image_id, count) in enumerate(zip(*columns, strict=True)):
-                    if image_id in places:
-                        raise InputError(f"{flag}: {image_id} has two rows ({self.paths[shard]})")
-                    places[image_id] = _Place(shard, group, row, count)
-        return places
+    def _open(self) -> None:
+        self._shards = [MappedShard(path) for path in self.paths]
+        self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
+        self._cache: OrderedDict[int, RegionGroup] = OrderedDict()
 
-    def _read_group(self, shard: int, group: int) -> pa.Table:
-        return self._files[shard].read_row_group(group).combine_chunks()
+    def _read_footer(self, shard: int) -> pq.ParquetFile:
+        return pq.ParquetFile(self.paths[shard], memory_map=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ("_shards", "_footer", "_cache", "_index", "_cached_rows")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cached_rows, self._index = 0, None
+        self._open()
+
+    @property
+    def _ids(self) -> "_Index":
+        if self._index is None:
+            self._index = _Index(self.paths, self._flag)
+        return self._index
 
     @property
     def detector_fingerprint(self) -> str | None:
@@ -232,78 +109,145 @@ class RegionReader:
     @property
     def image_ids(self) -> list[str]:
         """All ids, in the order of shards and rows."""
-        return list(self._places)
+        ids: list[str] = self._ids.ids.to_pylist()
+        return ids
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Row numbers of pictures, :data:`ABSENT` for those that have none."""
+        return self._ids.find(image_ids)
+
+    def box_counts(self) -> npt.NDArray[np.int32]:
+        """R of each row, from the index: no row is read."""
+        return self._ids.num_boxes
 
     def num_boxes(self, image_id: str) -> int:
         """R of a picture, from the index: its row is not read. KeyError if absent."""
-        return self._places[image_id].num_boxes
+        return int(self._ids.num_boxes[self._number(image_id)])
+
+    def _number(self, image_id: str) -> int:
+        number = int(self.find([image_id])[0])
+        if number == ABSENT:
+            raise KeyError(image_id)
+        return number
 
     def __len__(self) -> int:
-        return len(self._places)
+        return int(self._starts[-1])
 
     def __contains__(self, image_id: object) -> bool:
-        return image_id in self._places
+        return isinstance(image_id, str) and bool(self.find([image_id])[0] != ABSENT)
 
     def __iter__(self) -> Iterator[RegionRow]:
-        return (self[image_id] for image_id in self._places)
+        return (self.row(number) for number in range(len(self)))
 
     def __getitem__(self, image_id: str) -> RegionRow:
-        """The row of a picture; features are a read-only view of the row group. KeyError if
-        absent.
+        """The row of a picture. KeyError if absent."""
+        return self.row(self._number(image_id))
+
+    def row(self, number: int) -> RegionRow:
+        """Row ``number``; its arrays are read-only views where the file allows it.
+
+        Raises InputError where the file contradicts itself.
         """
-        place = self._places[image_id]
-        table = self._group(place.shard, place.group)
-        values = {name: table.column(name).chunk(0)[place.row] for name in table.schema.names}
-        count = int(values["num_boxes"].as_py())
-        where = f"{self.paths[place.shard]}, {image_id}"
-        # A list of fixed_size_list: two levels of .values would ignore the row's offset.
-        boxes = np.asarray(values["boxes"].as_py(), dtype=np.float32).reshape(-1, 4)
-        if len(boxes) != count:
-            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
-        return RegionRow(
-            image_id=image_id,
-            width=values["width"].as_py(),
-            height=values["height"].as_py(),
-            boxes=boxes,
-            features=self._binary(values, "features", count, where),
-            class_ids=_numbers(values["class_ids"], np.int16),
-            class_scores=_numbers(values["class_scores"], np.float32),
-            class_probs=self._binary(values, "class_probs", count, where),
-            class_prob_ids=self._binary(values, "class_prob_ids", count, where),
-            attribute_ids=_numbers(values["attribute_ids"], np.int16),
-            attribute_scores=_numbers(values["attribute_scores"], np.float32),
-            global_feature=self._global(values, where),
-        )
+        group, within = self._located(number)
+        return group.row(within)
 
-    def _binary(self, values: dict[str, Any], name: str, count: int, where: str) -> Array | None:
-        if not values[name].is_valid:
+    def place(self, name: str, number: int) -> tuple[int, int, int] | None:
+        """Where a row's bytes of ``features`` or ``class_probs`` lie: shard, offset and size.
+
+        None where they have to be copied out (compressed shards), or are missing.
+        """
+        group, within = self._located(number)
+        place = group.place(name, within)
+        if place is None:
             return None
-        try:
-            dtype = self.arrays[name]["dtype"]
-            kind = CLASS_NUMBERS if name == "class_prob_ids" else FEATURE_DTYPES[dtype]
-            width = int(self.arrays[name]["dim"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
-        buffer = values[name].as_buffer()
-        if len(buffer) != count * width * kind.itemsize:
-            raise InputError(
-                f"{where}: {name} has {len(buffer)} bytes, "
-                f"{count} boxes x {width} {dtype} are {count * width * kind.itemsize}"
-            )
-        return from_stored(np.frombuffer(buffer, dtype=kind).reshape(count, width), dtype)
+        return int(self._groups[self._group_of(number), 0]), *place
 
-    def _global(self, values: dict[str, Any], where: str) -> Array | None:
-        if not values["global_feature"].is_valid:
-            return None
-        one = {"features": values["global_feature"]}
-        array = self._binary(one, "features", 1, where)
-        return None if array is None else array[0]
+    def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """The mapped bytes of a :meth:`place`."""
+        return self._shards[shard].bytes[offset : offset + size]
+
+    def read_ahead(self, shard: int, offset: int, size: int) -> None:
+        """Have the system read the bytes of a :meth:`place` in the background."""
+        self._shards[shard].read_ahead(offset, size)
+
+    def group_starts(self) -> Numbers:
+        """The first row of each row group: rows of one group lie together in the file."""
+        return self._starts[:-1]
+
+    def _group_of(self, number: int) -> int:
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        return int(np.searchsorted(self._starts, number, side="right")) - 1
+
+    def _located(self, number: int) -> tuple[RegionGroup, int]:
+        at = self._group_of(number)
+        group = self._cache.get(at)
+        if group is None:
+            shard, place = self._groups[at].tolist()
+            group = RegionGroup(self._shards[shard], self._footer(shard), place, self.arrays)
+            self._cache[at] = group
+            self._cached_rows += group.num_rows
+            while self._cached_rows > self._limit and len(self._cache) > 1:
+                self._cached_rows -= self._cache.popitem(last=False)[1].num_rows
+        else:
+            self._cache.move_to_end(at)
+        return group, number - int(self._starts[at])
 
 
-def _numbers(value: Any, kind: type[np.generic]) -> Array | None:
-    return np.asarray(value.as_py(), dtype=kind) if value.is_valid else None
+class _Index:
+    """Ids and box counts of all rows, and the rows by their ids' keys."""
+
+    def __init__(self, paths: Sequence[Path], flag: str) -> None:
+        ids, counts, keys = [], [], []
+        for path in paths:
+            try:
+                table = pq.read_table(path, columns=["image_id", "num_boxes"], partitioning=None)
+            except (OSError, ValueError, pa.ArrowException) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"{path} is damaged: {reason}") from None
+            ids.append(table.column("image_id").cast(pa.large_string()))
+            counts.append(table.column("num_boxes").to_numpy())
+            found = (key64(i) for i in table.column("image_id").to_pylist())
+            keys.append(np.fromiter(found, dtype=np.uint64, count=table.num_rows))
+        self.ids = pa.chunked_array([c for a in ids for c in a.chunks], pa.large_string())
+        self.ids = self.ids.combine_chunks()
+        self.num_boxes = np.concatenate(counts).astype(np.int32)
+        unordered = np.concatenate(keys)
+        self._order = np.argsort(unordered, kind="stable")
+        self._keys = unordered[self._order]
+        for at in np.flatnonzero(self._keys[1:] == self._keys[:-1]).tolist():
+            one, other = self._order[at], self._order[at + 1]
+            if self.ids[one] == self.ids[other]:
+                number = int(other)
+                shard = int(np.searchsorted(np.cumsum([len(c) for c in counts]), number, "right"))
+                raise InputError(f"{flag}: {self.ids[number]} has two rows ({paths[shard]})")
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Row numbers, :data:`ABSENT` where there is none."""
+        wanted = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
+        found = np.full(len(image_ids), ABSENT, dtype=np.int64)
+        places = np.searchsorted(self._keys, wanted)
+        for i, at in enumerate(places.tolist()):
+            while at < len(self._keys) and self._keys[at] == wanted[i]:
+                if self.ids[int(self._order[at])].as_py() == image_ids[i]:
+                    found[i] = self._order[at]
+                    break
+                at += 1
+        return found
 
 
 def _fingerprint(producer: dict[str, Any]) -> str | None:
     value = producer.get("detector_fingerprint")
     return value if isinstance(value, str) else None
+
+
+__all__ = [
+    "ABSENT",
+    "PER_BOX",
+    "RegionReader",
+    "RegionRow",
+    "encode_regions",
+    "from_stored",
+    "region_arrays",
+    "to_stored",
+]

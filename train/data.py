@@ -16,12 +16,13 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from vlmill.schemas.atomic import atomic_path
+from vlmill.schemas.ids import key64
 from vlmill.schemas.reading import iter_batches
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REGIONS
-from vlmill.train.sampling import Ids, Keys, key64, mix
+from vlmill.train.sampling import Ids, Keys, mix
 
 HELD_OUT_SPLITS = frozenset({"val", "dev", "test"})
 COLUMNS = ("pair_id", "image_id", "text", "source", "split")

@@ -67,7 +67,7 @@ def test_round_trip_in_any_order(
     folder = tmp_path_factory.mktemp("regions")
     groups = [[row(f"{g}/{k}", n) for k, n in enumerate(c)] for g, c in enumerate(counts)]
     write(folder, groups)
-    reader = RegionReader(folder, cached_groups=1)
+    reader = RegionReader(folder, cached_rows=1)
     rows = [r for group in groups for r in group]
     assert reader.image_ids == [r.image_id for r in rows]
     order.shuffle(rows)

@@ -3,7 +3,8 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.train.sampling import choose_pairing, epoch_order, generator, key64, mix
+from vlmill.schemas.ids import key64
+from vlmill.train.sampling import choose_pairing, epoch_order, generator, mix
 
 Ids = npt.NDArray[np.int64]
 

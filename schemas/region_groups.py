@@ -1,0 +1,179 @@
+"""One row group of a regions shard: small columns as arrays, large ones by their place."""
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.plain_pages import NULL, DamagedPages, Places, plain_places
+from vlmill.schemas.region_rows import CLASS_NUMBERS, FEATURE_DTYPES, RegionRow, from_stored
+from vlmill.schemas.tables import REGIONS
+
+Array = npt.NDArray[Any]
+BINARY = tuple(f.name for f in REGIONS.schema if pa.types.is_large_binary(f.type))
+SMALL = tuple(name for name in REGIONS.schema.names if name not in BINARY)
+LISTS: dict[str, np.dtype[Any]] = {
+    "class_ids": np.dtype(np.int16),
+    "class_scores": np.dtype(np.float32),
+    "attribute_ids": np.dtype(np.int16),
+    "attribute_scores": np.dtype(np.float32),
+}
+
+
+class MappedShard:
+    """A shard of a regions table, mapped into memory as it is first read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes: npt.NDArray[np.uint8] | None = None
+        self._map: mmap.mmap | None = None
+
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """The whole file."""
+        if self._bytes is None:
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        return self._bytes
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        """Have the system read these bytes in the background."""
+        assert self.bytes is not None and self._map is not None
+        start = offset - offset % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_WILLNEED, start, offset + size - start)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _List:
+    """A list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
+
+    values: Array
+    starts: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]
+
+    def __getitem__(self, row: int) -> Array | None:
+        return self.values[self.starts[row] : self.starts[row + 1]] if self.valid[row] else None
+
+
+class RegionGroup:
+    """A row group, small columns read. ``arrays`` is the shard's metadata of binary columns."""
+
+    def __init__(
+        self, shard: MappedShard, file: pq.ParquetFile, group: int, arrays: dict[str, Any]
+    ) -> None:
+        self._shard, self._arrays = shard, arrays
+        try:
+            self._read(file, group)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{shard.path} is damaged: {reason}") from None
+
+    def _read(self, file: pq.ParquetFile, group: int) -> None:
+        self._places: dict[str, tuple[Places, Places]] = {}
+        copied = []
+        for name in BINARY:
+            places = plain_places(self._shard.bytes.data, file.metadata, group, name)
+            if places is None:
+                copied.append(name)
+            else:
+                self._places[name] = places
+        table = file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
+        self._copied = {name: _one_chunk(table, name) for name in copied}
+        self.num_rows = table.num_rows
+        self._ids = _one_chunk(table, "image_id")
+        self._sizes = {
+            name: _one_chunk(table, name).to_numpy() for name in ("width", "height", "num_boxes")
+        }
+        self._lists = {name: _list(_one_chunk(table, name), kind) for name, kind in LISTS.items()}
+        boxes = _one_chunk(table, "boxes")
+        corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
+        starts = boxes.offsets.to_numpy().astype(np.int64)
+        if len(starts) and starts[-1] > len(corners):
+            raise DamagedPages("boxes without corners")
+        valid = np.ones(self.num_rows, dtype=np.bool_)
+        self._boxes = _List(values=corners, starts=starts, valid=valid)
+
+    def row(self, number: int) -> RegionRow:
+        """Row ``number`` of the group; arrays are read-only views where the file allows it."""
+        count = int(self._sizes["num_boxes"][number])
+        image_id = self._ids[number].as_py()
+        boxes = self._boxes[number]
+        assert boxes is not None
+        if len(boxes) != count:
+            where = f"{self._shard.path}, {image_id}"
+            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
+        found = {name: column[number] for name, column in self._lists.items()}
+        whole = self._values("global_feature", "features", number, 1)
+        return RegionRow(
+            image_id=image_id,
+            width=int(self._sizes["width"][number]),
+            height=int(self._sizes["height"][number]),
+            boxes=boxes,
+            features=self._values("features", "features", number, count),
+            class_probs=self._values("class_probs", "class_probs", number, count),
+            class_prob_ids=self._values("class_prob_ids", "class_prob_ids", number, count),
+            global_feature=None if whole is None else whole[0],
+            **found,
+        )
+
+    def place(self, name: str, number: int) -> tuple[int, int] | None:
+        """Where in the file the bytes of a binary column lie: offset and size.
+
+        None where they have to be copied out (compressed), or are missing.
+        """
+        if name not in self._places:
+            return None
+        offsets, sizes = self._places[name]
+        return None if offsets[number] == NULL else (int(offsets[number]), int(sizes[number]))
+
+    def _bytes(self, name: str, number: int) -> Array | None:
+        if name in self._copied:
+            value = self._copied[name][number]
+            return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
+        place = self.place(name, number)
+        return None if place is None else self._shard.bytes[place[0] : sum(place)]
+
+    def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
+        """A binary column as [count, width] in the type that the metadata gives for ``like``."""
+        data = self._bytes(name, number)
+        if data is None:
+            return None
+        where = f"{self._shard.path}, {self._ids[number].as_py()}"
+        kind, width = self._kind(like, where)
+        if len(data) != count * width * kind.itemsize:
+            dtype = self._arrays[like]["dtype"]
+            raise InputError(
+                f"{where}: {name} has {len(data)} bytes, "
+                f"{count} boxes x {width} {dtype} are {count * width * kind.itemsize}"
+            )
+        # Not ndarray.view: a file gives its values no alignment.
+        values = np.frombuffer(data, dtype=kind).reshape(count, width)
+        return from_stored(values, self._arrays[like]["dtype"])
+
+    def _kind(self, name: str, where: str) -> tuple[np.dtype[Any], int]:
+        try:
+            about = self._arrays[name]
+            kinds = {"uint16": CLASS_NUMBERS} if name == "class_prob_ids" else FEATURE_DTYPES
+            return kinds[about["dtype"]], int(about["dim"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
+
+
+def _one_chunk(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _list(array: Any, kind: np.dtype[Any]) -> _List:
+    return _List(
+        values=array.values.to_numpy(zero_copy_only=False).astype(kind, copy=False),
+        starts=array.offsets.to_numpy().astype(np.int64),
+        valid=array.is_valid().to_numpy(zero_copy_only=False),
+    )
