@@ -1,11 +1,22 @@
 """Networks: the transformer core, the variants on it, and the detector."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from vlmill.models.bert import Bert, BertConfig, bert_base, bert_large, bert_small
 from vlmill.models.imagebert import ImageBert, ImageBertConfig, imagebert_base, imagebert_small
 from vlmill.models.inputs import VLInputs
+from vlmill.models.single_stream import SingleStream, SingleStreamConfig, single_stream_base
+from vlmill.models.vilbert import Vilbert
+from vlmill.models.vilbert_config import (
+    VilbertConfig,
+    vilbert_12in1,
+    vilbert_base,
+    vilbert_large,
+    vilbert_released,
+    vilbert_small,
+)
 
 
 class Variant(NamedTuple):
@@ -18,6 +29,8 @@ class Variant(NamedTuple):
 VARIANTS: dict[str, Variant] = {
     "bert": Variant(config=BertConfig, model=Bert),
     "imagebert": Variant(config=ImageBertConfig, model=ImageBert),
+    "vilbert": Variant(config=VilbertConfig, model=Vilbert),
+    "vilbert-single-stream": Variant(config=SingleStreamConfig, model=SingleStream),
 }
 
 PRESETS: dict[str, Callable[..., Any]] = {
@@ -26,6 +39,18 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "bert-small": bert_small,
     "imagebert-base": imagebert_base,
     "imagebert-small": imagebert_small,
+    "vilbert-12in1": vilbert_12in1,
+    "vilbert-base": vilbert_base,
+    "vilbert-base-2": partial(vilbert_base, 2),
+    "vilbert-base-4": partial(vilbert_base, 4),
+    "vilbert-base-8": partial(vilbert_base, 8),
+    "vilbert-large": vilbert_large,
+    "vilbert-large-2": partial(vilbert_large, 2),
+    "vilbert-large-4": partial(vilbert_large, 4),
+    "vilbert-paper": vilbert_base,
+    "vilbert-released": vilbert_released,
+    "vilbert-single-stream": single_stream_base,
+    "vilbert-small": vilbert_small,
 }
 
 
@@ -43,7 +68,11 @@ __all__ = [
     "BertConfig",
     "ImageBert",
     "ImageBertConfig",
+    "SingleStream",
+    "SingleStreamConfig",
     "VLInputs",
     "Variant",
+    "Vilbert",
+    "VilbertConfig",
     "preset",
 ]

@@ -17,9 +17,13 @@ from vlmill.models.reference.keymap import (
     export_state,
     import_state,
 )
+from vlmill.models.reference.vilbert import VILBERT
+from vlmill.models.reference.vlmo import VLMO
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
+    "vilbert": VILBERT,
+    "vlmo": VLMO,
 }
 
 

@@ -129,7 +129,8 @@ def export_state(tensors: Mapping[str, Tensor], links: Iterable[Link]) -> dict[s
         if link.ours not in tensors:
             continue
         tensor = tensors[link.ours] if link.rows is None else tensors[link.ours][: link.rows]
-        for name, part in zip(link.theirs, tensor.chunk(len(link.theirs)), strict=True):
-            exported[name] = part
+        # A scalar cannot be cut, not even into one.
+        parts = tensor.chunk(len(link.theirs)) if len(link.theirs) > 1 else (tensor,)
+        exported |= dict(zip(link.theirs, parts, strict=True))
         exported |= dict.fromkeys(link.also, tensor)
     return exported

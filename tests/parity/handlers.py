@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from tests.parity import detectors, operators
+from tests.parity import detectors, models_vilbert, operators
 from tests.parity.golden import GoldenSet, NotComparable, Results
 from tests.parity.training import TRAINING
 
@@ -16,6 +16,9 @@ HANDLERS: dict[str, dict[str, Handler]] = {
         "hf-frcnn": detectors.hf_frcnn,
         "milvlg": detectors.milvlg,
         "operators": operators.operators,
+    },
+    "models": {
+        "vilbert": models_vilbert.vilbert,
     },
     "training": TRAINING,
 }

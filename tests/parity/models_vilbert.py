@@ -1,0 +1,181 @@
+"""ViLBERT's sets: pretraining, task heads, the baseline, and the 12-in-1 release."""
+
+from typing import Any
+
+import torch
+from tests.parity.golden import GoldenSet, Results
+from tests.parity.vl_cases import (
+    Case,
+    check_gradients,
+    divergence,
+    masked_word_loss,
+    on_grid,
+    open_cases,
+)
+from torch import Tensor
+from torch.nn import functional as F
+
+from vlmill.models.pair_heads import EncodedPair
+from vlmill.models.reference.keymap import export_state
+from vlmill.models.reference.vilbert import links
+from vlmill.models.vilbert import Vilbert
+from vlmill.models.vilbert_tasks import Vilbert12in1, VilbertTasks
+
+
+def vilbert(golden: GoldenSet, results: Results) -> None:
+    """Every set of family ``vilbert``."""
+    for case in open_cases(golden, results):
+        if isinstance(case.model, Vilbert):
+            pretraining(case)
+        elif isinstance(case.model, Vilbert12in1):
+            release_of_12_tasks(case)
+        else:
+            tasks(case)
+
+
+def pretraining(case: Case) -> None:
+    """Outputs of all rows, the losses where there are labels, and the recorded gradients."""
+    model = case.model
+    encoded = model(case.pairs(), pack=False)
+    words, regions = on_grid(model.mlm_logits, encoded.text), region_scores(model, encoded.regions)
+    matching = model.match_logits(encoded.pooled)
+    check_streams(case, encoded)
+    case.check(
+        prediction_scores_t=words, prediction_scores_v=regions, seq_relationship_score=matching
+    )
+    if "in.masked_lm_labels" not in case:
+        return
+    losses = {
+        "masked_lm_loss": masked_word_loss(case, words),
+        "masked_img_loss": region_loss(case, regions[:, 1:]),
+        "next_sentence_loss": F.cross_entropy(matching, case["in.next_sentence_label"]).reshape(1),
+    }
+    case.check(**losses)
+    if "grad_total_norm" in case:
+        gradients(case, torch.cat(list(losses.values())).sum())
+
+
+def region_scores(model: Any, hidden: Tensor) -> Tensor:
+    head = model.region_features if model.regress_features else model.region_class_logits
+    return on_grid(head, hidden)
+
+
+def region_loss(case: Case, scores: Tensor) -> Tensor:
+    """Divergence, or squared error, mean over the labelled regions, [1]."""
+    labelled, target = case["in.image_label"] == 1, case["in.image_target"]
+    if case.model.regress_features:
+        return F.mse_loss(scores[labelled], target[labelled]).reshape(1)
+    return divergence(scores[labelled], target[labelled]).mean().reshape(1)
+
+
+def gradients(case: Case, loss: Tensor) -> None:
+    found = check_gradients(case, loss, links(case.model))
+    norms = [p.grad.norm() for p in case.model.parameters() if p.grad is not None]
+    case.results.check(f"{case.name}.grad_total_norm", torch.stack(norms).norm())
+    without = set(export_state(case.model.state_dict(), links(case.model))) - set(found)
+    case.results.check(f"{case.name}.params_without_grad", torch.tensor(len(without)))
+
+
+def check_streams(case: Case, encoded: EncodedPair, text: Tensor | None = None) -> None:
+    assert encoded.text_pooled is not None and encoded.region_pooled is not None
+    case.check(
+        sequence_output_t=encoded.text if text is None else text,
+        sequence_output_v=encoded.regions,
+        pooled_output_t=encoded.text_pooled,
+        pooled_output_v=encoded.region_pooled,
+    )
+
+
+@torch.inference_mode()
+def tasks(case: Case) -> None:
+    """The paper's release and its baseline: all heads, and the losses of the tasks."""
+    model: VilbertTasks = case.model
+    encoded = one_text(case) if case["in.input_ids"].shape[0] == 1 else plain(case)
+    if isinstance(model.trunk, Vilbert):
+        check_streams(case, encoded)
+    else:
+        sequence = torch.cat([encoded.text, encoded.regions], dim=1)
+        case.check(sequence_output=sequence, pooled_output=encoded.pooled)
+    mask = case.mask("in.image_attention_mask", case["in.image_feat"][..., 0])
+    answers, scores = model.answer_logits(encoded.pooled), model.scores(encoded.pooled)
+    regions = model.region_scores(encoded.regions, mask)
+    case.check(
+        vil_prediction=answers,
+        vil_logit=scores[:, None],
+        vil_binary_prediction=model.trunk.match_logits(encoded.pooled),
+        vision_prediction=on_grid(model.trunk.region_class_logits, encoded.regions),
+        vision_logit=regions[..., None],
+        linguisic_prediction=on_grid(model.trunk.mlm_logits, encoded.text),
+        linguisic_logit=model.token_scores(encoded.text)[..., None],
+    )
+    if "in.target" in case:
+        {"case0": vqa, "case1": choices, "case2": expressions}[case.name](
+            case, {"case0": answers, "case1": scores, "case2": regions}[case.name]
+        )
+
+
+def plain(case: Case) -> EncodedPair:
+    encoded: EncodedPair = case.model(case.pairs(), pack=False)
+    return encoded
+
+
+def one_text(case: Case) -> EncodedPair:
+    """One text against several pictures, its lower layers computed once."""
+    trunk: Vilbert = case.model.trunk
+    tokens, features = case["in.input_ids"], case["in.image_feat"]
+    text = trunk.read_text(
+        tokens,
+        case.mask("in.attention_mask", tokens),
+        case["in.token_type_ids"],
+        pack=False,
+    )
+    embedded = trunk.embed_regions(features, case["in.image_loc"])
+    mask = case.mask("in.image_attention_mask", features[..., 0])
+    which = torch.zeros(len(features), dtype=torch.int64)
+    return trunk.join(text.take(which), trunk.read_regions(embedded, mask, pack=False))
+
+
+def vqa(case: Case, answers: Tensor) -> None:
+    target = case["in.target"]
+    loss = F.binary_cross_entropy_with_logits(answers, target) * target.shape[1]
+    best = answers.argmax(1, keepdim=True)
+    case.check(loss=loss, score=target.gather(1, best).sum())
+
+
+def choices(case: Case, scores: Tensor) -> None:
+    of_four, target = scores.view(-1, 4), case["in.target"]
+    case.check(
+        loss=F.cross_entropy(of_four, target),
+        probs=of_four.softmax(1),
+        score=(of_four.argmax(1) == target).sum(),
+    )
+
+
+def expressions(case: Case, scores: Tensor) -> None:
+    target = case["in.target"][..., 0]
+    loss = F.binary_cross_entropy_with_logits(scores, target) * target.shape[1]
+    best = scores.argmax(1, keepdim=True)
+    case.check(loss=loss, select_idx=best, score=(target.gather(1, best) > 0.5).sum())
+
+
+@torch.inference_mode()
+def release_of_12_tasks(case: Case) -> None:
+    """Task tokens, and the heads of the 12-in-1 release."""
+    model: Vilbert12in1 = case.model
+    pairs = case.pairs()
+    encoded = model(pairs, task=case["in.task_ids"][:, 0], pack=False)
+    assert encoded.task is not None
+    text = torch.cat([encoded.text[:, :1], encoded.task[:, None], encoded.text[:, 1:]], dim=1)
+    check_streams(case, encoded, text)
+    pooled = encoded.pooled
+    case.check(
+        vil_prediction=model.answer_logits(pooled),
+        vil_prediction_gqa=model.gqa_logits(pooled),
+        vil_logit=model.scores(pooled)[:, None],
+        vil_binary_prediction=model.two_picture_logits(pooled),
+        vil_tri_prediction=model.entailment_logits(pooled),
+        vision_prediction=on_grid(model.trunk.region_class_logits, encoded.regions),
+        vision_logit=model.region_scores(encoded.regions, pairs.region_mask)[..., None],
+        linguisic_prediction=on_grid(model.trunk.mlm_logits, text),
+        linguisic_logit=model.token_scores(text)[..., None],
+    )
