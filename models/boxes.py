@@ -80,7 +80,7 @@ def decode_boxes(
     """
     sizes = boxes[:, 2:] - boxes[:, :2] + offset
     centres = boxes[:, :2] + 0.5 * sizes
-    shifts = deltas.reshape(len(boxes), deltas.shape[1] // 4, 4) / deltas.new_tensor(weights)
+    shifts = deltas.reshape(len(boxes), deltas.shape[1] // 4, 4) / constants(weights, deltas)
     log_scales = shifts[..., 2:]
     if max_log_scale is not None:
         log_scales = log_scales.clamp(max=max_log_scale)
@@ -94,18 +94,26 @@ def clip_boxes(
     boxes: Float[Tensor, "R C4"], height: float, width: float, offset: float
 ) -> Float[Tensor, "R C4"]:
     """Moves corners outside the picture onto its border (the last pixel where ``offset`` is 1)."""
-    limit = boxes.new_tensor([width - offset, height - offset] * 2)
+    limit = constants([width - offset, height - offset] * 2, boxes)
     clipped = boxes.reshape(len(boxes), boxes.shape[1] // 4, 4).clamp(min=0.0).minimum(limit)
     return clipped.reshape(boxes.shape)
 
 
+def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
+    """Numbers on the device and of the type of ``like``.
+
+    Written there one by one: a copy of a list would make the host wait for a GPU.
+    """
+    return torch.stack([like.new_full((), value) for value in values])
+
+
 def pairwise_iou(
-    first: Float[Tensor, "R 4"], second: Float[Tensor, "S 4"], offset: float
-) -> Float[Tensor, "R S"]:
-    """Intersection over union of every pair."""
-    low = torch.maximum(first[:, None, :2], second[None, :, :2])
-    high = torch.minimum(first[:, None, 2:], second[None, :, 2:])
+    first: Float[Tensor, "*N R 4"], second: Float[Tensor, "*N S 4"], offset: float
+) -> Float[Tensor, "*N R S"]:
+    """Intersection over union of every pair, in each of N pictures."""
+    low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
+    high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     inter = (high - low + offset).clamp(min=0.0).prod(dim=-1)
-    area_first = (first[:, 2:] - first[:, :2] + offset).prod(dim=-1)
-    area_second = (second[:, 2:] - second[:, :2] + offset).prod(dim=-1)
-    return inter / (area_first[:, None] + area_second[None, :] - inter)
+    area_first = (first[..., 2:] - first[..., :2] + offset).prod(dim=-1)
+    area_second = (second[..., 2:] - second[..., :2] + offset).prod(dim=-1)
+    return inter / (area_first[..., :, None] + area_second[..., None, :] - inter)

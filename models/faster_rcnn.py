@@ -131,7 +131,7 @@ class RoiHeads(nn.Module):
         self.box_predictor = BoxPredictor(config)
 
     def pool(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"]
+        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"]
     ) -> Float[Tensor, "R C P P"]:
         """The regions' cells, on a grid of the configured size."""
         return pool_regions(features, boxes, self.config)
@@ -144,13 +144,17 @@ class RoiHeads(nn.Module):
         return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def region_features(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
+        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """The mean of res5 over each region, ``chunk`` regions at a time to bound memory."""
+        """The mean of res5 over each region, ``chunk`` regions at a time to bound memory.
+
+        Of one picture; of several, each box begins with its picture's number (B = 5).
+        """
         if not len(boxes):
             return boxes.new_zeros((0, self.config.feature_size))
         if (
             self.config.pooling == "pool"
+            and boxes.shape[1] == 4
             and features.device.type == "cpu"
             and shares_windows(self.res5)
         ):
@@ -161,17 +165,20 @@ class RoiHeads(nn.Module):
 
 
 def pool_regions(
-    features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], config: DetectorConfig
+    features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"], config: DetectorConfig
 ) -> Float[Tensor, "R C P P"]:
     """RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches), or
     RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
+
+    Of several pictures each box begins with its picture's number (B = 5).
     """
     size, scale = config.pool_size, 1 / config.stride
+    rois = [boxes] if boxes.shape[1] == 4 else boxes
     if config.pooling == "pool":
-        pooled: Tensor = roi_pool(features, [boxes], size, scale)
+        pooled: Tensor = roi_pool(features, rois, size, scale)
         return pooled
     aligned = config.pooling == "align"
-    pooled = roi_align(features, [boxes], size, scale, config.sampling_ratio, aligned)
+    pooled = roi_align(features, rois, size, scale, config.sampling_ratio, aligned)
     return pooled
 
 
@@ -230,7 +237,12 @@ class FasterRCNN(nn.Module):
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int = 50
     ) -> Detections:
         """Features, classes and attributes of proposals or given boxes on the feature map."""
-        region_features = self.roi_heads.region_features(features, boxes, chunk)
+        return self.classify(boxes, self.roi_heads.region_features(features, boxes, chunk))
+
+    def classify(
+        self, boxes: Float[Tensor, "R 4"], region_features: Float[Tensor, "R D"]
+    ) -> Detections:
+        """What the predictors say of regions with these features."""
         predictor = self.roi_heads.box_predictor
         class_logits = widened(predictor.cls_score(region_features))
         attributes = deltas = None

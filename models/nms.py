@@ -1,19 +1,20 @@
 """Non-maximum suppression, in one order of the boxes or in every class's order at once.
 
-R boxes, K classes, N kept boxes.  ``offset`` and box layout as in vlmill.models.boxes.
-``inclusive`` suppresses at an overlap equal to the threshold (the original Caffe code on the CPU),
-otherwise only above it.
+R boxes, K classes; N kept boxes, or N pictures.  ``offset`` and box layout as in
+vlmill.models.boxes.  ``inclusive`` suppresses at an overlap equal to the threshold (the original
+Caffe code on the CPU), otherwise only above it.
 """
 
-import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torchvision.ops import batched_nms
 from torchvision.ops import nms as torchvision_nms
 
-from vlmill.models.boxes import pairwise_iou
+from vlmill.models.boxes import constants, pairwise_iou
 
 WORD_BITS = 64
 
@@ -52,48 +53,107 @@ def nms_by_class(
     return kept
 
 
-def exclusive_corners(boxes: Float[Tensor, "R 4"], offset: float) -> Float[Tensor, "R 4"]:
+def exclusive_corners(boxes: Float[Tensor, "*R 4"], offset: float) -> Float[Tensor, "*R 4"]:
     """Boxes whose second corner is the first pixel outside."""
-    return torch.cat((boxes[:, :2], boxes[:, 2:] + offset), dim=1)
+    return torch.cat((boxes[..., :2], boxes[..., 2:] + offset), dim=-1)
 
 
 def strict_threshold(threshold: float, inclusive: bool) -> float:
     """The threshold above which float32 overlaps suppress."""
     if not inclusive:
         return threshold
-    bound = torch.tensor(threshold, dtype=torch.float32)
-    return torch.nextafter(bound, torch.tensor(-math.inf)).item()
+    return float(np.nextafter(np.float32(threshold), np.float32(-np.inf)))
+
+
+def float32_limit(threshold: float, inclusive: bool) -> float:
+    """The same as a float32: torchvision compares in double, with the threshold as it is."""
+    strict = strict_threshold(threshold, inclusive)
+    nearest = np.float32(strict)
+    return float(np.nextafter(nearest, np.float32(-np.inf)) if nearest > strict else nearest)
+
+
+def first_survivors(
+    boxes: Float[Tensor, "N R B 4"],
+    scores: Float[Tensor, "N R K"],
+    thresholds: Sequence[float],
+    count: int,
+    *,
+    offset: float,
+    inclusive: bool,
+) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
+    """The first ``count`` survivors of :func:`nms_by_class` in each picture, at each threshold.
+
+    Gives places in R x K and their scores, highest first; -inf where no survivor is left. A score
+    of -inf is no candidate. B is K, or 1 where all classes share the boxes. Nothing here has a size
+    that depends on the numbers, so the host never waits for a GPU: survivors are taken one by one,
+    for all pictures and thresholds at once.
+    """
+    pictures, rows, classes = scores.shape
+    layers = boxes.shape[2]
+    by_class = exclusive_corners(boxes.transpose(1, 2), offset).reshape(-1, rows, 4)
+    limits = constants([float32_limit(t, inclusive) for t in thresholds], scores)
+    alive = scores.reshape(pictures, 1, -1).repeat(1, len(thresholds), 1)
+    columns = alive.view(pictures, len(thresholds), rows, classes)
+    first_layer = (torch.arange(pictures, device=scores.device) * layers)[:, None]
+    taken, values = [], []
+    for _ in range(count):
+        value, place = alive.max(dim=2)
+        row, of_class = place // classes, place % classes
+        layer = first_layer + of_class if layers > 1 else first_layer.expand_as(place)
+        others = by_class.index_select(0, layer.reshape(-1)).view(*place.shape, rows, 4)
+        own = others.gather(2, row[..., None, None].expand(*place.shape, 1, 4))
+        dead = (pairwise_iou(own, others, 0.0) > limits[:, None, None])[:, :, 0]
+        index = of_class[..., None, None].expand(*place.shape, rows, 1)
+        left = columns.gather(3, index)[..., 0].masked_fill(dead, -torch.inf)
+        columns.scatter_(3, index, left[..., None])
+        # Its overlap with itself may be 0 / 0.
+        alive.scatter_(2, place[..., None], -torch.inf)
+        taken.append(place)
+        values.append(value)
+    if not taken:
+        empty = scores.new_zeros((pictures, len(thresholds), 0))
+        return empty.long(), empty
+    return torch.stack(taken, dim=2), torch.stack(values, dim=2)
 
 
 def nms_every_class(
-    boxes: Float[Tensor, "R 4"],
-    scores: Float[Tensor, "R K"],
+    boxes: Float[Tensor, "*N R 4"],
+    scores: Float[Tensor, "*N R K"],
     threshold: float,
     *,
     offset: float,
     inclusive: bool,
-) -> Bool[Tensor, "R K"]:
-    """Which boxes survive in which class, when all classes share the boxes.
+) -> Bool[Tensor, "*N R K"]:
+    """Which boxes survive in which class, when all classes share the boxes; in one picture or N.
 
     The overlaps are the same for every class, so each box gets one row of bits (whom it suppresses)
-    and all classes walk down their own order together: R steps on (K, R / 64) words instead of K
-    separate suppressions. Equal scores: the box with the lower index goes first.
+    and all classes of all pictures walk down their own order together: R steps on (N K, R / 64)
+    words instead of N K separate suppressions. Equal scores: the box with the lower index goes
+    first.
     """
-    num_boxes, num_classes = scores.shape
-    overlap = pairwise_iou(boxes, boxes, offset)
-    limit = torch.tensor(threshold, dtype=torch.float32, device=boxes.device)
+    num_boxes, num_classes = scores.shape[-2:]
+    if not num_boxes:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    overlap = pairwise_iou(boxes, boxes, offset).reshape(-1, num_boxes)
+    limit = overlap.new_full((), threshold)
     suppresses = pack_bits(overlap >= limit if inclusive else overlap > limit)
-    order = scores.sort(dim=0, descending=True, stable=True).indices
-    dead = suppresses.new_zeros((num_classes, suppresses.shape[1]))
-    kept_in_order = torch.empty_like(order, dtype=torch.bool)
-    words, bits = order // WORD_BITS, order % WORD_BITS
+    by_rank = scores.reshape(-1, num_boxes, num_classes).transpose(0, 1)
+    order = by_rank.sort(dim=0, descending=True, stable=True).indices
+    pictures = torch.arange(order.shape[1], device=order.device)[:, None]
+    row = (order + pictures * num_boxes).reshape(num_boxes, -1)
+    words = (order // WORD_BITS).reshape(num_boxes, -1)
+    bits = (order % WORD_BITS).reshape(num_boxes, -1)
+    dead = suppresses.new_zeros((row.shape[1], suppresses.shape[1]))
+    alive_by_rank = torch.empty_like(row, dtype=torch.bool)
     for rank in range(num_boxes):
         word = dead.gather(1, words[rank, :, None])[:, 0]
         alive = ((word >> bits[rank]) & 1) == 0
-        kept_in_order[rank] = alive
+        alive_by_rank[rank] = alive
         # A suppressed box suppresses nobody: its row is masked with zeros (-1 is all ones).
-        dead |= suppresses[order[rank]] & -alive.to(torch.int64)[:, None]
-    return torch.empty_like(kept_in_order).scatter_(0, order, kept_in_order)
+        dead |= suppresses[row[rank]] & -alive.to(torch.int64)[:, None]
+    kept = torch.empty_like(order, dtype=torch.bool)
+    kept.scatter_(0, order, alive_by_rank.view_as(order))
+    return kept.transpose(0, 1).reshape(scores.shape)
 
 
 def pack_bits(flags: Bool[Tensor, "R S"]) -> Int64[Tensor, "R W"]:
@@ -108,19 +168,19 @@ def pack_bits(flags: Bool[Tensor, "R S"]) -> Int64[Tensor, "R W"]:
 
 
 def class_confidence(
-    boxes: Float[Tensor, "R 4"],
-    foreground: Float[Tensor, "R K"],
+    boxes: Float[Tensor, "*N R 4"],
+    foreground: Float[Tensor, "*N R K"],
     threshold: float,
     *,
     offset: float,
     inclusive: bool,
-) -> Float[Tensor, " R"]:
+) -> Float[Tensor, "*N R"]:
     """The highest probability with which a box survives in some class; 0 where it never does.
 
     This is the score by which bottom-up attention chooses its regions (Anderson et al. 2018,
     released code).
     """
     kept = nms_every_class(boxes, foreground, threshold, offset=offset, inclusive=inclusive)
-    if not len(boxes):
-        return foreground.new_zeros(0)
-    return torch.where(kept, foreground, 0.0).amax(dim=1)
+    if not kept.shape[-2]:
+        return foreground.new_zeros(foreground.shape[:-1])
+    return torch.where(kept, foreground, 0.0).amax(dim=-1)

@@ -5,7 +5,7 @@ pixels of the network's input.  Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from vlmill.models.boxes import (
@@ -16,7 +16,7 @@ from vlmill.models.boxes import (
     legacy_cell_anchors,
 )
 from vlmill.models.detector_config import DetectorConfig
-from vlmill.models.nms import nms
+from vlmill.models.nms import first_survivors, nms
 from vlmill.models.resnet import relu, widened
 
 
@@ -96,20 +96,13 @@ class ProposalGenerator(nn.Module):
         Proposals are constants to a training loss, as in the paper's approximate joint training.
         """
         config = self.config
-        scores = self.objectness(logits)
+        scores = self.objectness(logits)[0]
         anchors = self.anchor_generator(*logits.shape[-2:])
         regressions = deltas[0].permute(1, 2, 0).reshape(-1, 4)
         if not config.filter_before_top:
             top = self.best(scores)
             scores, anchors, regressions = scores[top], anchors[top], regressions[top]
-        boxes = decode_boxes(
-            anchors,
-            regressions,
-            weights=config.rpn_box_weights,
-            offset=config.box_offset,
-            max_log_scale=config.max_log_scale,
-        )
-        boxes = clip_boxes(boxes, float(height), float(width), config.box_offset)
+        boxes = self.decode(anchors, regressions, height, width)
         large = self.large_enough(boxes, config.min_proposal_size * scale)
         boxes, scores = boxes[large], scores[large]
         if config.filter_before_top:
@@ -124,26 +117,87 @@ class ProposalGenerator(nn.Module):
         )[: config.post_nms_top]
         return boxes[kept], scores[kept]
 
-    def objectness(self, logits: Float[Tensor, "1 L G V"]) -> Float[Tensor, " GVA"]:
+    @torch.no_grad()
+    def propose_fixed(
+        self,
+        features: Float[Tensor, "N C G V"],
+        height: int,
+        width: int,
+        sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """The same proposals of pictures of one size, and which of their P places are taken.
+
+        ``sides`` are the smallest sizes in pixels of the network's input. No size depends on what
+        is found, so the host need not wait for a GPU (:func:`~vlmill.models.nms.first_survivors`).
+        """
+        config, (logits, deltas) = self.config, self.rpn_head(features)
+        scores = self.objectness(widened(logits))
+        anchors = self.anchor_generator(*logits.shape[-2:]).expand(len(features), -1, -1)
+        regressions = widened(deltas).permute(0, 2, 3, 1).reshape(anchors.shape)
+        if not config.filter_before_top:
+            top = self.best(scores)
+            scores, anchors = scores.gather(1, top), rows_of(anchors, top)
+            regressions = rows_of(regressions, top)
+        boxes = self.decode(anchors.reshape(-1, 4), regressions.reshape(-1, 4), height, width)
+        boxes = boxes.view(anchors.shape)
+        large = self.large_enough(boxes, sides[:, None, None])
+        scores = scores.masked_fill(~large, -torch.inf)
+        if config.filter_before_top:
+            top = self.best(scores)
+            scores, boxes = scores.gather(1, top), rows_of(boxes, top)
+        kept, values = first_survivors(
+            boxes[:, :, None],
+            scores[:, :, None],
+            (config.rpn_nms_threshold,),
+            min(config.post_nms_top, scores.shape[1]),
+            offset=config.box_offset,
+            inclusive=config.nms_inclusive,
+        )
+        return rows_of(boxes, kept[:, 0]), values[:, 0] > -torch.inf
+
+    def decode(
+        self,
+        anchors: Float[Tensor, "R 4"],
+        regressions: Float[Tensor, "R 4"],
+        height: int,
+        width: int,
+    ) -> Float[Tensor, "R 4"]:
+        """The boxes that anchors become, inside the picture."""
+        config = self.config
+        boxes = decode_boxes(
+            anchors,
+            regressions,
+            weights=config.rpn_box_weights,
+            offset=config.box_offset,
+            max_log_scale=config.max_log_scale,
+        )
+        return clip_boxes(boxes, float(height), float(width), config.box_offset)
+
+    def objectness(self, logits: Float[Tensor, "N L G V"]) -> Float[Tensor, "N GVA"]:
         """The score of every anchor: foreground's probability, or the logit itself."""
         if self.config.objectness == "softmax":
             return foreground_scores(logits)
-        return logits[0].permute(1, 2, 0).reshape(-1)
+        return logits.permute(0, 2, 3, 1).reshape(len(logits), -1)
 
-    def best(self, scores: Float[Tensor, " S"]) -> Int64[Tensor, " T"]:
+    def best(self, scores: Float[Tensor, "*N S"]) -> Int64[Tensor, "*N T"]:
         """The highest scores' places, in falling order; equal ones in the anchors' order."""
-        return scores.sort(descending=True, stable=True).indices[: self.config.pre_nms_top]
+        return scores.sort(descending=True, stable=True).indices[..., : self.config.pre_nms_top]
 
-    def large_enough(self, boxes: Float[Tensor, "R 4"], side: float) -> Tensor:
+    def large_enough(self, boxes: Float[Tensor, "*R 4"], side: float | Tensor) -> Tensor:
         """Which boxes are at least (or more than) ``side`` wide and high."""
-        sizes = boxes[:, 2:] - boxes[:, :2] + self.config.box_offset
+        sizes = boxes[..., 2:] - boxes[..., :2] + self.config.box_offset
         if self.config.min_size_inclusive:
-            return (sizes >= side).all(dim=1)
-        return ((sizes > side) & (boxes[:, 2:] > boxes[:, :2])).all(dim=1)
+            return (sizes >= side).all(dim=-1)
+        return ((sizes > side) & (boxes[..., 2:] > boxes[..., :2])).all(dim=-1)
 
 
-def foreground_scores(logits: Float[Tensor, "1 A2 G V"]) -> Float[Tensor, " GVA"]:
+def rows_of(boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N T"]) -> Float[Tensor, "N T 4"]:
+    """Each picture's boxes at its own places."""
+    return boxes.gather(1, places[..., None].expand(-1, -1, 4))
+
+
+def foreground_scores(logits: Float[Tensor, "N A2 G V"]) -> Float[Tensor, "N GVA"]:
     """Softmax over (background, foreground) of each anchor; background's channels come first."""
-    _, channels, rows, columns = logits.shape
-    pairs = logits.reshape(2, channels // 2, rows, columns)
-    return pairs.softmax(dim=0)[1].permute(1, 2, 0).reshape(-1)
+    pictures, channels, rows, columns = logits.shape
+    pairs = logits.reshape(pictures, 2, channels // 2, rows, columns)
+    return pairs.softmax(dim=1)[:, 1].permute(0, 2, 3, 1).reshape(pictures, -1)
