@@ -125,7 +125,7 @@ def by_parts(
             assert isinstance(res5, FusedStage)
             means = res5.shared_means(cells, windows.index, ROI_CHUNK)
         with parts.part("heads"):
-            found = heads(model, boxes, means)
+            found = model.classify(boxes, means)
         with parts.part("selection"):
             row = region_row("picture", found, picture, detector, config)
         with parts.part("write"):
@@ -137,16 +137,6 @@ def by_parts(
 def prepare(pixels: Any, spec: DetectorConfig, config: ExtractConfig) -> NetworkInput:
     """The network's input."""
     return network_input(pixels, spec, config.limits)
-
-
-def heads(model: FasterRCNN, boxes: torch.Tensor, means: torch.Tensor) -> Any:
-    """The predictors on finished features: ``describe`` without its pooling and res5."""
-    own = model.roi_heads.region_features
-    try:
-        model.roi_heads.region_features = lambda *_: means  # type: ignore[method-assign]
-        return model.describe(means[None, :, :, None], boxes, ROI_CHUNK)
-    finally:
-        model.roi_heads.region_features = own  # type: ignore[method-assign]
 
 
 def write(row: RegionRow, spec: DetectorConfig, config: ExtractConfig, folder: Path) -> None:

@@ -1,13 +1,18 @@
 """``extract-rois``: region features of pictures."""
 
 import argparse
-import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from vlmill.extract.cli_engine import (
+    add_engine,
+    config_of,
+    count,
+    detector_on,
+    warn_of_random_weights,
+)
 from vlmill.extract.cli_formats import (
     EXPORT_EXAMPLES,
     IMPORT_EXAMPLES,
@@ -16,23 +21,8 @@ from vlmill.extract.cli_formats import (
     command_export,
     command_import,
 )
-from vlmill.extract.config import (
-    CLASS_PROBS,
-    COMPRESSIONS,
-    DTYPES,
-    IDS,
-    PRECISIONS,
-    SELECTIONS,
-    ExtractConfig,
-    InputLimits,
-    Selection,
-    Storage,
-)
-from vlmill.models.detector_config import ARCHITECTURES, DEFAULT_ARCH
-from vlmill.schemas.commands import InputError, Parser, run_command
-
-if TYPE_CHECKING:
-    from vlmill.extract.weights import Detector
+from vlmill.extract.config import IDS
+from vlmill.schemas.commands import Parser, run_command
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -49,19 +39,10 @@ The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.jso
 on the same --output continues what a killed run left. Every input is counted: it has a row of
 regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
 0.5 GB with tiny, and 400 bytes for each picture of the plan."""
-BACKENDS = ("vlmill", "detectron2")
 VERIFY_EXAMPLES = """example:
   extract-rois verify regions/"""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html"""
-
-
-def count(text: str) -> int:
-    """An argument that is a whole number from 0."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is below 0")
-    return number
 
 
 def parser() -> Parser:
@@ -133,131 +114,6 @@ def add_run(run: argparse.ArgumentParser) -> None:
     add_engine(run)
 
 
-def add_engine(run: argparse.ArgumentParser) -> None:
-    """What decides the rows, for every command that extracts."""
-    add_detector(run.add_argument_group("detector"))
-    add_selection(run.add_argument_group("which regions"))
-    add_sizes(run.add_argument_group("pictures"), InputLimits())
-    add_storage(run.add_argument_group("storage"), Storage())
-
-
-def add_detector(net: argparse._ArgumentGroup) -> None:
-    """Which network, with which weights, computed where and how."""
-    net.add_argument(
-        "--arch",
-        choices=ARCHITECTURES,
-        help="sizes and conventions (default: what --weights says, else r101)",
-    )
-    net.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="published detector: .pth, .pkl, .bin or .safetensors in the layout of detectron2, "
-        "airsplay, milvlg or hf-frcnn; without it the weights are RANDOM",
-    )
-    net.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default="vlmill",
-        help="detectron2: Detectron2 itself computes, where it is installed (docs/install.md); it "
-        "needs --d2-config and --weights (default: %(default)s)",
-    )
-    net.add_argument(
-        "--d2-config", type=Path, metavar="FILE", help="a C4 model's .yaml file, for detectron2"
-    )
-    net.add_argument(
-        "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
-    )
-    net.add_argument(
-        "--device",
-        default="cpu",
-        help="cpu, cuda, cuda:1, ...; of run also several: cuda:0,cuda:1 (default: %(default)s)",
-    )
-    net.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default="exact",
-        help="exact: float32, the published numbers; fast: bfloat16 and TensorFloat-32, other "
-        "numbers and some other regions (docs/regions.md), meant for CUDA: slow on CPUs without "
-        "bfloat16 units (default: %(default)s)",
-    )
-
-
-def add_selection(choice: argparse._ArgumentGroup) -> None:
-    """Which proposals become regions."""
-    rules = "; ".join(
-        f"{name}: {s.min_boxes}-{s.max_boxes} from {s.threshold:g}"
-        for name, s in SELECTIONS.items()
-    )
-    choice.add_argument(
-        "--selection",
-        choices=SELECTIONS,
-        default="imagebert",
-        help=f"the papers' rules, boxes and threshold: {rules} (default: %(default)s)",
-    )
-    choice.add_argument(
-        "--threshold", type=float, metavar="P", help="replaces the rule's threshold"
-    )
-    choice.add_argument("--min-boxes", type=count, metavar="N", help="replaces the rule's minimum")
-    choice.add_argument("--max-boxes", type=count, metavar="N", help="replaces the rule's maximum")
-
-
-def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
-    """How pictures are resized, and which are refused."""
-    size.add_argument(
-        "--short-side",
-        type=count,
-        default=limits.short_side,
-        metavar="PX",
-        help="default: the detector's own, 600 or 800",
-    )
-    size.add_argument(
-        "--long-side",
-        type=count,
-        default=limits.long_side,
-        metavar="PX",
-        help="at most; default: the detector's own, 1000 or 1333",
-    )
-    size.add_argument(
-        "--max-pixels",
-        type=count,
-        default=limits.max_pixels,
-        metavar="N",
-        help="larger pictures are rejected (default: %(default)s)",
-    )
-
-
-def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
-    """What of a region is written, and how."""
-    out.add_argument(
-        "--class-probs",
-        default=storage.class_probs,
-        metavar="|".join(CLASS_PROBS),
-        help="argmax: id and score; topk:K: the K highest probabilities too, with their numbers; "
-        "full: all of them too (default: %(default)s)",
-    )
-    out.add_argument(
-        "--dtype", choices=DTYPES, default=storage.dtype, help="of features (default: %(default)s)"
-    )
-    out.add_argument(
-        "--compression",
-        choices=COMPRESSIONS,
-        default=storage.compression,
-        help="default: %(default)s",
-    )
-    out.add_argument(
-        "--pictures-per-shard",
-        type=count,
-        default=storage.pictures_per_shard,
-        metavar="N",
-        help="what a kill costs at most (default: %(default)s)",
-    )
-    out.add_argument(
-        "--global-feature",
-        action="store_true",
-        help="also the feature of the region that is the whole picture",
-    )
-
-
 def add_show(show: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois show``."""
     show.description = "Draws the highest-scoring regions on their pictures."
@@ -280,83 +136,6 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--pictures", type=count, default=50, metavar="N", help="at most (default: %(default)s)"
     )
-
-
-def config_of(arguments: argparse.Namespace) -> ExtractConfig:
-    """The settings that the flags of ``run`` say."""
-    changes = {
-        name: getattr(arguments, name)
-        for name in ("threshold", "min_boxes", "max_boxes")
-        if getattr(arguments, name) is not None
-    }
-    if "max_boxes" in changes:  # a lower maximum alone lowers the rule's minimum with it
-        rule = SELECTIONS[arguments.selection]
-        changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
-    try:
-        selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
-        limits = InputLimits(
-            short_side=arguments.short_side,
-            long_side=arguments.long_side,
-            max_pixels=arguments.max_pixels,
-        )
-        storage = Storage(
-            class_probs=arguments.class_probs,
-            dtype=arguments.dtype,
-            compression=arguments.compression,
-            pictures_per_shard=arguments.pictures_per_shard,
-            global_feature=arguments.global_feature,
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    return ExtractConfig(
-        selection=selection, limits=limits, storage=storage, precision=arguments.precision
-    )
-
-
-def warn_of_random_weights(arguments: argparse.Namespace) -> None:
-    """Says loudly what a run without ``--weights`` is worth."""
-    if arguments.weights is None and arguments.backend == "vlmill":
-        print(
-            f"WARNING: no --weights, so the detector ({arguments.arch or DEFAULT_ARCH}) has RANDOM "
-            f"weights from --seed {arguments.seed}.\n"
-            "WARNING: its regions, classes and attributes mean nothing; the output says so.",
-            file=sys.stderr,
-        )
-
-
-def detectron2_of(arguments: argparse.Namespace) -> "Detector":
-    """The same for ``--backend detectron2``, which takes everything from two files."""
-    from vlmill.extract.backend_detectron2 import open_detectron2
-
-    if arguments.d2_config is None or arguments.weights is None:
-        raise InputError("--backend detectron2: give --d2-config FILE and --weights FILE")
-    if arguments.arch is not None:
-        raise InputError(f"--arch {arguments.arch}: --backend detectron2 has it from --d2-config")
-    if arguments.precision != "exact":
-        raise InputError("--precision fast: --backend detectron2 computes exact only; leave it out")
-    return open_detectron2(arguments.d2_config, Path(arguments.weights), device=arguments.device)
-
-
-def detector_of(arguments: argparse.Namespace) -> "Detector":
-    """The detector that the flags say. Raises InputError."""
-    if arguments.backend == "detectron2":
-        return detectron2_of(arguments)
-    if arguments.d2_config is not None:
-        raise InputError(f"--d2-config {arguments.d2_config}: only for --backend detectron2")
-
-    from vlmill.extract.weights import open_detector
-
-    return open_detector(
-        ARCHITECTURES.get(arguments.arch),
-        arguments.weights,
-        seed=arguments.seed,
-        device=arguments.device,
-    )
-
-
-def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":
-    """The same on one of several devices."""
-    return detector_of(argparse.Namespace(**{**vars(arguments), "device": device}))
 
 
 def command_run(arguments: argparse.Namespace) -> int:

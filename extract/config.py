@@ -9,6 +9,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
 IDS = ("auto", "content", "name")  # what a file's image_id is
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.precision)
+# Photographs have a dozen frequent shapes: among 8 batches' pictures most find their like.
+WINDOW_BATCHES = 8
+CUDA_BATCH_SIZE = 8  # --batch-size there, unless given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,14 @@ class ExtractConfig:
     limits: InputLimits = InputLimits()
     storage: Storage = Storage()
     precision: Literal["exact", "fast"] = "exact"
+    # Pictures of one input shape that go through the network together. On a CPU more than 1 does
+    # not pay (benchmarks/RESULTS.md).
+    batch_size: int = 1
+
+    @property
+    def window(self) -> int:
+        """Pictures in a row among which batches are formed; bounds what waits for its shape."""
+        return 1 if self.batch_size == 1 else WINDOW_BATCHES * self.batch_size
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON values, for metadata."""

@@ -1,61 +1,38 @@
-"""Pictures made ready for their rows: here, in worker processes, or whole on several devices.
+"""Pictures to rows: batches formed and computed here, or on several devices in processes.
 
-Whatever the way, results come in the order of the pictures and are the same bit for bit: every
-picture goes through alone. No more than a fixed number is under way, so memory does not grow.
+The plan is cut into windows of pictures in a row. What is done with a window depends on its
+pictures alone: so every run forms the same batches, whoever works, and results come in the order of
+the plan, the same bit for bit.
 """
 
-import dataclasses
-import multiprocessing
-import os
-import signal
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
+from itertools import chain, islice
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import torch
 
-from vlmill.extract.config import ExtractConfig, InputLimits
+from vlmill.extract.batches import Extracted, extract_windows
+from vlmill.extract.config import ExtractConfig
+from vlmill.extract.decoding import (
+    Ready,
+    live_as_long_as_the_parent,
+    process_context,
+    source_of,
+    under_way,
+)
 from vlmill.extract.given import GivenBoxes
-from vlmill.extract.inputs import Picture, PictureReader
-from vlmill.extract.predict import predict_regions
-from vlmill.extract.preprocess import NetworkInput, Rejected, decode, network_input
+from vlmill.extract.inputs import Picture
 from vlmill.extract.weights import Detector
-from vlmill.models.detector_config import DetectorConfig
-from vlmill.schemas.regions import RegionRow
-from vlmill.schemas.rejects import Reason
 
-# Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
-UNDER_WAY_PER_WORKER = 2
-DEVICE_AHEAD = 2
-
-
-def process_context() -> BaseContext:
-    """How processes are started: as forks of one that has imported everything and run nothing.
-
-    A fork of this process may hang, because it has run torch; to import anew takes each process
-    seconds. Where there is no such server (Windows), they do import anew.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ready:
-    """How far a picture is: its network input, its row, or why it gets none."""
-
-    picture: Picture
-    image_id: str | None  # None: it could not be read
-    result: NetworkInput | RegionRow | Rejected
+Window = Sequence[Picture]
+Engine = Callable[[Iterable[Window]], Iterator[Sequence[Extracted]]]
+"""Windows to their results, in order; it may take some windows before it gives the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,208 +48,135 @@ class Crew:
     open_detector: Callable[[str], Detector] | None = None
 
 
-Skip = Callable[[Picture], bool]
-Source = Callable[[Iterable[Picture], Skip], Iterator[Ready]]
-
-
-def prepare(
-    picture: Picture, reader: PictureReader, spec: DetectorConfig, limits: InputLimits
-) -> Ready:
-    """Reads, decodes and resizes."""
-    image_id: str | None = None
-    try:
-        image_id, data = reader.read(picture)
-        made: NetworkInput | Rejected = network_input(decode(data, limits), spec, limits)
-    except Rejected as why:
-        made = why
-    return Ready(picture=picture, image_id=image_id, result=made)
-
-
-def skipped(picture: Picture) -> Ready:
-    """What stands for a picture whose id came earlier: nobody looks at it."""
-    why = Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
-    return Ready(picture=picture, image_id=picture.image_id, result=why)
-
-
-def inline(spec: DetectorConfig, limits: InputLimits) -> Source:
-    """Prepares each picture when it is asked for."""
-    reader = PictureReader(limits.max_bytes)
-
-    def source(pictures: Iterable[Picture], skip: Skip) -> Iterator[Ready]:
-        for picture in pictures:
-            yield skipped(picture) if skip(picture) else prepare(picture, reader, spec, limits)
-
-    return source
+def windows_of(pictures: Sequence[Picture], size: int) -> Iterator[Window]:
+    """A part's pictures, ``size`` at a time."""
+    for start in range(0, len(pictures), size):
+        yield pictures[start : start + size]
 
 
 @contextmanager
-def pool(spec: DetectorConfig, limits: InputLimits, workers: int) -> Iterator[Source]:
-    """Prepares pictures in worker processes, a few ahead."""
-    executor = ProcessPoolExecutor(
-        workers, mp_context=process_context(), initializer=start_worker, initargs=(spec, limits)
-    )
+def engine_of(
+    crew: Crew, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
+) -> Iterator[Engine]:
+    """Extracts here, or on several devices."""
+    if len(crew.devices) > 1:
+        with devices(crew, config, given) as engine:
+            yield engine
+        return
+    with one_device(crew.workers, detector, config, given) as engine:
+        yield engine
 
-    def source(pictures: Iterable[Picture], skip: Skip) -> Iterator[Ready]:
-        under_way: deque[tuple[Picture, Future[Ready] | None]] = deque()
+
+@contextmanager
+def one_device(
+    workers: int, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
+) -> Iterator[Engine]:
+    """Extracts here, on the detector's device."""
+    spec = detector.model.config
+    with source_of(spec, config.limits, workers, config.batch_size) as source:
+
+        def engine(windows: Iterable[Window]) -> Iterator[Sequence[Extracted]]:
+            sizes: deque[int] = deque()
+
+            def pictures() -> Iterator[Picture]:
+                for window in windows:
+                    sizes.append(len(window))
+                    yield from window
+
+            ready = source(pictures())
+
+            def decoded() -> Iterator[Iterator[Ready]]:
+                for first in ready:  # its window's size is known by now
+                    yield chain((first,), islice(ready, sizes.popleft() - 1))
+
+            return extract_windows(decoded(), detector, config, given)
+
+        yield engine
+
+
+@dataclass(kw_only=True)
+class Station:
+    """A device's process, and how many pictures it has been sent and not given back."""
+
+    process: BaseProcess
+    connection: Connection
+    pictures: int = 0
+
+    def send(self, window: Window | None) -> None:
+        """A window to the process; None: there are no more."""
         try:
-            for picture in pictures:
-                task = None if skip(picture) else executor.submit(prepare_here, picture)
-                under_way.append((picture, task))
-                if len(under_way) > UNDER_WAY_PER_WORKER * workers:
-                    yield result_of(*under_way.popleft())
-            while under_way:
-                yield result_of(*under_way.popleft())
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                "a process of --workers was ended from outside (memory?); "
-                "the same command continues where it stopped"
-            ) from None
+            self.connection.send(window)
+        except OSError:
+            raise self.ended() from None
 
-    try:
-        yield source
-    finally:
-        executor.shutdown(cancel_futures=True)
+    def receive(self) -> Sequence[Extracted]:
+        """The results of the window sent first of those that are still there."""
+        try:
+            found: Sequence[Extracted] = self.connection.recv()
+        except (EOFError, OSError):
+            raise self.ended() from None
+        self.pictures -= len(found)
+        return found
 
-
-def result_of(picture: Picture, task: "Future[Ready] | None") -> Ready:
-    """A task's result, its tensor a tensor again."""
-    if task is None:
-        return skipped(picture)
-    ready = task.result()
-    return unpacked(ready)
-
-
-def packed(ready: Ready) -> Ready:
-    """With an array in place of the tensor: torch would send a file of shared memory for each."""
-    if not isinstance(ready.result, NetworkInput):
-        return ready
-    array = dataclasses.replace(ready.result, tensor=ready.result.tensor.numpy())  # type: ignore[arg-type]
-    return dataclasses.replace(ready, result=array)
-
-
-def unpacked(ready: Ready) -> Ready:
-    """The tensor again."""
-    if not isinstance(ready.result, NetworkInput):
-        return ready
-    tensor = torch.from_numpy(ready.result.tensor)
-    return dataclasses.replace(ready, result=dataclasses.replace(ready.result, tensor=tensor))
-
-
-# --- in a worker process --------------------------------------------------------------------------
-
-_here: Callable[[Picture], Ready] | None = None
-
-
-def start_worker(spec: DetectorConfig, limits: InputLimits) -> None:
-    """Readies a worker process."""
-    global _here
-    live_as_long_as_the_parent()
-    torch.set_num_threads(1)
-    reader = PictureReader(limits.max_bytes)
-
-    def here(picture: Picture) -> Ready:
-        return packed(prepare(picture, reader, spec, limits))
-
-    _here = here
-
-
-def prepare_here(picture: Picture) -> Ready:
-    """A worker's task."""
-    assert _here is not None
-    return _here(picture)
-
-
-def live_as_long_as_the_parent() -> None:
-    """Ends this process when the parent does, even by SIGKILL; interrupts are the parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinel = parent.sentinel
-
-        def watch() -> None:
-            wait([sentinel])
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
-
-
-# --- several devices ------------------------------------------------------------------------------
+    def ended(self) -> ChildProcessError:
+        """For a process that is gone."""
+        self.process.join(timeout=5)
+        return ChildProcessError(
+            f"the process of --device {self.process.name} ended with status "
+            f"{self.process.exitcode}; the same command continues where it stopped"
+        )
 
 
 @contextmanager
-def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iterator[Source]:
-    """Extracts on several devices, a process each: pictures go round, rows come back in order."""
-    assert crew.open_detector is not None
-    context, count = process_context(), len(crew.devices)
-    processes: list[tuple[BaseProcess, Connection]] = []
-    for number, device in enumerate(crew.devices):
-        # --workers is their number altogether.
-        workers = crew.workers // count + (number < crew.workers % count)
-        ours, theirs = context.Pipe()
-        # As many as one process has: another number of threads rounds otherwise on a CPU.
-        threads = torch.get_num_threads()
-        arguments = (theirs, crew.open_detector, device, config, given, workers, threads)
-        process = context.Process(target=serve, args=arguments, name=device)  # type: ignore[attr-defined]
-        process.start()
-        theirs.close()
-        processes.append((process, ours))
-    ahead = count * (UNDER_WAY_PER_WORKER * -(-crew.workers // count) + DEVICE_AHEAD)
+def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iterator[Engine]:
+    """Extracts on several devices, a process each: windows go to the one with the least to do."""
+    workers = -(-crew.workers // len(crew.devices))
+    # A window is given back when the next one has been decoded (extract_windows), and decoding is
+    # ahead of that: with less a process would wait for pictures, and this one for it.
+    enough = 2 * config.window + under_way(workers, config.batch_size)
+    stations: list[Station] = []
 
-    def source(pictures: Iterable[Picture], skip: Skip) -> Iterator[Ready]:
-        under_way: deque[tuple[Picture, int | None]] = deque()
-        sent = 0
-        for picture in pictures:
-            if skip(picture):
-                under_way.append((picture, None))
-            else:
-                send(processes[sent % count], picture)
-                under_way.append((picture, sent % count))
-                sent += 1
-            if len(under_way) > ahead:
-                yield received(processes, *under_way.popleft())
-        for one in processes:
-            send(one, None)
-        while under_way:
-            yield received(processes, *under_way.popleft())
+    def engine(windows: Iterable[Window]) -> Iterator[Sequence[Extracted]]:
+        sent: deque[Station] = deque()
+        for window in windows:
+            least = min(stations, key=lambda station: station.pictures)
+            least.send(window)
+            least.pictures += len(window)
+            sent.append(least)
+            while min(station.pictures for station in stations) > enough:
+                yield sent.popleft().receive()
+        for station in stations:
+            station.send(None)
+        while sent:
+            yield sent.popleft().receive()
 
     try:
-        yield source
+        for number in range(len(crew.devices)):
+            stations.append(start_station(number, crew, config, given))
+        yield engine
     finally:
-        for ended_process, connection in processes:
-            connection.close()
-            ended_process.terminate()
-            ended_process.join()
+        for station in stations:
+            station.connection.close()
+            station.process.terminate()
+            station.process.join()
 
 
-def send(process: tuple[BaseProcess, Connection], picture: Picture | None) -> None:
-    """One picture to a device's process; None: there are no more."""
-    try:
-        process[1].send(picture)
-    except OSError:
-        raise ended(process[0]) from None
-
-
-def received(
-    processes: Sequence[tuple[BaseProcess, Connection]], picture: Picture, number: int | None
-) -> Ready:
-    """The result of a picture."""
-    if number is None:
-        return skipped(picture)
-    try:
-        found = processes[number][1].recv()
-    except (EOFError, OSError):
-        raise ended(processes[number][0]) from None
-    assert isinstance(found, Ready)
-    return found
-
-
-def ended(process: BaseProcess) -> ChildProcessError:
-    """A device's process that is gone."""
-    process.join(timeout=5)
-    return ChildProcessError(
-        f"the process of --device {process.name} ended with status {process.exitcode}; "
-        "the same command continues where it stopped"
-    )
+def start_station(
+    number: int, crew: Crew, config: ExtractConfig, given: GivenBoxes | None
+) -> Station:
+    """Starts the process of one of the devices."""
+    assert crew.open_detector is not None
+    context, count, device = process_context(), len(crew.devices), crew.devices[number]
+    # --workers is their number altogether.
+    workers = crew.workers // count + (number < crew.workers % count)
+    ours, theirs = context.Pipe()
+    # As many as one process has: another number of threads rounds otherwise on a CPU.
+    threads = torch.get_num_threads()
+    arguments = (theirs, crew.open_detector, device, config, given, workers, threads)
+    process = context.Process(target=serve, args=arguments, name=device)  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    return Station(process=process, connection=ours)
 
 
 def serve(
@@ -284,39 +188,22 @@ def serve(
     workers: int,
     threads: int,
 ) -> None:
-    """A device's process: pictures in, rows out, until there is a None."""
+    """A device's process: windows in, results out, until there is a None."""
     live_as_long_as_the_parent()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(threads)
     detector = open_detector(device)
-    pictures: Iterator[Picture] = iter(connection.recv, None)
-    with source_of(detector.model.config, config.limits, workers) as source:
-        for ready in source(pictures, lambda picture: False):
-            connection.send(extracted(ready, detector, config, given))
+    received: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
 
+    def receive() -> None:
+        # Always at hand: else both ends could wait for the other one to read.
+        with suppress(EOFError, OSError):  # the other end is closed: there is no more
+            while (window := connection.recv()) is not None:
+                received.put(window)
+        received.put(None)
 
-@contextmanager
-def source_of(spec: DetectorConfig, limits: InputLimits, workers: int) -> Iterator[Source]:
-    """Prepares pictures here, or in worker processes."""
-    if not workers:
-        yield inline(spec, limits)
-        return
-    with pool(spec, limits, workers) as source:
-        yield source
-
-
-def extracted(
-    ready: Ready, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
-) -> Ready:
-    """With the row in place of the network input."""
-    if not isinstance(ready.result, NetworkInput):
-        return ready
-    assert ready.image_id is not None
-    try:
-        boxes = None if given is None else given.boxes_of(ready.image_id, ready.picture.path)
-        made: RegionRow | Rejected = predict_regions(
-            ready.image_id, ready.result, detector, config, boxes
-        )
-    except Rejected as why:
-        made = why
-    return dataclasses.replace(ready, result=made)
+    threading.Thread(target=receive, daemon=True).start()
+    windows: Iterator[Window] = iter(received.get, None)
+    with one_device(workers, detector, config, given) as engine:
+        for results in engine(windows):
+            connection.send(results)

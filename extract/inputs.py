@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +29,17 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
 HASH = re.compile("[0-9a-f]{64}")
-FILE, ROW, MEMBER, BROKEN, MISSING = "file", "row", "member", "broken", "missing"
+FILE, ROW, MEMBER = "file", "row", "member"
+BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
     """A planned picture: a file, a row of a table, or a member of a tar.
 
-    ``broken`` and ``missing`` are none: an archive's rest that cannot be read, and a picture that
-    another table names. They are planned so that they are counted.
+    ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, a
+    picture that another table names, and one whose id comes earlier in the plan. They are planned
+    so that they are counted.
     """
 
     path: str
@@ -68,7 +70,23 @@ def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
                 "them, a .txt list of paths, a .tar, or a table of images"
             )
         plan += found
-    return plan
+    return list(repeats_marked(plan))
+
+
+def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
+    """The plan with every id's first picture as it is, and later ones as ``repeated``.
+
+    Ids that the plan knows count from their first appearance, whatever becomes of that picture: so
+    any part of a plan can be made without the others.
+    """
+    seen: set[str] = set()
+    for picture in plan:
+        if picture.image_id is not None and picture.image_id in seen:
+            yield dataclasses.replace(picture, kind=REPEATED)
+            continue
+        if picture.image_id is not None:
+            seen.add(picture.image_id)
+        yield picture
 
 
 def with_id(picture: Picture, ids: str) -> Picture:
@@ -224,6 +242,8 @@ class PictureReader:
                 raise Rejected(Reason.BROKEN_ARCHIVE, "the rest of the archive cannot be read")
             case "missing":
                 raise Rejected(Reason.MISSING_IMAGE, f"named in {picture.path}")
+            case "repeated":
+                raise Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
         return self.read_file(Path(picture.path))
 
     def read_member(self, picture: Picture) -> bytes:

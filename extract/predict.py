@@ -1,6 +1,12 @@
-"""One picture's bytes to its row of the regions table."""
+"""Network inputs to rows of the regions table: one by one, or a batch of one shape.
 
-import dataclasses
+On a CPU every picture has as many proposals as it has, and regions of one picture share work. On
+other devices all sizes are fixed (vlmill.models.detector_batch) and results come back in one copy,
+so that the host runs ahead of the device.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,14 +29,23 @@ from vlmill.schemas.rejects import Reason
 # it bounds the memory of R-101 to about 0.5 GB beside the weights.
 ROI_CHUNK = 50
 
+Array = npt.NDArray[Any]
+Outcome = RegionRow | Rejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """A picture for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
+
+    image_id: str
+    picture: NetworkInput
+    boxes: npt.NDArray[np.float32] | None = None
+
 
 def extract_regions(
     image_id: str, data: bytes, detector: Detector, config: ExtractConfig
 ) -> RegionRow:
-    """Decodes, detects and selects. Raises Rejected.
-
-    Every picture goes through the network alone, so its row does not depend on its neighbours.
-    """
+    """Decodes, detects and selects. Raises Rejected."""
     pixels = decode(data, config.limits)
     picture = network_input(pixels, detector.model.config, config.limits)
     return predict_regions(image_id, picture, detector, config)
@@ -43,23 +58,47 @@ def predict_regions(
     config: ExtractConfig,
     boxes: npt.NDArray[np.float32] | None = None,
 ) -> RegionRow:
-    """Detects and selects, or describes given ``boxes`` [N, 4] in the picture's pixels, all of
-    them in their order. Raises Rejected.
+    """Detects and selects in one picture, or describes given ``boxes`` [N, 4] in the picture's
+    pixels, all of them in their order. Raises Rejected.
     """
-    model, tensor = detector.model, picture.tensor.to(detector.device)
-    height, width = tensor.shape[2:]
+    query = Query(image_id=image_id, picture=picture, boxes=boxes)
+    (outcome,) = predict([query], detector, config)
+    if isinstance(outcome, Rejected):
+        raise outcome
+    return outcome
+
+
+def predict(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> list[Outcome]:
+    """Rows of pictures of one input shape, which share the backbone; the rest goes one by one."""
+    model = detector.model
+    tensors = [query.picture.tensor for query in queries]
     with computing(config.precision, detector.device):
-        features = model.feature_map(tensor)
-        if boxes is None:
-            rois, _ = model.proposal_generator(features, height, width, picture.scale)
-        else:
-            rois = torch.from_numpy(boxes).to(tensor) * tensor.new_tensor(picture.factors * 2)
-        found = model.describe(features, rois, ROI_CHUNK)
-        row = region_row(image_id, found, picture, detector, config, boxes)
-        if not config.storage.global_feature:
-            return row
-        whole = model.whole_image(features, height, width)
-        return dataclasses.replace(row, global_feature=stored(whole, config.storage.dtype))
+        batch = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        features = model.feature_map(batch.to(detector.device))
+        found = [
+            describe(query, features[i : i + 1], detector, config)
+            for i, query in enumerate(queries)
+        ]
+    return [outcome_of(*one, config.storage) for one in zip(queries, found, strict=True)]
+
+
+def describe(
+    query: Query, features: Float[Tensor, "1 C G V"], detector: Detector, config: ExtractConfig
+) -> Mapping[str, Array]:
+    """The arrays of one picture's row, from its feature map."""
+    model, picture = detector.model, query.picture
+    height, width = picture.tensor.shape[2:]
+    if query.boxes is None:
+        rois, _ = model.proposal_generator(features, height, width, picture.scale)
+    else:
+        own = torch.from_numpy(query.boxes).to(detector.device)
+        rois = own * own.new_tensor(picture.factors * 2)
+    found = model.describe(features, rois, ROI_CHUNK)
+    chosen = chosen_of(found, picture, model.config, config, query.boxes)
+    kept = kept_tensors(found, chosen, model.config, config.storage)
+    if config.storage.global_feature:
+        kept["global_feature"] = model.whole_image(features, height, width)
+    return {name: values.cpu().numpy() for name, values in kept.items()}
 
 
 def region_row(
@@ -68,35 +107,26 @@ def region_row(
     picture: NetworkInput,
     detector: Detector,
     config: ExtractConfig,
-    boxes: npt.NDArray[np.float32] | None = None,
 ) -> RegionRow:
-    """The chosen regions, with boxes in the picture's own pixels; of given boxes, all."""
-    spec, storage = detector.model.config, config.storage
+    """The row of the regions that are chosen among detections. Raises Rejected."""
+    spec = detector.model.config
+    chosen = chosen_of(found, picture, spec, config, None)
+    kept = kept_tensors(found, chosen, spec, config.storage)
+    arrays = {name: values.cpu().numpy() for name, values in kept.items()}
+    return row_of(Query(image_id=image_id, picture=picture), arrays, config.storage)
+
+
+def chosen_of(
+    found: Detections,
+    picture: NetworkInput,
+    spec: DetectorConfig,
+    config: ExtractConfig,
+    boxes: npt.NDArray[np.float32] | None,
+) -> Chosen:
+    """The rule's regions; of given boxes all."""
     if boxes is None:
-        chosen = select(found, spec, frame_of(picture), config.selection)
-    else:
-        chosen = all_given(found, spec, boxes)
-    features = stored(found.features[chosen.ids], storage.dtype)
-    attribute_scores = attribute_ids = None
-    if found.attribute_probs is not None:
-        attributes = foreground_attributes(found.attribute_probs[chosen.ids], spec)
-        attribute_scores, attribute_ids = attributes.max(dim=1)
-    classes = storage.class_probs != "none"
-    class_probs = background_first(found.class_probs[chosen.ids], spec)
-    probs, numbers = kept_probs(class_probs, storage)
-    return RegionRow(
-        image_id=image_id,
-        width=picture.width,
-        height=picture.height,
-        boxes=chosen.boxes.cpu().numpy(),
-        features=features,
-        class_ids=chosen.class_ids.short().cpu().numpy() if classes else None,
-        class_scores=chosen.class_scores.cpu().numpy() if classes else None,
-        class_probs=None if probs is None else stored(probs, storage.dtype),
-        class_prob_ids=numbers,
-        attribute_ids=None if attribute_ids is None else attribute_ids.short().cpu().numpy(),
-        attribute_scores=None if attribute_scores is None else attribute_scores.cpu().numpy(),
-    )
+        return select(found, spec, frame_of(picture), config.selection)
+    return all_given(found, spec, boxes)
 
 
 def all_given(found: Detections, spec: DetectorConfig, boxes: npt.NDArray[np.float32]) -> Chosen:
@@ -122,6 +152,27 @@ def frame_of(picture: NetworkInput) -> Frame:
     )
 
 
+def kept_tensors(
+    found: Detections, chosen: Chosen, spec: DetectorConfig, storage: Storage
+) -> dict[str, Tensor]:
+    """What is stored of the chosen regions, by the names of :class:`RegionRow`."""
+    kept = {"boxes": chosen.boxes, "features": found.features[chosen.ids]}
+    if storage.class_probs != "none":
+        kept["class_ids"] = chosen.class_ids.short()
+        kept["class_scores"] = chosen.class_scores
+    if storage.class_probs == "full" or storage.top_k is not None:
+        probs = background_first(found.class_probs[chosen.ids], spec)
+        if storage.top_k is not None:  # equal ones in the columns' order
+            probs, numbers = probs.sort(dim=1, descending=True, stable=True)
+            probs, kept["class_prob_ids"] = probs[:, : storage.top_k], numbers[:, : storage.top_k]
+        kept["class_probs"] = probs
+    if found.attribute_probs is not None:
+        attributes = foreground_attributes(found.attribute_probs[chosen.ids], spec)
+        kept["attribute_scores"], numbers = attributes.max(dim=1)
+        kept["attribute_ids"] = numbers.short()
+    return kept
+
+
 def background_first(
     class_probs: Float[Tensor, "N K1"], spec: DetectorConfig
 ) -> Float[Tensor, "N K1"]:
@@ -129,24 +180,30 @@ def background_first(
     return class_probs if spec.background == "first" else class_probs.roll(1, dims=1)
 
 
-def kept_probs(
-    probs: Float[Tensor, "N K1"], storage: Storage
-) -> tuple[Tensor | None, npt.NDArray[Any] | None]:
-    """What is stored of the class distributions, background first: all, or the highest and their
-    columns; equal ones in the columns' order.
-    """
-    if storage.class_probs == "full":
-        return probs, None
-    if storage.top_k is None:
-        return None, None
-    values, numbers = probs.sort(dim=1, descending=True, stable=True)
-    count = storage.top_k
-    return values[:, :count], numbers[:, :count].cpu().numpy().astype(np.uint16)
+def outcome_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Outcome:
+    """The row, or why there is none."""
+    try:
+        return row_of(query, arrays, storage)
+    except Rejected as why:
+        return why
 
 
-def stored(values: Tensor, dtype: str) -> npt.NDArray[Any]:
+def row_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
+    """A row of arrays by their names. Raises Rejected where the stored type cannot hold them."""
+    values = dict(arrays)
+    for name in ("features", "class_probs", "global_feature"):
+        if name in values:
+            values[name] = stored(values[name], storage.dtype)
+    if "class_prob_ids" in values:
+        values["class_prob_ids"] = values["class_prob_ids"].astype(np.uint16)
+    return RegionRow(
+        image_id=query.image_id, width=query.picture.width, height=query.picture.height, **values
+    )
+
+
+def stored(values: Array, dtype: str) -> Array:
     """Values as a reader will see them. Raises Rejected where the type cannot hold them."""
     try:
-        return from_stored(to_stored(values.cpu().numpy(), dtype), dtype)
+        return from_stored(to_stored(values, dtype), dtype)
     except ValueError as error:
         raise Rejected(Reason.NOT_FINITE, f"a feature or probability: {error}") from None

@@ -2,42 +2,33 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.extract.batches import Extracted
 from vlmill.extract.config import ExtractConfig
-from vlmill.extract.engine import Crew, Ready, Source, devices, extracted, inline, source_of
+from vlmill.extract.engine import Crew, Engine, Window, engine_of, windows_of
 from vlmill.extract.given import GivenBoxes
 from vlmill.extract.inputs import Picture, plan_digest
 from vlmill.extract.preprocess import Rejected
 from vlmill.extract.weights import Detector
+from vlmill.extract.writing import Background, PartWriter
 from vlmill.schemas.manifest import read_manifest, write_manifest
 from vlmill.schemas.outputs import State, prepare_output
 from vlmill.schemas.progress import Progress
-from vlmill.schemas.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason, reject
-from vlmill.schemas.shards import (
-    SOFTWARE,
-    Shard,
-    ShardWriter,
-    describe_shard,
-    shard_name,
-    write_shard,
-)
+from vlmill.schemas.shards import SOFTWARE, Shard, describe_shard, shard_name
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 JOB = "extract-rois run"
 STAGE = "regions"
-# Rows that are read together later: small groups make random access cheap (16 x 100 x 2048 float16
-# = 6.5 MB).
-ROWS_PER_GROUP = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +99,9 @@ class Job:
 def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int, int]:
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
-    ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way, 16 rows
-    and the ids seen so far, not by the pictures' bytes. Raises InputError if the output holds a run
-    with other settings.
+    ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way, the rows
+    that wait to be written and the ids seen so far, not by the pictures' bytes. Raises InputError
+    if the output holds a run with other settings.
     """
     settings = job.settings()
     if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
@@ -118,36 +109,89 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
         return count_rows(read_manifest(job.output)["shards"])
     finished = {i: found for i in range(job.num_shards) if (found := finished_shards(job, i))}
     done = sum(len(job.part(index).pictures) for index in finished)
-    seen: set[str] = set()
-    shards: list[Shard] = []
-    todo = (p for i in range(job.num_shards) if i not in finished for p in job.part(i).pictures)
+    todo = [index for index in range(job.num_shards) if index not in finished]
     with (
         Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress,
-        working(job, crew or Crew()) as source,
+        engine_of(crew or Crew(), job.detector, job.config, job.given) as engine,
+        Background() as background,
     ):
-        # Asked ahead of its turn: what counts is row_of's answer when the turn has come.
-        ready = source(todo, lambda picture: picture.image_id in seen)
-        for index in range(job.num_shards):
-            if index in finished:
-                seen.update(image_ids(job.output / finished[index][0].name))
-                shards += finished[index]
-            else:
-                shards += make_shards(job, job.part(index), seen, progress, ready)
-            seen.update(planned_ids(job.part(index)))
+        results = results_of(engine, job, [job.part(index) for index in todo])
+        written = write_parts(job, finished, results, progress, background)
+    shards = [
+        shard
+        for index in range(job.num_shards)
+        for shard in finished.get(index) or written[index].shards
+    ]
     write_manifest(job.output, shards, job=JOB, settings=settings)
     return count_rows(shards)
 
 
-@contextmanager
-def working(job: Job, crew: Crew) -> Iterator[Source]:
-    """What makes the pictures ready."""
-    if len(crew.devices) > 1:
-        with devices(crew, job.config, job.given) as source:
-            yield source
-    else:
-        spec = job.detector.model.config
-        with source_of(spec, job.config.limits, crew.workers) as source:
-            yield source
+def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extracted]:
+    """What becomes of the parts' pictures, one after the other."""
+    size = job.config.window
+    windows: Iterator[Window] = chain.from_iterable(windows_of(p.pictures, size) for p in parts)
+    return chain.from_iterable(engine(windows))
+
+
+def write_parts(
+    job: Job,
+    finished: Mapping[int, Sequence[Shard]],
+    results: Iterator[Extracted],
+    progress: Progress,
+    background: Background,
+) -> dict[int, PartWriter]:
+    """Writes the parts that are not finished, each with its number of the results."""
+    seen: set[str] = set()
+    written = {}
+    for index in range(job.num_shards):
+        part = job.part(index)
+        if index in finished:
+            seen.update(image_ids(job.output / finished[index][0].name))
+        else:
+            written[index] = write_part(job, part, seen, results, progress, background)
+        seen.update(planned_ids(part))
+    return written
+
+
+def write_part(
+    job: Job,
+    part: Part,
+    seen: set[str],
+    results: Iterator[Extracted],
+    progress: Progress,
+    background: Background,
+) -> PartWriter:
+    """Queues one part's shards. ``seen``: the ids that have rows already; grows."""
+    writer = PartWriter(
+        background,
+        job.output,
+        part.index,
+        part.total,
+        producer=job.producer(),
+        arrays=job.arrays(),
+        dtype=job.config.storage.dtype,
+        compression=job.config.storage.compression,
+    )
+    with writer:
+        for one in islice(results, len(part.pictures)):
+            try:
+                writer.add(settled(one, seen))
+                progress.advance()
+            except Rejected as why:
+                writer.reject(reject(STAGE, one.picture.key, why.reason, why.detail))
+                progress.advance(rejects=1)
+    return writer
+
+
+def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
+    """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
+    with (
+        engine_of(Crew(), job.detector, job.config, job.given) as engine,
+        Background() as background,
+    ):
+        results = results_of(engine, job, [part])
+        writer = write_part(job, part, set(), results, progress, background)
+    return writer.shards
 
 
 def finished_shards(job: Job, index: int) -> list[Shard]:
@@ -160,69 +204,21 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
         return []  # missing or damaged: the part is made again
 
 
-def make_shards(
-    job: Job,
-    part: Part,
-    seen: set[str],
-    progress: Progress,
-    ready: Iterator[Ready] | None = None,
-) -> list[Shard]:
-    """Extracts one part: regions, then rejects. Without both files it counts as not done.
+def settled(one: Extracted, seen: set[str]) -> RegionRow:
+    """The picture's row, if its id has none yet. Raises Rejected.
 
-    ``seen``: the ids that have rows already; grows. ``ready`` gives the part's pictures next.
+    Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
+    a file counts from the first row.
     """
-    if ready is None:
-        source = inline(job.detector.model.config, job.config.limits)
-        ready = source(part.pictures, lambda picture: picture.image_id in seen)
-    rejects: list[dict[str, object]] = []
-    writer = ShardWriter(
-        job.output,
-        REGIONS,
-        part.index,
-        part.total,
-        producer=job.producer(),
-        arrays=job.arrays(),
-        compression=job.config.storage.compression,
-    )
-    with writer:
-        rows: list[RegionRow] = []
-        for one in islice(ready, len(part.pictures)):
-            try:
-                rows.append(extract_one(one, job, seen))
-                progress.advance()
-            except Rejected as why:
-                rejects.append(reject(STAGE, one.picture.key, why.reason, why.detail))
-                progress.advance(rejects=1)
-            if len(rows) == ROWS_PER_GROUP:
-                writer.write(encode_regions(rows, dtype=job.config.storage.dtype))
-                rows = []
-        writer.write(encode_regions(rows, dtype=job.config.storage.dtype))
-    assert writer.shard is not None
-    return [
-        writer.shard,
-        write_shard(job.output, REJECTS, rejects, part.index, part.total, producer=job.producer()),
-    ]
-
-
-def extract_one(ready: Ready, job: Job, seen: set[str]) -> RegionRow:
-    """One picture's row. Raises Rejected, also for an id that has a row already.
-
-    An id that the plan gives counts from its first appearance, whatever came of it: so any part
-    can be made without the others.
-    """
-    planned = ready.picture.image_id
+    planned = one.picture.image_id
+    if one.image_id is not None and one.image_id in seen:
+        raise Rejected(Reason.DUPLICATE, f"{one.image_id} came earlier")
     if planned is not None:
-        if planned in seen:
-            raise Rejected(Reason.DUPLICATE, f"{planned} came earlier")
         seen.add(planned)
-    elif ready.image_id in seen:
-        raise Rejected(Reason.DUPLICATE, f"{ready.image_id} has a row already")
-    made = extracted(ready, job.detector, job.config, job.given).result
-    if isinstance(made, Rejected):
-        raise made
-    assert isinstance(made, RegionRow)
-    seen.add(made.image_id)
-    return made
+    if isinstance(one.result, Rejected):
+        raise one.result
+    seen.add(one.result.image_id)
+    return one.result
 
 
 def planned_ids(part: Part) -> set[str]:

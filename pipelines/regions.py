@@ -16,7 +16,7 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.shared import Shared
 
-from vlmill.extract.cli import add_engine, config_of, detector_of, warn_of_random_weights
+from vlmill.extract.cli_engine import add_engine, config_of, detector_of, warn_of_random_weights
 from vlmill.pipelines.options import beam_options, run_pipeline
 from vlmill.schemas.commands import Parser, run_command
 from vlmill.schemas.manifest import read_manifest, write_manifest
@@ -30,15 +30,12 @@ if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are k
     from vlmill.extract.run import Job, Part
     from vlmill.extract.weights import Detector
 
-Element = tuple["Part", frozenset[str]]
-"""The pictures of a shard, and those of their ids that earlier shards have had."""
-
 
 class ExtractPart(beam.DoFn):
-    """Element -> (rows of regions, rows of rejects) of the two shards that it has written.
+    """Part -> (rows of regions, rows of rejects) of the two shards that it has written.
 
-    Memory: one detector a process, whatever the number of threads; one picture and 16 rows a
-    thread.
+    Memory: one detector a process, whatever the number of threads; the pictures among which batches
+    are formed and the rows that wait to be written a thread.
     """
 
     def __init__(self, arguments: argparse.Namespace, fingerprint: str) -> None:
@@ -57,16 +54,15 @@ class ExtractPart(beam.DoFn):
     def _open(self) -> "Detector":
         return detector_of(self.arguments)
 
-    def process(self, element: Element) -> Iterator[tuple[int, int]]:
+    def process(self, part: "Part") -> Iterator[tuple[int, int]]:
         from vlmill.extract.run import Job, make_shards
 
-        part, seen = element
         config, output = config_of(self.arguments), Path(self.arguments.output)
         job = Job(plan=(), output=output, detector=self.detector, config=config)
         with Progress(
             total=len(part.pictures), unit="picture", label=f"regions {part.index}"
         ) as progress:
-            regions, rejects = make_shards(job, part, set(seen), progress)
+            regions, rejects = make_shards(job, part, progress)
         Metrics.counter("regions", "rows").inc(regions.rows)
         Metrics.counter("regions", "rejects").inc(rejects.rows)
         yield regions.rows, rejects.rows
@@ -79,12 +75,15 @@ def run(arguments: Sequence[str]) -> int:
     config = config_of(args)
     tables = find_shards(args.images, IMAGES, "--images")
 
-    from vlmill.extract.inputs import rows_of
+    from vlmill.extract.inputs import repeats_marked, rows_of
     from vlmill.extract.run import JOB, Job, count_rows
 
     warn_of_random_weights(args)
     job = Job(
-        plan=list(rows_of(tables)), output=args.output, detector=detector_of(args), config=config
+        plan=list(repeats_marked(rows_of(tables))),
+        output=args.output,
+        detector=detector_of(args),
+        config=config,
     )
     settings = job.settings()
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
@@ -105,7 +104,8 @@ def extract_missing(
     """Runs the pipeline over the parts that are not there yet; returns the shards of all parts."""
     from vlmill.extract.run import finished_shards
 
-    missing = [e for e in elements_of(job) if not finished_shards(job, e[0].index)]
+    parts = (job.part(index) for index in range(job.num_shards))
+    missing = [part for part in parts if not finished_shards(job, part.index)]
     if len(missing) < job.num_shards:
         print(f"continuing: {job.num_shards - len(missing)} shards are there", file=sys.stderr)
     if missing:
@@ -124,18 +124,6 @@ def extract_missing(
             )
         shards += written
     return shards
-
-
-def elements_of(job: "Job") -> Iterator[Element]:
-    """The parts of a job, each with what it must know of the parts before it."""
-    from vlmill.extract.run import planned_ids
-
-    earlier: set[str] = set()
-    for index in range(job.num_shards):
-        part = job.part(index)
-        ids = planned_ids(part)
-        yield part, frozenset(ids & earlier)
-        earlier |= ids
 
 
 def parser() -> Parser:

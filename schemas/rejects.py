@@ -74,6 +74,7 @@ class Reason(StrEnum):
     BAD_BOXES = "bad_boxes"  # a given box is no box of this picture
     NO_GIVEN_BOXES = "no_given_boxes"  # the box file has no entry for the picture
     NOT_FINITE = "not_finite"  # a feature or probability that the stored type cannot hold
+    NETWORK_FAILED = "network_failed"  # out of memory, mostly: the picture failed alone, too
 
 
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:

@@ -121,7 +121,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     job: MakeJob, first_run: Path, monkeypatch: pytest.MonkeyPatch, pictures_done: int
 ) -> None:
     calls = 0
-    original = run_module.extract_one
+    original = run_module.settled
 
     def interrupted(*arguments: Any) -> object:
         nonlocal calls
@@ -131,7 +131,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "extract_one", interrupted)
+        patch.setattr(run_module, "settled", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(job())
     finished = pictures_done // 3
