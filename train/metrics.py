@@ -53,9 +53,14 @@ def check_scores(scores: Scores, owners: Ids) -> None:
 def text_to_image_ranks(scores: Scores, owners: Ids) -> Ranks:
     """Image retrieval: each text's rank of its own image among all images."""
     check_scores(scores, owners)
-    right = scores[owners, np.arange(scores.shape[1])]
-    higher = (scores > right).sum(axis=0)
-    as_high = (scores >= right).sum(axis=0) - 1  # the right image itself is no wrong candidate
+    return ranks_among(scores.T, owners)
+
+
+def ranks_among(scores: Scores, right: Ids) -> Ranks:
+    """Each query's rank of its one right candidate: ``scores`` [queries, candidates]."""
+    own = scores[np.arange(len(scores)), right][:, None]
+    higher = (scores > own).sum(axis=1)
+    as_high = (scores >= own).sum(axis=1) - 1  # the right one itself is no wrong candidate
     return Ranks(pessimistic=as_high, optimistic=higher)
 
 
@@ -115,7 +120,7 @@ def retrieval_metrics(scores: Scores, owners: Ids, ks: Sequence[int] = KS) -> di
     }
     metrics: dict[str, float] = {}
     for direction, ranks in directions.items():
-        metrics |= {f"{direction}/{name}": value for name, value in _summary(ranks, ks).items()}
+        metrics |= {f"{direction}/{name}": value for name, value in rank_summary(ranks, ks).items()}
     for k in ks:
         metrics[f"image_retrieval/r{k}_chance"] = chance_image_recall(len(scores), k)
         metrics[f"text_retrieval/r{k}_chance"] = chance_text_recall(owners, k)
@@ -123,7 +128,8 @@ def retrieval_metrics(scores: Scores, owners: Ids, ks: Sequence[int] = KS) -> di
     return metrics | {"mean_recall": float(np.mean(recalls))}
 
 
-def _summary(ranks: Ranks, ks: Sequence[int]) -> dict[str, float]:
+def rank_summary(ranks: Ranks, ks: Sequence[int] = KS) -> dict[str, float]:
+    """One direction's figures: recalls with their errors, median and mean rank from 1, ties, n."""
     n = len(ranks.pessimistic)
     summary: dict[str, float] = {}
     for k in ks:

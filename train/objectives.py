@@ -5,30 +5,12 @@ pairs vanish by construction.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vlmill.models import ImageBert
 from vlmill.train.collate import PretrainBatch
+from vlmill.train.losses import mean_cross_entropy, mean_matching, mean_squared_error
 from vlmill.train.recipes.base import Objectives
-
-
-def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over N of the cross-entropy of logits [N, K] with classes [N]; 0 for N = 0.
-
-    Targets of -100 (a class that the detector did not give) do not count.
-    """
-    total = F.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
-    return total / (targets != -100).sum().clamp(min=1)
-
-
-def mean_squared_error(predicted: Tensor, targets: Tensor) -> Tensor:
-    """Mean over [N, D] of the squared difference; 0 for N = 0.
-
-    The paper sums over D, which for D = 2048 outweighs the other losses, and prints a minus sign,
-    which would diverge: a mean, as UNITER's (arXiv:1909.11740), and a plus.
-    """
-    return F.mse_loss(predicted, targets, reduction="sum") / max(targets.numel(), 1)
 
 
 def pretraining_losses(
@@ -53,7 +35,7 @@ def pretraining_losses(
         losses["mrfr"] = mean_squared_error(predicted, batch.feature_targets)
     if weights.itm:
         logits = model.match_logit(output.pooled)
-        losses["itm"] = F.binary_cross_entropy_with_logits(logits, batch.matching)
+        losses["itm"] = mean_matching(logits, batch.matching)
     return losses
 
 

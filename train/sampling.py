@@ -4,21 +4,17 @@ Nothing here depends on workers, devices or what was drawn before, so any number
 the same batches, and a resumed run needs no more than the number of its next step.
 """
 
-import hashlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.train.masking import Draws
+
 Ids = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 MAX_DRAWS = 64
-
-
-def key64(text: str) -> int:
-    """64 bits of a text's BLAKE2b, equal on every run and machine."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def generator(seed: int, stage: int, epoch: int, key: int) -> np.random.Generator:
@@ -49,15 +45,17 @@ def choose_pairing(
     *,
     negative_share: float,
     hard_share: float,
+    text_share: float = 0.5,
 ) -> tuple[int, int, bool]:
     """The rows that give the text and the picture of a sample, and whether these match.
 
     ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the picture (equal chance) is
-    that of another pair, which must not be a caption of this picture. ``hard_share`` of them come
-    from the pair's hard negatives, where it has any; the others from ``rows``. Where none is found
-    (all captions are of one picture) the pair stays as it is.
+    that of another pair, which must not be a caption of this picture. The caption with
+    ``text_share``: always in the code of ViLBERT, VL-BERT and InterBERT. ``hard_share`` of them
+    come from the pair's hard negatives, where it has any (0.2 in InterBERT's paper); the others
+    from ``rows``. Where none is found (all captions are of one picture) the pair stays as it is.
     """
-    wanted, replaces_text, hard = rng.random(3) < (negative_share, 0.5, hard_share)
+    wanted, replaces_text, hard = rng.random(3) < (negative_share, text_share, hard_share)
     if not wanted:
         return row, row, True
     candidates = table.hard_negatives(row) if hard else rows[:0]
@@ -72,6 +70,18 @@ def _drawn(candidates: Ids, rng: np.random.Generator) -> Any:
     if not len(candidates):
         return candidates
     return candidates[rng.integers(len(candidates), size=MAX_DRAWS)]
+
+
+def draw_other(draws: Draws, count: int, allowed: Callable[[int], bool]) -> int | None:
+    """A row below ``count`` that is allowed, drawn again and again; None where none is found.
+
+    The released codes' way to another caption: VL-BERT forbids the pair's own row, InterBERT the
+    captions of its picture, ViLBERT nothing.
+    """
+    for _ in range(MAX_DRAWS if count else 0):
+        if allowed(row := int(draws.integers(0, count))):
+            return row
+    return None
 
 
 def mix(text_key: Keys | int, image_key: Keys | int) -> Any:

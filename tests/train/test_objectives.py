@@ -5,7 +5,7 @@ import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
 from vlmill.train.collate import PretrainBatch
-from vlmill.train.objectives import mean_cross_entropy, pretraining_losses, weighted_sum
+from vlmill.train.objectives import pretraining_losses, weighted_sum
 from vlmill.train.recipes import Objectives
 
 CONFIG = ImageBertConfig(
@@ -101,13 +101,6 @@ def test_an_objective_of_weight_0_is_not_computed(model: ImageBert) -> None:
     batch = make_batch((1, 0), [1], [2])
     weights = Objectives(mlm=0.0, moc=0.0)
     assert set(pretraining_losses(model, batch, weights)) == {"mrfr", "itm"}
-
-
-def test_missing_classes_do_not_count() -> None:
-    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
-    alone = mean_cross_entropy(logits[:1], torch.tensor([0]))
-    assert mean_cross_entropy(logits, torch.tensor([0, -100])) == alone
-    assert mean_cross_entropy(logits, torch.tensor([-100, -100])) == 0
 
 
 def test_some_objective_must_have_a_weight() -> None:

@@ -36,13 +36,11 @@ def test_nothing_to_mask() -> None:
 
 def test_overlaps_by_hand() -> None:
     boxes = np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 5, 9]], dtype=np.float32)
-    third = 1 / 3
-    np.testing.assert_allclose(
-        overlaps(boxes), [[1, third, 0], [third, 1, 0], [0, 0, 0]], rtol=1e-6
-    )
+    points = np.array([[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]], dtype=np.float32)
+    np.testing.assert_allclose(overlaps(boxes), points, rtol=1e-6)
     # In whole pixels the first two are 3 x 3 and share 2 x 3; the third is 1 x 5.
-    in_pixels = overlaps(boxes, pixel=(1, 1))
-    np.testing.assert_allclose(in_pixels, [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]], rtol=1e-6)
+    pixels = np.array([[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]], dtype=np.float32)
+    np.testing.assert_allclose(overlaps(boxes, pixel=(1, 1)), pixels, rtol=1e-6)
 
 
 @given(st.integers(0, 8), st.integers(0, 2**32))

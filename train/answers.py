@@ -1,0 +1,71 @@
+"""VQA's answers: their processing, and the soft scores of what ten annotators said.
+
+The processing is that of the official scorer, quirks and all; VLMo's code and the tool that made
+ViLBERT's labels have the same rules.
+"""
+
+import re
+from itertools import accumulate
+
+PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+DIGIT_COMMA = re.compile(r"\d,\d", re.ASCII)
+PERIOD = re.compile(r"\.(?!\d)", re.ASCII)
+MAX_PERIODS = 32  # the 33rd stays: a flag stands where the official code meant it as none
+ARTICLES = {"a", "an", "the"}
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBER_WORDS = {"none": "0"} | {word: str(i) for i, word in enumerate(NUMBERS)}
+
+# Restored from the spelling without any apostrophe.
+SINGLE = """ain't aren't can't could've couldn't didn't doesn't don't hadn't hasn't haven't he'd
+he's how'd how'll how's isn't it'd it'll ma'am mightn't might've mustn't must've needn't
+not've o'clock oughtn't shan't should've shouldn't somebody'll somebody's someone'd
+someone'll someone's something'd something'll that's there'd there're there's they'd
+they'll they're they've 'twas wasn't we've weren't what'll what're what's what've when's
+where'd where's where've who'd who'll who's who've why'll why're why's won't would've
+wouldn't y'all you'd you'll you're you've"""
+# Restored from every spelling that lacks one of its apostrophes, not from the one without any.
+DOUBLE = """couldn't've hadn't've he'd've it'd've mightn't've she'd've shouldn't've somebody'd've
+someone'd've something'd've there'd've they'd've we'd've who'd've wouldn't've y'all'll y'all'd've
+you'd've 'ow's'at"""
+
+
+def _without_one(word: str) -> list[str]:
+    places = accumulate((len(part) + 1 for part in word.split("'")), initial=-1)
+    return [word[:at] + word[at + 1 :] for at in list(places)[1:-1]]
+
+
+CONTRACTIONS = (
+    {word.replace("'", ""): word for word in SINGLE.split()}
+    | {spelling: word for word in DOUBLE.split() for spelling in _without_one(word)}
+    | {"somebody'd": "somebodyd"}  # the wrong way round in the official table
+)
+
+
+def process_answer(text: str) -> str:
+    """An answer as it is compared and as labels are written: steps 2 to 5 of the official scorer.
+
+    Punctuation goes or becomes a blank, periods go unless before a digit, number words become
+    digits, articles go, contractions get their apostrophes back.
+    """
+    words = (NUMBER_WORDS.get(word, word) for word in _without_marks(text).lower().split())
+    kept = (word for word in words if word not in ARTICLES)
+    return " ".join(CONTRACTIONS.get(word, word) for word in kept)
+
+
+def _without_marks(text: str) -> str:
+    """A mark beside a blank anywhere goes everywhere, as do all in a text with "1,000"."""
+    out, goes = text, bool(DIGIT_COMMA.search(text))
+    for mark in PUNCTUATION:
+        beside = f"{mark} " in text or f" {mark}" in text
+        out = out.replace(mark, "" if goes or beside else " ")
+    return PERIOD.sub("", out, count=MAX_PERIODS)
+
+
+def soft_score(votes: int) -> float:
+    """The score 0..1 of an answer that ``votes`` of the ten annotators gave, typed alike.
+
+    The mean of the official accuracy over the annotators, each left out in turn.
+    """
+    if votes < 0:
+        raise ValueError(f"votes={votes}: want at least 0")
+    return min(1.0, 3 * votes / 10)
