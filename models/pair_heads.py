@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from vlmill.models.blocks import init_bert
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import MlmHead, RegionHead
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
 
 Fusion = Literal["mul", "sum"]
+MASKED_LOGIT = -10000.0  # added to scores of padding, as the released code has it
 FUSIONS: tuple[Fusion, ...] = ("mul", "sum")
 
 
@@ -126,6 +128,50 @@ class PairHeads(nn.Module):
         self.region_embedding.standardise(mean, std)
         if self.regress_features:
             self.region_head.decoder.bias.add_(mean)
+
+
+class ScoreHeads(nn.Module):
+    """One score for a pair, for each region and for each token, over a trunk.
+
+    ``dropout`` acts on rows; on what is pooled only if ``drop_pooled``.
+    """
+
+    def __init__(
+        self,
+        trunk: PairHeads,
+        widths: tuple[int, int],
+        pooled_width: int,
+        dropout: float,
+        *,
+        init_std: float,
+        drop_pooled: bool = True,
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.dropout = nn.Dropout(dropout)
+        self.pooled_dropout = nn.Dropout(dropout if drop_pooled else 0.0)
+        self.score_head = nn.Linear(pooled_width, 1)
+        self.token_head = nn.Linear(widths[0], 1)
+        self.region_head = nn.Linear(widths[1], 1)
+        for head in (self.score_head, self.token_head, self.region_head):
+            init_bert(head, init_std)
+
+    def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+        """How well text and picture fit: VCR's choices, retrieval's candidates."""
+        scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
+        return scores[:, 0]
+
+    def region_scores(
+        self, regions: Float[Tensor, "B R Hv"], region_mask: Bool[Tensor, "B R"]
+    ) -> Float[Tensor, "B R"]:
+        """Logits of each region being meant (RefCOCO+); padding is 10000 lower."""
+        scores: Float[Tensor, "B R 1"] = self.region_head(self.dropout(regions))
+        return scores[..., 0] + MASKED_LOGIT * ~region_mask
+
+    def token_scores(self, text: Float[Tensor, "B T Ht"]) -> Float[Tensor, "B T"]:
+        """A logit for each token; in the releases, for no task of theirs."""
+        scores: Float[Tensor, "B T 1"] = self.token_head(self.dropout(text))
+        return scores[..., 0]
 
 
 def check_modalities(inputs: VLInputs, *, need_text: bool, need_regions: bool) -> None:

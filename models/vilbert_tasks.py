@@ -10,19 +10,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.blocks import init_bert
 from vlmill.models.config_checks import check_shares, check_sizes
 from vlmill.models.heads import Transform
 from vlmill.models.inputs import VLInputs
-from vlmill.models.pair_heads import EncodedPair
+from vlmill.models.pair_heads import EncodedPair, PairHeads, ScoreHeads
 from vlmill.models.single_stream import SingleStream, SingleStreamConfig
 from vlmill.models.vilbert import Vilbert
 from vlmill.models.vilbert_config import VilbertConfig
-
-MASKED_LOGIT = -10000.0  # added to scores of padding, as the released code has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,49 +99,6 @@ class Classifier(nn.Module):
         return logits
 
 
-class ScoreHeads(nn.Module):
-    """One score for a pair, for each region and for each token, over a trunk.
-
-    ``dropout`` acts on rows; on what is pooled only if ``drop_pooled``.
-    """
-
-    def __init__(
-        self,
-        trunk: Vilbert | SingleStream,
-        widths: tuple[int, int],
-        pooled_width: int,
-        dropout: float,
-        *,
-        drop_pooled: bool = True,
-    ) -> None:
-        super().__init__()
-        self.trunk = trunk
-        self.dropout = nn.Dropout(dropout)
-        self.pooled_dropout = nn.Dropout(dropout if drop_pooled else 0.0)
-        self.score_head = nn.Linear(pooled_width, 1)
-        self.token_head = nn.Linear(widths[0], 1)
-        self.region_head = nn.Linear(widths[1], 1)
-        for head in (self.score_head, self.token_head, self.region_head):
-            init_bert(head, trunk.config.init_std)
-
-    def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """How well text and picture fit: VCR's choices, retrieval's candidates."""
-        scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
-        return scores[:, 0]
-
-    def region_scores(
-        self, regions: Float[Tensor, "B R Hv"], region_mask: Bool[Tensor, "B R"]
-    ) -> Float[Tensor, "B R"]:
-        """Logits of each region being meant (RefCOCO+); padding is 10000 lower."""
-        scores: Float[Tensor, "B R 1"] = self.region_head(self.dropout(regions))
-        return scores[..., 0] + MASKED_LOGIT * ~region_mask
-
-    def token_scores(self, text: Float[Tensor, "B T Ht"]) -> Float[Tensor, "B T"]:
-        """A logit for each token; in the releases, for no task of theirs."""
-        scores: Float[Tensor, "B T 1"] = self.token_head(self.dropout(text))
-        return scores[..., 0]
-
-
 class VilbertTasks(ScoreHeads):
     """The paper's release, over ViLBERT or the single-stream baseline."""
 
@@ -151,11 +106,18 @@ class VilbertTasks(ScoreHeads):
         two_streams = isinstance(config.trunk, VilbertConfig)
         width = pooled = config.trunk.width
         if isinstance(config.trunk, VilbertConfig):
-            trunk: Vilbert | SingleStream = Vilbert(config.trunk)
+            trunk: PairHeads = Vilbert(config.trunk)
             widths, pooled = (width, config.trunk.visual_width), config.trunk.co_width
         else:
             trunk, widths = SingleStream(config.trunk), (width, width)
-        super().__init__(trunk, widths, pooled, config.dropout, drop_pooled=two_streams)
+        super().__init__(
+            trunk,
+            widths,
+            pooled,
+            config.dropout,
+            drop_pooled=two_streams,
+            init_std=config.trunk.init_std,
+        )
         self.config = config
         self.answer_head = nn.Sequential(
             WeightNormLinear(pooled, 2 * pooled),
@@ -181,7 +143,7 @@ class Vilbert12in1(ScoreHeads):
     def __init__(self, config: Vilbert12in1Config) -> None:
         trunk, pooled = config.trunk, config.trunk.co_width
         widths = (trunk.width, trunk.visual_width)
-        super().__init__(Vilbert(trunk), widths, pooled, config.dropout)
+        super().__init__(Vilbert(trunk), widths, pooled, config.dropout, init_std=trunk.init_std)
         self.config = config
         self.answer_head = Classifier(pooled, 2 * pooled, config.num_answers)
         self.gqa_head = Classifier(pooled, 2 * pooled, config.num_gqa_answers)

@@ -9,11 +9,16 @@ from vlmill.models.reference.bert_names import (
     block_links,
     canonical,
     feed_forward_links,
-    mlm_head_links,
     text_embedding_links,
 )
 from vlmill.models.reference.family import Family
 from vlmill.models.reference.keymap import Link, linked
+from vlmill.models.reference.pair_names import (
+    pretraining_links,
+    region_embedding_links,
+    score_links,
+    under,
+)
 from vlmill.models.single_stream import SingleStream, SingleStreamConfig
 from vlmill.models.vilbert import Vilbert
 from vlmill.models.vilbert_config import VilbertConfig
@@ -166,32 +171,23 @@ def links(model: nn.Module) -> list[Link]:
     if isinstance(model, SingleStream):
         return _baseline_links(model)
     assert isinstance(model, VilbertTasks | Vilbert12in1 | VilbertClassifier)
-    trunk = [_under("trunk", link) for link in links(model.trunk)]
+    trunk = [under("trunk", link) for link in links(model.trunk)]
     if isinstance(model, VilbertClassifier):
         return (
             trunk
             + _classifier_links("head", "classifier.0.dense", "classifier.0.LayerNorm")
             + (linked("head.decoder", "classifier.1"))
         )
-    heads = [
-        *linked("score_head", "vil_logit"),
-        *linked("region_head", "vision_logit"),
-        *linked("token_head", "linguisic_logit"),  # spelled so in every checkpoint
-    ]
     if isinstance(model, VilbertTasks):
-        return trunk + heads + _weight_norm_links("answer_head", "vil_prediction.main")
+        return trunk + score_links() + _weight_norm_links("answer_head", "vil_prediction.main")
     return [
         *trunk,
-        *heads,
+        *score_links(),
         *_logit_fc_links("answer_head", "vil_prediction"),
         *_logit_fc_links("gqa_head", "vil_prediction_gqa"),
         *_logit_fc_links("two_pictures_head", "vil_binary_prediction"),
         *linked("entailment_head", "vil_tri_prediction"),
     ]
-
-
-def _under(prefix: str, link: Link) -> Link:
-    return Link(f"{prefix}.{link.ours}", link.theirs, link.also, link.rows)
 
 
 def _vilbert_links(model: Vilbert) -> list[Link]:
@@ -247,26 +243,6 @@ def _baseline_links(model: SingleStream) -> list[Link]:
     for n in range(len(model.layers)):
         found += block_links(f"layers.{n}", f"bert.encoder.layer.{n}")
     return found
-
-
-def region_embedding_links(ours: str, theirs: str) -> list[Link]:
-    """Of a `RegionEmbedding`, as ViLBERT and what comes from its code call it."""
-    return [
-        *linked(f"{ours}.feature", f"{theirs}.image_embeddings"),
-        *linked(f"{ours}.location", f"{theirs}.image_location_embeddings"),
-        *linked(f"{ours}.norm", f"{theirs}.LayerNorm"),
-    ]
-
-
-def pretraining_links(matching: str) -> list[Link]:
-    """Of `PairHeads`; ``matching`` is the reference's name of the matching layer."""
-    return [
-        *mlm_head_links(),
-        *linked("region_head.transform.dense", "cls.imagePredictions.transform.dense"),
-        *linked("region_head.transform.norm", "cls.imagePredictions.transform.LayerNorm"),
-        *linked("region_head.decoder", "cls.imagePredictions.decoder"),
-        *linked("match_head", matching),
-    ]
 
 
 def _weight_norm_links(ours: str, theirs: str) -> list[Link]:
