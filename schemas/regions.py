@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.commands import InputError
-from vlmill.schemas.ids import key64
 from vlmill.schemas.reading import arrays_of, find_shards, producer_of
 from vlmill.schemas.region_groups import MappedShard, RegionGroup
 from vlmill.schemas.region_rows import (
@@ -26,11 +24,10 @@ from vlmill.schemas.region_rows import (
     region_arrays,
     to_stored,
 )
+from vlmill.schemas.row_index import ABSENT, Numbers, RowIndex
 from vlmill.schemas.tables import REGIONS
 
 OPEN_FOOTERS = 64
-ABSENT = -1
-Numbers = npt.NDArray[np.int64]
 
 
 class RegionReader:
@@ -67,7 +64,7 @@ class RegionReader:
         self._groups = np.array(flat, dtype=np.int32).reshape(-1, 2)
         self._starts = np.concatenate([[0], np.cumsum([n for groups in counts for n in groups])])
         self._starts = self._starts.astype(np.int64)
-        self._index: _Index | None = None
+        self._index: RowIndex | None = None
         self._ids  # noqa: B018  # an id that appears twice is found here
 
     def _open(self) -> None:
@@ -88,9 +85,9 @@ class RegionReader:
         self._open()
 
     @property
-    def _ids(self) -> "_Index":
+    def _ids(self) -> RowIndex:
         if self._index is None:
-            self._index = _Index(self.paths, self._flag)
+            self._index = RowIndex(self.paths, self._flag, ["num_boxes"])
         return self._index
 
     @property
@@ -109,8 +106,7 @@ class RegionReader:
     @property
     def image_ids(self) -> list[str]:
         """All ids, in the order of shards and rows."""
-        ids: list[str] = self._ids.ids.to_pylist()
-        return ids
+        return self._ids.ids()
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
         """Row numbers of pictures, :data:`ABSENT` for those that have none."""
@@ -118,23 +114,20 @@ class RegionReader:
 
     def box_counts(self) -> npt.NDArray[np.int32]:
         """R of each row, from the index: no row is read."""
-        return self._ids.num_boxes
+        return self._ids.counts("num_boxes")
 
     def num_boxes(self, image_id: str) -> int:
         """R of a picture, from the index: its row is not read. KeyError if absent."""
-        return int(self._ids.num_boxes[self._number(image_id)])
+        return int(self.box_counts()[self._number(image_id)])
 
     def _number(self, image_id: str) -> int:
-        number = int(self.find([image_id])[0])
-        if number == ABSENT:
-            raise KeyError(image_id)
-        return number
+        return self._ids.number(image_id)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __contains__(self, image_id: object) -> bool:
-        return isinstance(image_id, str) and bool(self.find([image_id])[0] != ABSENT)
+        return image_id in self._ids
 
     def __iter__(self) -> Iterator[RegionRow]:
         return (self.row(number) for number in range(len(self)))
@@ -192,48 +185,6 @@ class RegionReader:
         else:
             self._cache.move_to_end(at)
         return group, number - int(self._starts[at])
-
-
-class _Index:
-    """Ids and box counts of all rows, and the rows by their ids' keys."""
-
-    def __init__(self, paths: Sequence[Path], flag: str) -> None:
-        ids, counts, keys = [], [], []
-        for path in paths:
-            try:
-                table = pq.read_table(path, columns=["image_id", "num_boxes"], partitioning=None)
-            except (OSError, ValueError, pa.ArrowException) as error:
-                reason = str(error).splitlines()[0]
-                raise InputError(f"{path} is damaged: {reason}") from None
-            ids.append(table.column("image_id").cast(pa.large_string()))
-            counts.append(table.column("num_boxes").to_numpy())
-            found = (key64(i) for i in table.column("image_id").to_pylist())
-            keys.append(np.fromiter(found, dtype=np.uint64, count=table.num_rows))
-        self.ids = pa.chunked_array([c for a in ids for c in a.chunks], pa.large_string())
-        self.ids = self.ids.combine_chunks()
-        self.num_boxes = np.concatenate(counts).astype(np.int32)
-        unordered = np.concatenate(keys)
-        self._order = np.argsort(unordered, kind="stable")
-        self._keys = unordered[self._order]
-        for at in np.flatnonzero(self._keys[1:] == self._keys[:-1]).tolist():
-            one, other = self._order[at], self._order[at + 1]
-            if self.ids[one] == self.ids[other]:
-                number = int(other)
-                shard = int(np.searchsorted(np.cumsum([len(c) for c in counts]), number, "right"))
-                raise InputError(f"{flag}: {self.ids[number]} has two rows ({paths[shard]})")
-
-    def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Row numbers, :data:`ABSENT` where there is none."""
-        wanted = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
-        found = np.full(len(image_ids), ABSENT, dtype=np.int64)
-        places = np.searchsorted(self._keys, wanted)
-        for i, at in enumerate(places.tolist()):
-            while at < len(self._keys) and self._keys[at] == wanted[i]:
-                if self.ids[int(self._order[at])].as_py() == image_ids[i]:
-                    found[i] = self._order[at]
-                    break
-                at += 1
-        return found
 
 
 def _fingerprint(producer: dict[str, Any]) -> str | None:

@@ -48,11 +48,11 @@ IMAGES = Table(
 
 PAIRS = Table(
     name="pairs",
-    version="1.0",
+    version="1.1",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
-            _field("image_id", _STRING, required=True),
+            _field("image_id", _STRING),  # null: a text without a picture (since 1.1)
             _field("text", _STRING, required=True),
             _field("language", _STRING),
             _field("source", _STRING),
