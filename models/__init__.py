@@ -17,6 +17,20 @@ from vlmill.models.vilbert_config import (
     vilbert_released,
     vilbert_small,
 )
+from vlmill.models.vlbert import VlBert
+from vlmill.models.vlbert_config import (
+    VlBertConfig,
+    vlbert_base,
+    vlbert_large,
+    vlbert_paper,
+    vlbert_small,
+)
+from vlmill.models.vlbert_end_to_end import (
+    VlBertEndToEnd,
+    VlBertEndToEndConfig,
+    vlbert_base_end_to_end,
+    vlbert_large_end_to_end,
+)
 
 
 class Variant(NamedTuple):
@@ -29,6 +43,8 @@ class Variant(NamedTuple):
 VARIANTS: dict[str, Variant] = {
     "bert": Variant(config=BertConfig, model=Bert),
     "imagebert": Variant(config=ImageBertConfig, model=ImageBert),
+    "vl-bert": Variant(config=VlBertConfig, model=VlBert),
+    "vl-bert-end-to-end": Variant(config=VlBertEndToEndConfig, model=VlBertEndToEnd),
     "vilbert": Variant(config=VilbertConfig, model=Vilbert),
     "vilbert-single-stream": Variant(config=SingleStreamConfig, model=SingleStream),
 }
@@ -39,6 +55,12 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "bert-small": bert_small,
     "imagebert-base": imagebert_base,
     "imagebert-small": imagebert_small,
+    "vl-bert-base": vlbert_base,
+    "vl-bert-base-end-to-end": vlbert_base_end_to_end,
+    "vl-bert-base-paper": vlbert_paper,
+    "vl-bert-large": vlbert_large,
+    "vl-bert-large-end-to-end": vlbert_large_end_to_end,
+    "vl-bert-small": vlbert_small,
     "vilbert-12in1": vilbert_12in1,
     "vilbert-base": vilbert_base,
     "vilbert-base-2": partial(vilbert_base, 2),
@@ -74,5 +96,9 @@ __all__ = [
     "Variant",
     "Vilbert",
     "VilbertConfig",
+    "VlBert",
+    "VlBertConfig",
+    "VlBertEndToEnd",
+    "VlBertEndToEndConfig",
     "preset",
 ]

@@ -9,7 +9,7 @@ know which rows belong together, and goes through the grid.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 PACK_FROM = 0.03  # share of padding above which packing pays for its copies, measured on a CPU
@@ -26,8 +26,8 @@ class Layout(NamedTuple):
     key_mask: Bool[Tensor, "B N"] | None = None
     real: Int[Tensor, " L"] | None = None
 
-    def pack(self, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "*rows H"]:
-        """From the grid into this layout."""
+    def pack(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
+        """From the grid into this layout, values of any kind."""
         if self.real is None:
             return hidden
         return hidden.flatten(0, 1).index_select(0, self.real)

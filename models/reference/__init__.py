@@ -18,11 +18,13 @@ from vlmill.models.reference.keymap import (
     import_state,
 )
 from vlmill.models.reference.vilbert import VILBERT
+from vlmill.models.reference.vlbert import VLBERT
 from vlmill.models.reference.vlmo import VLMO
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "vilbert": VILBERT,
+    "vl-bert": VLBERT,
     "vlmo": VLMO,
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from tests.parity import detectors, models_vilbert, operators
 from tests.parity.golden import GoldenSet, NotComparable, Results
+from tests.parity.models_vlbert import vlbert
 from tests.parity.training import TRAINING
 
 Handler = Callable[[GoldenSet, Results], None]
@@ -18,6 +19,7 @@ HANDLERS: dict[str, dict[str, Handler]] = {
         "operators": operators.operators,
     },
     "models": {
+        "vl-bert": vlbert,
         "vilbert": models_vilbert.vilbert,
     },
     "training": TRAINING,

@@ -1,0 +1,94 @@
+"""The texts that VL-BERT's tasks are asked with: word-piece ids in, padded batches out.
+
+B texts, T tokens of the longest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialIds:
+    """A vocabulary's special tokens; the defaults are BERT's, uncased."""
+
+    cls: int = 101
+    sep: int = 102
+    mask: int = 103
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskText:
+    """Padded with 0. ``text_regions``: which region a token speaks of; ``answers``: [MASK]'s place,
+    where there is one.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    token_mask: Bool[Tensor, "B T"]
+    segments: Int[Tensor, "B T"]
+    text_regions: Int[Tensor, "B T"]
+    answers: Int[Tensor, " B"] | None = None
+
+
+Row = tuple[list[int], list[int], list[int]]  # ids, segments, regions
+
+
+def expression_text(expressions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
+    """``[CLS] expression [SEP]`` (RefCOCO+), as captions in pretraining."""
+    return _padded([_row([ids.cls, *text, ids.sep]) for text in expressions])
+
+
+def vqa_text(questions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
+    """``[CLS] question [SEP] [MASK] [SEP]``; the last two are segment B."""
+    rows = [_row([ids.cls, *text, ids.sep], [ids.mask, ids.sep]) for text in questions]
+    answers = torch.tensor([len(text) + 2 for text in questions], dtype=torch.int64)
+    padded = _padded(rows)
+    return TaskText(
+        tokens=padded.tokens,
+        token_mask=padded.token_mask,
+        segments=padded.segments,
+        text_regions=padded.text_regions,
+        answers=answers,
+    )
+
+
+def vcr_text(
+    pairs: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]], ids: SpecialIds
+) -> TaskText:
+    """``[CLS] question [SEP] choice [SEP]``, the choice segment B.
+
+    Each word piece comes with the row of the region that it speaks of, 0 for none in particular.
+    """
+    rows = []
+    for question, choice in pairs:
+        text = _row(
+            [ids.cls, *(piece for piece, _ in question), ids.sep],
+            [*(piece for piece, _ in choice), ids.sep],
+        )
+        regions = [0, *(region for _, region in question), 0]
+        rows.append((*text[:2], [*regions, *(region for _, region in choice), 0]))
+    return _padded(rows)
+
+
+def _row(first: list[int], second: Sequence[int] = ()) -> Row:
+    return [*first, *second], [0] * len(first) + [1] * len(second), [0] * len([*first, *second])
+
+
+def _padded(rows: Sequence[Row]) -> TaskText:
+    longest = max((len(ids) for ids, _, _ in rows), default=0)
+    tokens, segments, regions = (
+        torch.tensor(
+            [[*row[part], *[0] * (longest - len(row[part]))] for row in rows], dtype=torch.int64
+        ).view(len(rows), longest)
+        for part in range(3)
+    )
+    lengths = torch.tensor([len(ids) for ids, _, _ in rows], dtype=torch.int64)
+    return TaskText(
+        tokens=tokens,
+        token_mask=torch.arange(longest) < lengths[:, None],
+        segments=segments,
+        text_regions=regions,
+    )
