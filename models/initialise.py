@@ -5,7 +5,7 @@ What a variant takes is exactly what its paper or released code says; the functi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ from vlmill.models.bert import Bert
 from vlmill.models.blocks import INIT_STD
 from vlmill.models.heads import Pooler
 from vlmill.models.imagebert import ImageBert
+from vlmill.models.reference.bert import DECODER_BIAS
 from vlmill.models.reference.bert import links as bert_links
 from vlmill.models.reference.bert_names import (
+    DECODER,
     block_links,
     canonical,
     mlm_head_links,
     text_embedding_links,
 )
 from vlmill.models.reference.files import read_state, unwrapped
-from vlmill.models.reference.keymap import CheckpointMismatch, Link, import_state, linked
+from vlmill.models.reference.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +113,34 @@ def initialise_from_bert(
         )
     if not table.loaded:
         raise CheckpointMismatch("nothing in the checkpoint is BERT's", table)
-    rows = {link.ours: link.rows for link in links}
-    return {
-        name: Origin(
-            names=table.loaded.get(name, ()),
-            rows=rows.get(name),
-            rule=_rule(name, parameter, rules, rows.get(name) or 0)
-            if name not in table.loaded or rows.get(name)
-            else "",
+    return _origins(model, links, table, rules)
+
+
+def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) -> dict[str, Origin]:
+    """The same for a model that was loaded from a published checkpoint by these links."""
+    return _origins(model, links, table, [("*", f"N(0, {_std(model):g}^2)")])
+
+
+def unused_tensors(source: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[str]:
+    """BERT's tensors that went nowhere, by their canonical names; tied ones are no loss."""
+    used = {name for origin in origins.values() for name in origin.names}
+    return sorted({*canonical(unwrapped(source))} - used - {DECODER, DECODER_BIAS})
+
+
+def _origins(
+    model: nn.Module, links: Sequence[Link], table: LoadTable, rules: Sequence[tuple[str, str]]
+) -> dict[str, Origin]:
+    rows = {link.ours: link.rows for link in links if link.ours in table.loaded}
+    origins = {}
+    for name, parameter in model.named_parameters():
+        names, filled = table.loaded.get(name, ()), rows.get(name)
+        origins[name] = Origin(
+            names=names,
+            rows=filled,
+            rule="" if names and not filled else _rule(name, parameter, filled or 0, rules),
             missing=table.missing.get(name, ()),
         )
-        for name, parameter in model.named_parameters()
-    }
+    return origins
 
 
 def _sources(model: nn.Module) -> tuple[list[Link], list[tuple[str, str]]]:
@@ -132,23 +150,22 @@ def _sources(model: nn.Module) -> tuple[list[Link], list[tuple[str, str]]]:
     for name, part in model.named_modules():
         prefix = f"{name}." if name else ""
         if source := BERT_SOURCES.get(type(part)):
-            links += [
-                Link(prefix + link.ours, link.theirs, link.also, link.rows) for link in source(part)
-            ]
+            links += [replace(link, ours=prefix + link.ours) for link in source(part)]
             rules += [(prefix + pattern, rule) for pattern, rule in DRAWN.get(type(part), ())]
-            std = getattr(getattr(part, "config", None), "init_std", INIT_STD)
-            rules.append((f"{prefix}*", f"N(0, {std:g}^2)"))
+            rules.append((f"{prefix}*", f"N(0, {_std(part):g}^2)"))
     if not links:
         known = ", ".join(kind.__name__ for kind in BERT_SOURCES)
         raise ValueError(f"{type(model).__name__} does not start from BERT; these do: {known}")
     return links, [*rules, ("*", f"N(0, {INIT_STD:g}^2)")]
 
 
-def _rule(name: str, parameter: Tensor, rules: Sequence[tuple[str, str]], start: int) -> str:
+def _rule(name: str, parameter: Tensor, start: int, rules: Sequence[tuple[str, str]]) -> str:
     """What the rows from ``start`` on hold: a constant, or draws by the first rule that fits."""
-    values = parameter.detach()
-    if start:
-        values = values[start:]
+    values = parameter.detach()[start:] if start else parameter.detach()
     if values.numel() and bool(torch.all(values == values.flatten()[0])):
         return f"{float(values.flatten()[0]):g}"
     return next(rule for pattern, rule in rules if fnmatchcase(name, pattern))
+
+
+def _std(part: nn.Module) -> float:
+    return float(getattr(getattr(part, "config", None), "init_std", INIT_STD))

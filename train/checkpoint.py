@@ -84,9 +84,9 @@ def save_checkpoint(
         "training": to_plain(training),
     }
     with atomic_folder(folder, replace=True) as temporary:
-        _save(model.state_dict(), temporary / MODEL)
+        save_tensors(model.state_dict(), temporary / MODEL)
         if state is not None:
-            _save(state, temporary / STATE)
+            save_tensors(state, temporary / STATE)
         vocabulary = vocabulary_text(tokenizer)
         (temporary / VOCABULARY).write_text(vocabulary, encoding="utf-8", newline="")
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -95,7 +95,7 @@ def save_checkpoint(
     return Path(folder)
 
 
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write safetensors. Raises OSError, which the library does not."""
     try:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)

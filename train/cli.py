@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vlmill.schemas.commands import InputError, Parser, run_command
 from vlmill.train.config import from_plain, read_yaml, to_yaml
+from vlmill.train.convert import add_convert_arguments, run_convert
 from vlmill.train.evaluate import add_evaluate_arguments, run_evaluate
 from vlmill.train.loop import NonFiniteLoss
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
@@ -49,8 +50,11 @@ def _main(argv: Sequence[str]) -> int:
     # Options may stand between RECIPE and field=value, which argparse's subcommands do not allow:
     # the words after the first option come back as extras.
     args, extras = parser.parse_known_args(argv)
-    if stray := [word for word in extras if word.startswith("-") or args.command != "pretrain"]:
+    takes_words = args.command in ("pretrain", "convert")
+    if stray := [word for word in extras if word.startswith("-") or not takes_words]:
         parser.error(f"unrecognized argument {stray[0]}")
+    if args.command == "convert":
+        return run_convert(args, [*args.words, *extras])
     if args.command == "pretrain":
         return _pretrain(args, [*args.words, *extras])
     if args.command == "recipes":
@@ -67,6 +71,8 @@ def _parser() -> Parser:
     _add_pretrain_arguments(pretrain)
     evaluate = commands.add_parser("evaluate", help="measure a checkpoint on a task")
     add_evaluate_arguments(evaluate)
+    convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
+    add_convert_arguments(convert)
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     recipes.add_argument("action", nargs="?", choices=("list", "show"), default="list")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")

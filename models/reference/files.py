@@ -12,6 +12,7 @@ from torch import Tensor
 
 # What published files wrap their state dict in, the first that is there.
 CONTAINERS = ("state_dict", "module", "model", "weights")
+TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -23,8 +24,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{path}: no such checkpoint file")
     with path.open("rb") as file:
         head = file.read(9)
+    is_safetensors = head[8:] == b"{"
+    if not is_safetensors and not head.startswith(TORCH_HEADS):
+        raise ValueError(f"{path} is neither a safetensors file nor one of PyTorch's")
     try:
-        if head[8:] == b"{":
+        if is_safetensors:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)

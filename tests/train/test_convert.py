@@ -1,0 +1,190 @@
+"""``train-vl convert``: there and back, models that start from BERT, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.models.bert_files import tiny, write
+
+from vlmill.models.reference import load_reference
+from vlmill.train.checkpoint import load_checkpoint
+from vlmill.train.cli import main
+from vlmill.train.config import to_yaml
+from vlmill.train.recipes import Recipe
+from vlmill.train.vocabulary import SPECIAL
+
+if TYPE_CHECKING:
+    from tests.train.conftest import Tables
+
+# What is not BERT's, at the sizes of `tiny` and of the tables.
+FIELDS = [
+    *("width=24", "num_layers=2", "num_heads=4", "intermediate_width=48", "num_positions=12"),
+    *("max_text_tokens=10", "visual_position_id=10", "region_width=16", "num_region_classes=7"),
+]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A folder as BERT is published: weights, configuration and vocabulary."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    model = tiny()
+    write(model, folder / "pytorch_model.bin", "original")
+    (folder / "bert_config.json").write_text(json.dumps(model.config.to_dict()))
+    words = [*SPECIAL, *(f"word{i}" for i in range(50 - len(SPECIAL)))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    return folder
+
+
+def convert(checkpoint: Path, *words: str, family: str = "bert") -> int:
+    return main(["convert", "--family", family, "--checkpoint", str(checkpoint), *words])
+
+
+def test_there_and_back(published: Path, tmp_path: Path, capsys: Any) -> None:
+    assert convert(published, "--output", str(tmp_path / "ours")) == 0
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/ours: bert, 38 parameters loaded, 0 new, 0 tensors unused\n"
+    )
+    loaded = load_checkpoint(tmp_path / "ours")
+    assert (loaded.variant, loaded.config.width) == ("bert", 24)
+    assert loaded.tokenizer.token_to_id("word0") == 5
+    back = tmp_path / "back.safetensors"
+    assert convert(tmp_path / "ours", "--to", "reference", "--output", str(back)) == 0
+    state, written = tiny().state_dict(), load_file(back)
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+def test_weights_alone_and_the_official_layout_as_safetensors(
+    published: Path, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    assert convert(published, "--output", str(ours)) == 0
+    assert convert(published, "--output", str(theirs), "--to", "reference") == 0
+    model = load_reference("bert", theirs, published / "bert_config.json")
+    weights = load_file(ours)
+    assert all(torch.equal(weights[name], t) for name, t in model.state_dict().items())
+
+
+def test_the_same_arguments_write_the_same_bytes(published: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        words = ("--as", "imagebert-base", *FIELDS, "--output", str(tmp_path / name))
+        assert convert(published, *words) == 0
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == ["checkpoint.json", "model.safetensors", "vocab.txt"]
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_pretraining_goes_on_from_what_was_started_from_bert(
+    published: Path, tmp_path: Path, tables: Tables, recipe: Recipe, capsys: Any
+) -> None:
+    start = tmp_path / "start"
+    words = ("--as", "imagebert-base", *FIELDS, "--output", str(start))
+    assert convert(published, *words) == 0
+    loaded = load_checkpoint(start)
+    assert (loaded.variant, loaded.config.vocab_size) == ("imagebert", 50)
+    table = tiny().bert.embeddings.word_embeddings.weight
+    assert torch.equal(loaded.model.text_embedding.word.weight, table)
+    inputs = tables.write()
+    (tmp_path / "tiny.yaml").write_text(to_yaml(recipe))
+    arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", inputs.pairs]
+    arguments += ["--regions", inputs.regions, "--init", str(start), "steps=1"]
+    assert main([*arguments, "--output", str(tmp_path / "run")]) == 0
+    assert "tiny: 1 steps on 12 pairs" in capsys.readouterr().out
+
+
+def test_explain_lists_every_parameter_and_writes_nothing(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert convert(published, "--as", "imagebert-base", *FIELDS, "--explain") == 0
+    lines = capsys.readouterr().out.splitlines()
+    origins = {line.split()[0]: line.split("]")[-1].strip() for line in lines[:-5]}
+    assert origins["text_embedding.norm.weight"] == "bert.embeddings.LayerNorm.weight"
+    assert origins["match_head.weight"] == "new: N(0, 0.02^2)"
+    assert lines[-5:] == [
+        "unused: bert.pooler.dense.bias",
+        "unused: bert.pooler.dense.weight",
+        "unused: cls.seq_relationship.bias",
+        "unused: cls.seq_relationship.weight",
+        "34 parameters loaded, 12 new, 4 tensors unused",
+    ]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--output: say where to write, or --explain"),
+        (["--explain", "width=3"], "width=3: fields are changed with --as"),
+        (["--explain", "--as", "imagebert-huge"], "--as imagebert-huge is none of bert-base"),
+        (["--explain", "--as", "imagebert-base", "width"], "width: want field=value"),
+        (["--explain", "--as", "imagebert-base", "widht=3"], "widht: unknown field; did you mean"),
+        (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is no multiple"),
+        (
+            ["--explain", "--as", "imagebert-base"],
+            "other shapes than the model's; build it with the sizes of that BERT (",
+        ),
+        (["--output", "x.bin", "--to", "reference"], "--to reference writes one FILE.safetensors"),
+        (["--output", "/dev/null"], "--output /dev/null is a file"),
+        (["--output", "/"], "--output / holds other files; give a new folder"),
+        (["--explain", "--config", "none.json"], "--config none.json cannot be read as JSON"),
+        (["--output", "o", "--vocab", "none.txt"], "--vocab none.txt cannot be read"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    words: list[str], message: str, published: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert convert(published, *words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["published"]
+
+
+def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys: Any) -> None:
+    def fails(
+        message: str, checkpoint: Path = published, *words: str, family: str = "bert"
+    ) -> None:
+        output = ("--output", str(tmp_path / "ours"))
+        assert convert(checkpoint, *(words or output), family=family) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+
+    fails("no such file", tmp_path / "nowhere")
+    fails("has no model.safetensors or pytorch_model.bin", tmp_path)
+    config = json.loads((published / "bert_config.json").read_text())
+    (published / "bert_config.json").write_text(json.dumps(config | {"vocab_size": 60}))
+    fails("(mlm_head.bias is [60] here, [50] in the file); --explain lists all")
+    (published / "bert_config.json").write_text(json.dumps(config | {"hidden_size": 23}))
+    fails("bert_config.json: width=23 is no multiple of num_heads=4")
+    (published / "bert_config.json").write_text("[]")
+    fails("bert_config.json holds no fields")
+    (published / "bert_config.json").unlink()
+    fails("--config: none was given and")
+    (published / "config.json").write_text(json.dumps(config))
+    (published / "vocab.txt").write_text("".join(f"{word}\n" for word in SPECIAL))
+    fails("has 5 tokens, the checkpoint 50")
+    (published / "vocab.txt").unlink()
+    fails("--vocab: none was given and")
+    (published / "pytorch_model.bin").write_bytes(b"no weights")
+    fails("is neither a safetensors file nor one of PyTorch's")
+
+
+def test_ours_is_exported_by_its_own_family_only(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    start = tmp_path / "start"
+    words = ("--as", "imagebert-base", *FIELDS, "--output", str(start))
+    assert convert(published, *words) == 0
+    assert convert(start, "--output", str(tmp_path / "again")) == 2
+    assert "is vlmill's already; add --to reference" in capsys.readouterr().err
+    out = str(tmp_path / "x.safetensors")
+    assert convert(start, "--to", "reference", "--output", out) == 2
+    assert "is a imagebert; it has no official layout" in capsys.readouterr().err
