@@ -1,0 +1,23 @@
+"""Generated worlds: pictures, captions and regions of which everything is known.
+
+``scenes.py`` says what is in a picture and what its caption states, ``pictures.py`` draws it,
+``detector.py`` gives its regions, ``oracles.py`` computes how well a matcher could do that sees
+only a part, ``writing.py`` writes tables.
+"""
+
+from vlmill.train.worlds.detector import Detector
+from vlmill.train.worlds.oracles import VIEWS, oracles
+from vlmill.train.worlds.scenes import Scene, Split, World, make_scenes, word_groups
+from vlmill.train.worlds.writing import write_world
+
+__all__ = [
+    "VIEWS",
+    "Detector",
+    "Scene",
+    "Split",
+    "World",
+    "make_scenes",
+    "oracles",
+    "word_groups",
+    "write_world",
+]
