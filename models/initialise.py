@@ -1,10 +1,9 @@
 """Starting a variant from BERT, and where each of its parameters then comes from.
 
-What a variant takes is exactly what its paper or released code says; the functions of
-`BERT_SOURCES` are that list, one for each variant.
+What a variant takes stands in `BERT_SOURCES`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,21 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmill.models.bert import Bert
+from vlmill.models.bert_sources import BERT_SOURCES, DRAWN, derived
 from vlmill.models.blocks import INIT_STD
-from vlmill.models.heads import Pooler
-from vlmill.models.imagebert import ImageBert
 from vlmill.models.reference.bert import DECODER_BIAS
-from vlmill.models.reference.bert import links as bert_links
-from vlmill.models.reference.bert_names import (
-    DECODER,
-    block_links,
-    canonical,
-    mlm_head_links,
-    text_embedding_links,
-)
+from vlmill.models.reference.bert_names import DECODER, canonical
 from vlmill.models.reference.files import read_state, unwrapped
-from vlmill.models.reference.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
+from vlmill.models.reference.keymap import CheckpointMismatch, Link, LoadTable, import_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,43 +43,6 @@ class Origin:
         return taken if self.rows is None else f"{taken} in rows 0 to {self.rows - 1}, {self.rule}"
 
 
-def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
-    """BERT's layers 0, 1, ... over lists of `PostNormBlock` with these names and lengths.
-
-    The lists continue each other: the second begins with the layer after the first's last.
-    """
-    ours = [f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)]
-    return [
-        link
-        for number, block in enumerate(ours)
-        for link in block_links(block, f"bert.encoder.layer.{number}")
-    ]
-
-
-def _imagebert(model: ImageBert) -> list[Link]:
-    """Text embeddings with both segments, layers, word head; the pooler where it is used.
-
-    Regions' projections, their layer norm, and the heads of classes, features and matching are new
-    (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
-    """
-    pooler = linked("pooler.dense", "bert.pooler.dense")
-    return [
-        *text_embedding_links(),
-        *layers_from_bert("layers", counts=[len(model.layers)]),
-        *mlm_head_links(),
-        *(pooler if isinstance(model.pooler, Pooler) else []),
-    ]
-
-
-BERT_SOURCES: dict[type[nn.Module], Callable[[Any], list[Link]]] = {
-    Bert: bert_links,
-    ImageBert: _imagebert,
-}
-
-# How weights that are drawn are drawn, where it is not BERT's normal distribution.
-DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {}
-
-
 def initialise_from_bert(
     model: nn.Module, source: Mapping[str, Any] | str | Path
 ) -> dict[str, Origin]:
@@ -103,8 +56,10 @@ def initialise_from_bert(
     a model that does not start from BERT or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    links, rules = _sources(model)
-    table = import_state(model, links, canonical(state))
+    theirs = canonical(state)
+    theirs |= derived(theirs)
+    links, rules = _sources(model, theirs)
+    table = import_state(model, links, theirs)
     if table.mismatched:
         raise CheckpointMismatch(
             f"{len(table.mismatched)} of BERT's tensors have other shapes than the model's; build "
@@ -143,16 +98,20 @@ def _origins(
     return origins
 
 
-def _sources(model: nn.Module) -> tuple[list[Link], list[tuple[str, str]]]:
+def _sources(
+    model: nn.Module, state: Mapping[str, Tensor]
+) -> tuple[list[Link], list[tuple[str, str]]]:
     """The links of every part of ``model`` that starts from BERT, and the rules of the rest."""
     links: list[Link] = []
     rules: list[tuple[str, str]] = []
     for name, part in model.named_modules():
-        prefix = f"{name}." if name else ""
-        if source := BERT_SOURCES.get(type(part)):
-            links += [replace(link, ours=prefix + link.ours) for link in source(part)]
-            rules += [(prefix + pattern, rule) for pattern, rule in DRAWN.get(type(part), ())]
-            rules.append((f"{prefix}*", f"N(0, {_std(part):g}^2)"))
+        prefix, kind = f"{name}." if name else "", type(part)
+        own = list(DRAWN.get(kind, ()))
+        if source := BERT_SOURCES.get(kind):
+            links += [replace(link, ours=prefix + link.ours) for link in source(part, state)]
+            own.append(("*", f"N(0, {_std(part):g}^2)"))
+        # Inner parts come later, and first among the rules.
+        rules = [*((prefix + pattern, rule) for pattern, rule in own), *rules]
     if not links:
         known = ", ".join(kind.__name__ for kind in BERT_SOURCES)
         raise ValueError(f"{type(model).__name__} does not start from BERT; these do: {known}")

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from vlmill.models.reference.keymap import Link, linked
 
+WORDS = "bert.embeddings.word_embeddings.weight"
+SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"  # the word table again
 
 
