@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.parity import training_interbert, training_optim, training_vlmo
+from tests.parity import training_interbert, training_optim, training_vlbert, training_vlmo
 from tests.parity.golden import GoldenSet, NotComparable, Results
 
 Handler = Callable[[GoldenSet, Results], None]
@@ -22,7 +22,9 @@ def by_name(**handlers: Handler) -> Handler:
 
 TRAINING: dict[str, Handler] = {
     "vilbert": by_name(optimizer_bertadam=training_optim.vilbert),
-    "vl-bert": by_name(optimizer=training_optim.vlbert),
+    "vl-bert": by_name(
+        optimizer=training_optim.vlbert, data_pipeline=training_vlbert.pretraining_samples
+    ),
     "interbert": by_name(optim=training_optim.interbert, data_ops=training_interbert.data_ops),
     "vlmo": by_name(
         optimiser=training_optim.vlmo,
