@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from vlmill.extract.cli import command
+from vlmill.extract.cli import command, parser
+from vlmill.extract.cli_engine import config_of
+from vlmill.extract.config import CUDA_BATCH_SIZE
 from vlmill.extract.show import free_place
 from vlmill.extract.weights import open_detector
 from vlmill.models.detector_config import ARCHITECTURES
@@ -120,6 +122,8 @@ def test_bad_weights_are_a_mistake(
         (["PICTURES", "--threshold", "2"], "--threshold"),
         (["PICTURES", "--short-side", "900", "--long-side", "800"], "--short-side"),
         (["PICTURES", "--arch", "tiny", "--device", "warp:1"], "--device warp:1"),
+        (["PICTURES", "--batch-size", "0"], "--batch-size 0"),
+        (["PICTURES", "--backend", "detectron2", "--batch-size", "2"], "--batch-size 2"),
     ],
 )
 def test_mistakes_end_with_status_2_and_one_line(
@@ -133,6 +137,23 @@ def test_mistakes_end_with_status_2_and_one_line(
     assert extract_rois("run", *arguments, "--output", tmp_path / "o") == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert named in last
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ([], 1),
+        (["--device", "cuda:1,cuda:2"], CUDA_BATCH_SIZE),
+        (["--device", "cuda", "--batch-size", "3"], 3),
+        (["--batch-size", "2"], 2),
+        (["--device", "cuda", "--backend", "detectron2"], 1),
+    ],
+)
+def test_the_batch_size_follows_the_device(flags: list[str], size: int) -> None:
+    arguments = parser().parse_args(["run", "x", "--output", "y", *flags])
+    config = config_of(arguments)
+    assert config.batch_size == config.settings()["batch_size"] == size
+    assert config.window == (1 if size == 1 else 8 * size)
 
 
 @pytest.mark.parametrize("flag", ["--seed", "--max-boxes", "--short-side"])

@@ -51,6 +51,17 @@ def test_the_same_bytes_by_more_processes(
     assert tables_of(run(shared_pictures, *flags, tmp_path / "out")) == tables_of(alone)
 
 
+def test_the_same_batches_by_more_processes(shared_pictures: Path, tmp_path: Path) -> None:
+    """Whole windows go to a device, the last one of a part being shorter."""
+    flags = ["--batch-size", "2", "--pictures-per-shard", "9"]
+    outputs = [
+        run(shared_pictures, *flags, *crew, tmp_path / str(number))
+        for number, crew in enumerate(([], ["--device", "cpu,cpu", "--workers", "3"]))
+    ]
+    assert tables_of(outputs[0]) == tables_of(outputs[1])
+    assert RegionReader(outputs[0]).producer["batch_size"] == 2
+
+
 def test_known_ids_that_repeat(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
     """The first picture of an id counts, whatever became of it and whoever worked ahead."""
     for name, data in {"a": jpeg(1), "b": b"", "c": jpeg(2)}.items():

@@ -12,10 +12,12 @@ import pytest
 
 from vlmill.extract.given import checked, read_boxes
 from vlmill.extract.inputs import (
+    REPEATED,
     PictureReader,
     only_of_pairs,
     plan_digest,
     plan_pictures,
+    repeats_marked,
     with_missing_boxes,
 )
 from vlmill.extract.preprocess import Rejected
@@ -212,6 +214,18 @@ def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
 
 
 # --- Names, pairs, boxes --------------------------------------------------------------------------
+
+
+def test_an_id_counts_from_its_first_appearance(pictures: Path) -> None:
+    """Whatever becomes of that picture, and across arguments; unknown ids are not looked at."""
+    plan = plan_pictures([str(pictures / "[3]*.jpg"), str(pictures)], "name")
+    again = [p.image_id for p in plan if p.kind == REPEATED]
+    assert again == ["3-empty", "3"]
+    with pytest.raises(Rejected, match="3-empty came earlier"):
+        PictureReader(1000).read(next(p for p in plan if p.kind == REPEATED))
+    unread = plan_pictures([str(pictures), str(pictures)], "content")
+    assert not [p for p in unread if p.kind == REPEATED]
+    assert plan_digest(plan) == plan_digest(list(repeats_marked(plan)))
 
 
 def test_files_can_be_called_by_their_names(pictures: Path) -> None:

@@ -77,6 +77,14 @@ def test_a_run_continues_what_the_command_left(
     assert "finished before" in capsys.readouterr().out
 
 
+def test_batches_are_those_of_the_command(images: Path, tmp_path: Path) -> None:
+    outputs = tmp_path / "command", tmp_path / "job"
+    flags = [*FLAGS, "--batch-size", "2"]
+    assert extract_rois(["run", str(images), "--output", str(outputs[0]), *flags]) == 0
+    assert run(images, outputs[1], "--batch-size", "2") == 0
+    assert files_of(outputs[0]) == files_of(outputs[1])
+
+
 @pytest.mark.slow
 def test_worker_processes_write_the_same_bytes(
     images: Path, expected: dict[str, bytes], tmp_path: Path
