@@ -1,0 +1,167 @@
+"""Relative position bias of BEiT and VLMo: its indices, its table, and other resolutions.
+
+n patches a side, N = n * n, T text tokens, R rows of a table, L layers, h heads. The image's part
+is BEiT's (arXiv:2106.08254, released code); VLMo's released code adds the rows for text. The papers
+say nothing of it.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from scipy.interpolate import RectBivariateSpline
+from torch import Tensor, nn
+
+CLASS_ROWS = 3  # class to patch, patch to class, class to class
+MIN_SPAN = 5  # offsets that a bicubic spline needs: more than three
+
+
+def num_image_rows(side: int) -> int:
+    """Rows for the offsets between patches, and the class token's three."""
+    return (2 * side - 1) ** 2 + CLASS_ROWS
+
+
+def num_text_rows(max_tokens: int) -> int:
+    """Rows for the offsets between ``max_tokens`` tokens, [CLS]'s three and two for modalities."""
+    return 2 * max_tokens + 2
+
+
+def image_index(side: int) -> Int[Tensor, "N1 N1"]:
+    """Row of the table for each query and key of an image: the class token, then the patches.
+
+    Patches count row by row; rows of the table go by query minus key, vertical offset first.
+    """
+    span = 2 * side - 1
+    place = torch.arange(side)
+    offset = place[:, None] - place[None, :] + side - 1
+    patches = offset[:, None, :, None] * span + offset[None, :, None, :]
+    return _with_class_token(patches.reshape(side * side, side * side), span * span)
+
+
+def text_index(num_tokens: int, max_tokens: int, image_rows: int) -> Int[Tensor, "T T"]:
+    """Row for each query and key of a text, [CLS] first.
+
+    By key minus query (the image's are the other way round), from row ``image_rows + 2`` on; a
+    table for ``max_tokens`` serves every shorter text. Raises ValueError for a longer one.
+    """
+    if not 0 < num_tokens <= max_tokens:
+        raise ValueError(
+            f"a text of {num_tokens} tokens, the table of relative positions is for 1 to "
+            f"max_tokens={max_tokens}"
+        )
+    place = torch.arange(num_tokens - 1)
+    first = image_rows + 2
+    offsets = place[None, :] - place[:, None] + max_tokens - 2 + first
+    return _with_class_token(offsets, image_rows + num_text_rows(max_tokens) - CLASS_ROWS)
+
+
+def _with_class_token(rest: Int[Tensor, "M M"], first: int) -> Int[Tensor, "M1 M1"]:
+    """A class token in front, whose three rows begin with ``first``."""
+    index = F.pad(rest, (1, 0, 1, 0))
+    index[0, :] = first
+    index[:, 0] = first + 1
+    index[0, 0] = first + 2
+    return index
+
+
+def joint_index(
+    text: Int[Tensor, "T T"], image: Int[Tensor, "N1 N1"], image_rows: int
+) -> Int[Tensor, "M M"]:
+    """Row for each query and key of a text with an image after it.
+
+    Every text query to every image key has row ``image_rows``, the other way the next one.
+    """
+    to_image = text.new_full((text.shape[0], image.shape[1]), image_rows)
+    to_text = text.new_full((image.shape[0], text.shape[1]), image_rows + 1)
+    return torch.cat([torch.cat([text, to_image], dim=1), torch.cat([to_text, image], dim=1)])
+
+
+class RelativeBias(nn.Module):
+    """A learned bias for each offset, layer and head, zero at the start.
+
+    One table for all layers: gathering it takes one pass over an [N, N] index, not one a layer.
+    """
+
+    def __init__(self, rows: int, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_layers = num_layers
+        self.table = nn.Parameter(torch.zeros(rows, num_layers * num_heads))
+
+    def forward(self, index: Int[Tensor, "N M"]) -> Float[Tensor, "L h N M"]:
+        """Every layer's bias for queries and keys with these rows."""
+        # Gathered from the transposed table, so that each head's matrix is contiguous.
+        gathered = self.table.t().index_select(1, index.flatten())
+        return gathered.view(self.num_layers, -1, *index.shape)
+
+
+def side_of_table(rows: int) -> int:
+    """Patches a side that a table with ``rows`` rows for patches is for.
+
+    Raises ValueError if no square grid has so many.
+    """
+    side = (math.isqrt(rows) + 1) // 2
+    if rows < 1 or (2 * side - 1) ** 2 != rows:
+        raise ValueError(f"{rows} rows of relative positions fit no square grid of patches")
+    return side
+
+
+def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2 C"]:
+    """Offsets between patches, resized from their grid to one of ``side`` patches a side.
+
+    ``table`` has the rows of patches alone. The source's offsets are taken to lie on a geometric
+    progression that is dense around 0 and reaches as far as the target's; each column is
+    interpolated there by a bicubic spline, in float64 (released code of BEiT).
+
+    Raises ValueError if the source is no square, or so small that the progression does not reach
+    the target's ends.
+    """
+    source, target = 2 * side_of_table(table.shape[0]) - 1, 2 * side - 1
+    if source == target:
+        return table
+    coordinates = _progression(source, target)
+    reach = target // 2
+    if source < MIN_SPAN or coordinates[-1] < reach - 0.01:
+        raise ValueError(
+            f"relative positions of {(source + 1) // 2} patches a side cannot be resized to {side}:"
+            " the sizes are too far apart; go through one in between"
+        )
+    places = np.arange(-reach, reach + 1, dtype=np.float64)
+    columns = table.detach().double().cpu().numpy().T.reshape(-1, source, source)
+    resized = [
+        RectBivariateSpline(coordinates, coordinates, column, s=0)(places, places).ravel()
+        for column in columns
+    ]
+    return torch.from_numpy(np.stack(resized, axis=1)).to(table)
+
+
+def _progression(source: int, target: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """0, ±1, ±(1+q), ±(1+q+q^2), ...: ``source`` coordinates that end near ±``target // 2``."""
+    count = source // 2
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        if (1.0 - ratio**count) / (1.0 - ratio) > target // 2:
+            high = ratio
+        else:
+            low = ratio
+    # Not the interval's last midpoint but the last one that was tried, as the reference.
+    positive = np.cumsum(ratio ** np.arange(count))
+    return np.concatenate([-positive[::-1], [0.0], positive])
+
+
+def resize_absolute(positions: Float[Tensor, "1 M D"], side: int) -> Float[Tensor, "1 M2 D"]:
+    """Positions of a class token and a square of patches, the square resized bicubically.
+
+    Raises ValueError if the patches form no square.
+    """
+    patches = positions.shape[1] - 1
+    source = math.isqrt(patches)
+    if source < 1 or source * source != patches:
+        raise ValueError(f"{patches} positions of patches form no square")
+    if source == side:
+        return positions
+    grid = positions[:, 1:].view(1, source, source, -1).permute(0, 3, 1, 2)
+    resized = F.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
+    return torch.cat([positions[:, :1], resized.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
