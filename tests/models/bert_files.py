@@ -1,6 +1,8 @@
 """BERT checkpoints as `transformers` writes them, in every layout met in the wild."""
 
+import copy
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,12 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is in the extra `test`")
 
 
+@cache
 def published(**sizes: Any) -> Any:
-    """`transformers`' BertForPreTraining of these sizes (BertConfig()'s where none are given)."""
+    """`transformers`' BertForPreTraining of these sizes (BertConfig()'s where none are given).
+
+    Made once: whoever asks again gets the same model, and must not change it.
+    """
     library = transformers()
     torch.manual_seed(0)
     return library.BertForPreTraining(library.BertConfig(**sizes)).eval()
@@ -35,7 +41,8 @@ def tiny(**changes: Any) -> Any:
         "intermediate_size": 48,
         "max_position_embeddings": 12,
     }
-    model = published(**(sizes | changes))
+    model = copy.deepcopy(published(**(sizes | changes)))
+    torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return model
