@@ -50,8 +50,9 @@ class GoldenSet:
 
     @property
     def weights(self) -> Path:
-        """This set's weights, or those of the set that it names."""
-        return self.root / str(self.entry.get("weights", self.name)) / WEIGHTS
+        """This set's weights, or those of the set or file that it names."""
+        path = self.root / str(self.entry.get("weights", self.name))
+        return path if path.suffix == ".safetensors" else path / WEIGHTS
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class GoldenSet:
     @property
     def cases(self) -> list[str]:
         """``case0``, ``case1``, ..."""
-        names = {key.split(".")[0] for key in self.tensors}
+        names = {key.split(".")[0] for key in self.tensors if ":" not in key}
         return sorted(name for name in names if name.startswith("case"))
 
     def outputs(self) -> Iterator[str]:

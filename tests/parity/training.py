@@ -2,7 +2,13 @@
 
 from collections.abc import Callable
 
-from tests.parity import training_interbert, training_optim, training_vlbert, training_vlmo
+from tests.parity import (
+    training_interbert,
+    training_optim,
+    training_two_ranks,
+    training_vlbert,
+    training_vlmo,
+)
 from tests.parity.golden import GoldenSet, NotComparable, Results
 
 Handler = Callable[[GoldenSet, Results], None]
@@ -30,5 +36,6 @@ TRAINING: dict[str, Handler] = {
         optimiser=training_optim.vlmo,
         rules=training_vlmo.rules,
         randaugment=training_vlmo.randaugment,
+        two_ranks=training_two_ranks.two_ranks,
     ),
 }

@@ -10,7 +10,7 @@ from tests.parity.golden import GoldenSet, Results
 from tokenizers import Tokenizer
 
 from vlmill.train import vlbert_samples as ours
-from vlmill.train.masking import Ids, MaskedTokens, Replacement
+from vlmill.train.masking import NO_WORD, Ids, MaskedTokens, Replacement
 from vlmill.train.sampling import draw_other
 from vlmill.train.vocabulary import CLS, MASK, SEP, read_vocabulary
 
@@ -47,7 +47,7 @@ def entries(golden: GoldenSet, prefix: str) -> list[str]:
     return list(dict.fromkeys(".".join(key.split(".")[:2]) for key in keys))
 
 
-def recorded_draws(golden: GoldenSet, tokenizer: Tokenizer, case: str) -> Recorded:
+def recorded_draws(golden: GoldenSet, tokenizer: Any, case: str) -> Recorded:
     """Choices of the vocabulary are recorded as tokens."""
     drawn = golden.values[f"{case}.draws"]
     uniforms = [value for kind, value in drawn if kind == "random"]
@@ -61,12 +61,12 @@ def recorded_draws(golden: GoldenSet, tokenizer: Tokenizer, case: str) -> Record
 def masked(tokenizer: Tokenizer, words: list[str], draws: Recorded) -> tuple[Ids, MaskedTokens]:
     """[CLS] text [SEP], whole words masked."""
     encoded = tokenizer.encode(" ".join(words))
-    numbers = np.array([ours.NO_WORD if i is None else i for i in encoded.word_ids])
+    numbers = np.array([NO_WORD if i is None else i for i in encoded.word_ids])
     ids = np.array(encoded.ids, dtype=np.int64)
     return ids, ours.mask_caption(ids, numbers, draws, replacement(tokenizer))
 
 
-def replacement(tokenizer: Tokenizer) -> Replacement:
+def replacement(tokenizer: Any) -> Replacement:
     return Replacement(mask_id=tokenizer.token_to_id(MASK), vocab_size=tokenizer.get_vocab_size())
 
 

@@ -1,0 +1,78 @@
+"""VLMo's contrast and hard negatives over all processes (arXiv:2111.02358, sec. 3.3; its code).
+
+W processes with B pairs each, one's own before the others'; H width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlmill.models.inputs import PixelInputs
+from vlmill.models.vlmo import Contrast, Draw, Vlmo, draw_negatives, negative_weights
+from vlmill.train.distributed import gather_first
+from vlmill.train.losses import contrast, mean_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalContrast:
+    """``scores`` [W B, W B] of every image with every text, by the first pair of vectors.
+
+    ``loss``: of the one or two pairs of vectors, their mean.
+    """
+
+    scores: Tensor
+    loss: Tensor
+
+    def weights(self, pairs: int) -> tuple[Tensor, Tensor]:
+        """How likely each image is drawn for one's own texts [B, W B], and texts for images."""
+        return negative_weights(self.scores.T[:pairs]), negative_weights(self.scores[:pairs])
+
+
+def global_contrast(
+    model: Vlmo, text: Contrast, image: Contrast, *, exact: bool = True
+) -> GlobalContrast:
+    """Contrast of one's own vectors [B, H] with all; ``exact`` as in `distributed.gather_first`."""
+    texts, images = (gather_first(one.own, exact=exact) for one in (text, image))
+    scale = model.log_scale.exp()
+    losses = [contrast(texts, images, scale)]
+    fused_scale = model.fused_scale()
+    if fused_scale is not None:
+        assert text.fused is not None and image.fused is not None
+        fused = [gather_first(one, exact=exact) for one in (text.fused, image.fused)]
+        losses.append(contrast(fused[0], fused[1], fused_scale))
+    scores = scale * images.float() @ texts.float().T
+    return GlobalContrast(scores=scores, loss=torch.stack(losses).mean())
+
+
+def matching_pairs(inputs: PixelInputs, images: Tensor, texts: Tensor) -> PixelInputs:
+    """3 B pairs: the true ones, texts with the drawn ``images`` [B], drawn ``texts`` with images.
+
+    Numbers count all processes' pairs, one's own first; other processes' pixels and words are sent.
+    """
+    pixels, tokens, mask = (
+        gather_first(x.detach()) for x in (inputs.pixels, inputs.tokens, inputs.token_mask.long())
+    )
+    return PixelInputs(
+        tokens=torch.cat([inputs.tokens, inputs.tokens, tokens[texts]]),
+        token_mask=torch.cat([inputs.token_mask, inputs.token_mask, mask[texts].bool()]),
+        pixels=torch.cat([inputs.pixels, pixels[images], inputs.pixels]),
+    )
+
+
+def matching_loss(logits: Tensor) -> Tensor:
+    """Mean over 3 B of the cross-entropy [3 B, 2] of :func:`matching_pairs`; class 1 is a match."""
+    pairs = len(logits) // 3
+    return mean_cross_entropy(logits, (torch.arange(3 * pairs) < pairs).long().to(logits.device))
+
+
+def contrast_and_matching(
+    model: Vlmo, inputs: PixelInputs, draw: Draw = draw_negatives, *, exact: bool = True
+) -> tuple[GlobalContrast, Tensor]:
+    """The contrast of a step, and its matching logits [3 B, 2] with hard negatives of all."""
+    text = model.contrast_text(model.encoder.embed_text(inputs.tokens), inputs.token_mask)
+    image = model.contrast_image(model.encoder.embed_image(inputs.pixels))
+    found = global_contrast(model, text, image, exact=exact)
+    images, texts = draw(*found.weights(len(inputs.tokens)))
+    pooled = model(matching_pairs(inputs, images, texts)).pooled
+    return found, model.match_logits(pooled)
