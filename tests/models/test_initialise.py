@@ -104,9 +104,9 @@ VILBERT = VilbertConfig(
 def interbert(*layers: int) -> InterBert:
     """Of these numbers of interaction and of text layers."""
     sizes = {name: size for name, size in TEXT.items() if name != "num_layers"}
-    counts = dict(zip(("num_interaction_layers", "num_text_layers"), layers, strict=True))
-    heads = {"visual_num_heads": 4, "num_visual_layers": 1}
-    return InterBert(InterBertConfig(**sizes, **REGIONS, **counts, **heads))
+    own: dict[str, Any] = {"visual_num_heads": 4, "num_visual_layers": 1}
+    own["num_interaction_layers"], own["num_text_layers"] = layers
+    return InterBert(InterBertConfig(**sizes, **REGIONS, **own))
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
