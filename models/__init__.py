@@ -4,9 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from vlmill.models.beit import Beit, BeitConfig, beit_base, beit_large
 from vlmill.models.bert import Bert, BertConfig, bert_base, bert_large, bert_small
 from vlmill.models.imagebert import ImageBert, ImageBertConfig, imagebert_base, imagebert_small
-from vlmill.models.inputs import VLInputs
+from vlmill.models.inputs import PixelInputs, VLInputs
+from vlmill.models.interbert import (
+    InterBert,
+    InterBertConfig,
+    interbert_chinese,
+    interbert_paper,
+    interbert_released,
+    interbert_small,
+)
 from vlmill.models.single_stream import SingleStream, SingleStreamConfig, single_stream_base
 from vlmill.models.vilbert import Vilbert
 from vlmill.models.vilbert_config import (
@@ -31,6 +40,16 @@ from vlmill.models.vlbert_end_to_end import (
     vlbert_base_end_to_end,
     vlbert_large_end_to_end,
 )
+from vlmill.models.vlmo import Vlmo
+from vlmill.models.vlmo_config import (
+    VlmoConfig,
+    vlmo_base,
+    vlmo_base_paper,
+    vlmo_base_plus,
+    vlmo_large,
+    vlmo_large_paper,
+    vlmo_small,
+)
 
 
 class Variant(NamedTuple):
@@ -41,26 +60,29 @@ class Variant(NamedTuple):
 
 
 VARIANTS: dict[str, Variant] = {
+    "beit": Variant(config=BeitConfig, model=Beit),
     "bert": Variant(config=BertConfig, model=Bert),
     "imagebert": Variant(config=ImageBertConfig, model=ImageBert),
-    "vl-bert": Variant(config=VlBertConfig, model=VlBert),
-    "vl-bert-end-to-end": Variant(config=VlBertEndToEndConfig, model=VlBertEndToEnd),
+    "interbert": Variant(config=InterBertConfig, model=InterBert),
     "vilbert": Variant(config=VilbertConfig, model=Vilbert),
     "vilbert-single-stream": Variant(config=SingleStreamConfig, model=SingleStream),
+    "vl-bert": Variant(config=VlBertConfig, model=VlBert),
+    "vl-bert-end-to-end": Variant(config=VlBertEndToEndConfig, model=VlBertEndToEnd),
+    "vlmo": Variant(config=VlmoConfig, model=Vlmo),
 }
 
 PRESETS: dict[str, Callable[..., Any]] = {
+    "beit-base": beit_base,
+    "beit-large": beit_large,
     "bert-base": bert_base,
     "bert-large": bert_large,
     "bert-small": bert_small,
     "imagebert-base": imagebert_base,
     "imagebert-small": imagebert_small,
-    "vl-bert-base": vlbert_base,
-    "vl-bert-base-end-to-end": vlbert_base_end_to_end,
-    "vl-bert-base-paper": vlbert_paper,
-    "vl-bert-large": vlbert_large,
-    "vl-bert-large-end-to-end": vlbert_large_end_to_end,
-    "vl-bert-small": vlbert_small,
+    "interbert-chinese": interbert_chinese,
+    "interbert-paper": interbert_paper,
+    "interbert-released": interbert_released,
+    "interbert-small": interbert_small,
     "vilbert-12in1": vilbert_12in1,
     "vilbert-base": vilbert_base,
     "vilbert-base-2": partial(vilbert_base, 2),
@@ -73,6 +95,18 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "vilbert-released": vilbert_released,
     "vilbert-single-stream": single_stream_base,
     "vilbert-small": vilbert_small,
+    "vl-bert-base": vlbert_base,
+    "vl-bert-base-end-to-end": vlbert_base_end_to_end,
+    "vl-bert-base-paper": vlbert_paper,
+    "vl-bert-large": vlbert_large,
+    "vl-bert-large-end-to-end": vlbert_large_end_to_end,
+    "vl-bert-small": vlbert_small,
+    "vlmo-base": vlmo_base,
+    "vlmo-base-paper": vlmo_base_paper,
+    "vlmo-base-plus": vlmo_base_plus,
+    "vlmo-large": vlmo_large,
+    "vlmo-large-paper": vlmo_large_paper,
+    "vlmo-small": vlmo_small,
 }
 
 
@@ -86,10 +120,15 @@ def preset(name: str, **changes: Any) -> Any:
 __all__ = [
     "PRESETS",
     "VARIANTS",
+    "Beit",
+    "BeitConfig",
     "Bert",
     "BertConfig",
     "ImageBert",
     "ImageBertConfig",
+    "InterBert",
+    "InterBertConfig",
+    "PixelInputs",
     "SingleStream",
     "SingleStreamConfig",
     "VLInputs",
@@ -100,5 +139,7 @@ __all__ = [
     "VlBertConfig",
     "VlBertEndToEnd",
     "VlBertEndToEndConfig",
+    "Vlmo",
+    "VlmoConfig",
     "preset",
 ]

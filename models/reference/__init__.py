@@ -7,9 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vlmill.models.reference.beit import BEIT
 from vlmill.models.reference.bert import BERT
+from vlmill.models.reference.dvae import DVAE
 from vlmill.models.reference.family import Family
 from vlmill.models.reference.files import read_state, unwrapped
+from vlmill.models.reference.interbert import INTERBERT
 from vlmill.models.reference.keymap import (
     CheckpointMismatch,
     Link,
@@ -22,7 +25,10 @@ from vlmill.models.reference.vlbert import VLBERT
 from vlmill.models.reference.vlmo import VLMO
 
 FAMILIES: dict[str, Family] = {
+    "beit": BEIT,
     "bert": BERT,
+    "dvae": DVAE,
+    "interbert": INTERBERT,
     "vilbert": VILBERT,
     "vl-bert": VLBERT,
     "vlmo": VLMO,

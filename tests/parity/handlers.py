@@ -3,9 +3,12 @@
 from collections.abc import Callable
 
 import torch
-from tests.parity import detectors, models_vilbert, operators
+from tests.parity import detectors, models_interbert, models_vilbert, operators
 from tests.parity.golden import GoldenSet, NotComparable, Results
+from tests.parity.models_beit import beit
+from tests.parity.models_dvae import dvae
 from tests.parity.models_vlbert import vlbert
+from tests.parity.models_vlmo import vlmo
 from tests.parity.training import TRAINING
 
 Handler = Callable[[GoldenSet, Results], None]
@@ -20,6 +23,10 @@ HANDLERS: dict[str, dict[str, Handler]] = {
     },
     "models": {
         "vl-bert": vlbert,
+        "beit": beit,
+        "dvae": dvae,
+        "vlmo": vlmo,
+        "interbert": models_interbert.interbert,
         "vilbert": models_vilbert.vilbert,
     },
     "training": TRAINING,
