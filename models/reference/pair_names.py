@@ -1,5 +1,7 @@
 """Names that ViLBERT's code gave to what InterBERT's code, made from it, has too."""
 
+from dataclasses import replace
+
 from vlmill.models.reference.bert_names import mlm_head_links
 from vlmill.models.reference.keymap import Link, linked
 
@@ -35,4 +37,4 @@ def score_links() -> list[Link]:
 
 def under(prefix: str, link: Link) -> Link:
     """The link of a tensor that has moved into the module ``prefix``."""
-    return Link(f"{prefix}.{link.ours}", link.theirs, link.also, link.rows)
+    return replace(link, ours=f"{prefix}.{link.ours}")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tests.parity.golden import GoldenSet, Results
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vlmill.models import VLInputs
-from vlmill.models.reference import load_reference
+from vlmill.models.reference import export_reference, load_reference
 from vlmill.models.reference.keymap import Link, export_state
 
 
@@ -57,7 +58,16 @@ class Case:
 def open_cases(golden: GoldenSet, results: Results) -> list[Case]:
     """The cases of a set, its model opened as a user opens published weights."""
     model = load_reference(golden.family, golden.weights, golden.config)
+    expect_round_trip(golden, model)
     return [Case(name, golden, results, model) for name in golden.cases]
+
+
+def expect_round_trip(golden: GoldenSet, model: nn.Module) -> None:
+    """Exported again, the weights are those of the file, name for name and bit for bit."""
+    exported, recorded = export_reference(golden.family, model), load_file(golden.weights)
+    assert exported.keys() == recorded.keys(), exported.keys() ^ recorded.keys()
+    changed = [name for name in recorded if not torch.equal(recorded[name], exported[name])]
+    assert not changed, f"exported with other values: {', '.join(changed)}"
 
 
 def on_grid(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
