@@ -38,7 +38,7 @@ of another format is rejected with its reason (docs/regions.md).
 The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
 on the same --output continues what a killed run left. Every input is counted: it has a row of
 regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
-0.5 GB with tiny, and 400 bytes for each picture of the plan."""
+0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
 VERIFY_EXAMPLES = """example:
   extract-rois verify regions/"""
 SHOW_EXAMPLES = """example:

@@ -137,8 +137,9 @@ def parser() -> Parser:
         "bytes as extract-rois run on the same table,\nand either command continues what a killed "
         "run of the other left. A shard is the unit of work:\nlower --pictures-per-shard where "
         "there are more workers than shards. Other flags (--runner, ...)\ngo to Apache Beam. "
-        "Memory: one detector in each worker process (about 1.5 GB with r101 at 600/1000),\nand "
-        "400 bytes for each picture where the job is started. A worker's torch takes all cores; "
+        "Memory: one detector in each worker process (about 1.5 GB with r101 at 600/1000),\nthe "
+        "pictures of --batch-size, and 400 bytes for each picture where the job is started. A "
+        "worker's torch takes all cores; "
         "with several\nworkers on one machine set OMP_NUM_THREADS to its share.",
         allow_abbrev=False,
     )
