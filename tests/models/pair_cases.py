@@ -71,7 +71,7 @@ def expect_packing_changes_nothing(model: Any, inputs: VLInputs, **options: Any)
     for pack in (True, False):
         model.zero_grad()
         encoded = model(inputs, pack=pack, **options)
-        loss_of(model, inputs, pack=pack, **options).backward()
+        loss_of(model, inputs, pack=pack, **options).backward()  # type: ignore[no-untyped-call]
         found.append(
             {
                 "text": encoded.text[inputs.token_mask],
@@ -99,7 +99,9 @@ def expect_a_batch_is_its_pairs(model: Any, inputs: VLInputs) -> None:
                 region_mask=inputs.region_mask[row][regions][None],
             )
         )
-        close = {"atol": 1e-4, "rtol": 1e-4}
-        torch.testing.assert_close(together.pooled[row], alone.pooled[0], **close)
-        torch.testing.assert_close(together.text[row][tokens], alone.text[0], **close)
-        torch.testing.assert_close(together.regions[row][regions], alone.regions[0], **close)
+        for ours, single in (
+            (together.pooled[row], alone.pooled[0]),
+            (together.text[row][tokens], alone.text[0]),
+            (together.regions[row][regions], alone.regions[0]),
+        ):
+            torch.testing.assert_close(ours, single, atol=1e-4, rtol=1e-4)
