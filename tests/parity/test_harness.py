@@ -65,6 +65,14 @@ SHIFTED = {
     "frcnn/d2_r50c4": ("out.rpn_deltas", "out.kept0", "out.final_boxes0", "out.resized0"),
     "frcnn/hf_frcnn": ("out.boxes1", "out.attr_ids0", "out.roi_features1", "out.sizes"),
     "frcnn/ops": ("roi.out.pool", "nms.out.tv_0.5", "coder.out.caffe", "anchor.out.d2_a_0.5"),
+    "interbert/vltasks": ("out.vil_logit", "out.image_embedding", "out.match_score"),
+    "vilbert/vilbert_pretrain_paperdepth": (
+        "out.sequence_output_v",
+        "out.masked_img_loss",
+        "grad.bert.t_pooler.dense.weight",
+        "grad_total_norm",
+        "params_without_grad",
+    ),
 }
 
 
