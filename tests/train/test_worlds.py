@@ -3,8 +3,7 @@
 import io
 import itertools
 import json
-import subprocess
-import sys
+import runpy
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -267,16 +266,19 @@ def test_the_fingerprint_tells_what_numbers_mean() -> None:
     assert Detector().fingerprint(WORLD) not in others
 
 
-def test_the_command_writes_prints_and_shows(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "world.py"), "--output", str(tmp_path)]
-    sizes = ["--pairs", "3", "--held-out", "4"]
-    first = subprocess.run([*command, *sizes], capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in first.stdout.splitlines()]
+def test_the_command_writes_prints_and_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(ROOT / "benchmarks" / "world.py"))["main"]
+    flags = ["--output", str(tmp_path), "--pairs", "3", "--held-out"]
+    assert main([*flags, "4"]) == 0
+    printed = capsys.readouterr().out
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert lines[-1]["name"] == "world/everything/text_retrieval/r1"
     assert all(0 <= line["value"] <= line["expected"] <= 1 for line in lines)
     page = (tmp_path / "contact.html").read_text()
     assert page.count("data:image/png") == 7 and "world/test/000003" in page
-    again = subprocess.run([*command, *sizes], capture_output=True, text=True, check=True)
-    assert again.stdout == first.stdout
-    other = subprocess.run([*command, "--held-out", "1"], capture_output=True, text=True)
-    assert other.returncode == 2 and other.stderr.count("\n") == 1
+    assert main([*flags, "4"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main([*flags, "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
