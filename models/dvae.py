@@ -92,8 +92,7 @@ class DalleTokenizer(nn.Module):
             widths = [inputs] + [outputs] * config.blocks_per_group
             self.groups.append(
                 nn.ModuleList(
-                    DalleBlock(before, after, gain)
-                    for before, after in itertools.pairwise(widths)
+                    DalleBlock(before, after, gain) for before, after in itertools.pairwise(widths)
                 )
             )
             inputs = outputs

@@ -1,6 +1,8 @@
 """ImageBERT: its size, what its outputs depend on, and what it refuses."""
 
 import operator
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from vlmill.models import PRESETS, VARIANTS, VLInputs, preset
 from vlmill.models.imagebert import ImageBert, ImageBertConfig, imagebert_base, imagebert_small
+from vlmill.models.imagebert_tasks import ImageBertRetrieval, ImageBertRetrievalConfig
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,
@@ -218,7 +221,159 @@ def test_new_weights_have_the_asked_deviation() -> None:
 
 def test_presets_by_name() -> None:
     assert preset("imagebert-small", width=96) == imagebert_small(width=96)
-    with pytest.raises(ValueError, match="no preset 'imagebert-huge'; there are bert-base"):
+    with pytest.raises(ValueError, match=r"no preset 'imagebert-huge'; there are .*imagebert-base"):
         preset("imagebert-huge")
     for make in PRESETS.values():
         assert type(make()) in [variant.config for variant in VARIANTS.values()]
+
+
+def with_globals(inputs: VLInputs, width: int = 9) -> VLInputs:
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(len(inputs.tokens), width, generator=generator)
+    return changed(inputs, global_features=features)
+
+
+def test_whole_picture_features_are_regions_that_are_the_whole_picture() -> None:
+    model, inputs = tiny_model(global_widths=(5, 4)), with_globals(random_batch())
+    assert inputs.global_features is not None
+    rows = model.embed_regions(
+        inputs.region_features, inputs.region_locations, inputs.global_features
+    )
+    assert rows.shape == (3, 5 + 2, 24)
+    tables = model.text_embedding
+    summed = model.global_features[1](inputs.global_features[:, 5:])
+    summed = summed + model.region_embedding.location(torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]))
+    summed = summed + tables.segment.weight[1] + tables.position.weight[8]
+    torch.testing.assert_close(rows[:, 6], model.region_embedding.norm(summed))
+
+
+def test_added_rows_act_and_are_not_returned() -> None:
+    inputs = with_globals(random_batch())
+    model = tiny_model(global_widths=(5, 4), visual_sep_id=2)
+    output = model(inputs)
+    assert output.regions.shape == (3, 5, 24)
+    assert inputs.global_features is not None
+    moved = inputs.global_features + 1
+    other = changed(inputs, global_features=moved)
+    assert not torch.allclose(model(other).pooled, output.pooled, atol=1e-3)
+    nothing_else = changed(inputs, region_mask=torch.zeros(3, 5, dtype=torch.bool))
+    assert not torch.allclose(
+        model(changed(nothing_else, global_features=moved)).pooled,
+        model(nothing_else).pooled,
+        atol=1e-3,
+    )
+    padded = changed(inputs, region_mask=torch.tensor([[True, True, False, True, False]] * 3))
+    packed, grid = model(padded), model(padded, pack=False)
+    torch.testing.assert_close(packed.pooled, grid.pooled, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        packed.regions[padded.region_mask], grid.regions[padded.region_mask], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_packing_changes_no_gradient() -> None:
+    inputs = changed(
+        random_batch(),
+        token_mask=torch.arange(6) < torch.tensor([[6], [3], [4]]),
+        region_mask=torch.arange(5) < torch.tensor([[5], [2], [0]]),
+    )
+    gradients = []
+    for pack in (True, False):
+        model = tiny_model()
+        output = model(inputs, pack=pack)
+        loss = model.match_logit(output.pooled).sum() + output.text[inputs.token_mask].sum()
+        (loss + output.regions[inputs.region_mask].square().sum()).backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
+
+
+def test_two_matching_logits_are_one_by_their_difference() -> None:
+    model, inputs = tiny_model(match_outputs=2), random_batch()
+    pooled = model(inputs).pooled
+    both = model.match_head(pooled).softmax(-1)
+    torch.testing.assert_close(model.match_logit(pooled).sigmoid(), both[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_widths": (5, 0)}, r"global_widths=\(5, 0\): want positive numbers"),
+        ({"match_outputs": 3}, "match_outputs=3: want 1 or 2"),
+        ({"visual_sep_id": 30522}, "visual_sep_id=30522 is none of vocab_size=30522 words"),
+    ],
+)
+def test_impossible_switches_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        imagebert_base(**change)
+
+
+@pytest.mark.parametrize(
+    ("widths", "given", "message"),
+    [
+        ((), 9, r"are 9 wide, the model takes 0 \(global_widths=\(\)\)"),
+        ((5, 4), None, r"are None wide, the model takes 9 \(global_widths=\(5, 4\)\)"),
+        ((5,), 9, "are 9 wide, the model takes 5"),
+    ],
+)
+def test_other_whole_picture_features_are_refused(
+    widths: tuple[int, ...], given: int | None, message: str
+) -> None:
+    inputs = random_batch() if given is None else with_globals(random_batch(), given)
+    with pytest.raises(ValueError, match=message):
+        tiny_model(global_widths=widths)(inputs)
+
+
+def test_retrieval_keeps_the_matching_layer_and_adds_a_score() -> None:
+    torch.manual_seed(0)
+    config = ImageBertRetrievalConfig(trunk=ImageBertConfig(**TINY))
+    model, inputs = ImageBertRetrieval(config).eval(), random_batch()
+    pretrained = tiny_model()
+    model.trunk.load_state_dict(pretrained.state_dict())
+    pooled = model(inputs).pooled
+    torch.testing.assert_close(
+        model.match_logit(pooled), pretrained.match_logit(pretrained(inputs).pooled)
+    )
+    assert model.scores(pooled).shape == (3,)
+    new = {n for n, _ in model.named_parameters() if not n.startswith("trunk.")}
+    assert new == {"score_head.weight", "score_head.bias"}
+
+
+COMPILED = """
+import torch
+from vlmill.models import VLInputs
+from vlmill.models.bert import Bert, bert_small
+from vlmill.models.imagebert import ImageBert, imagebert_small
+
+def pairs(batch, tokens, regions):
+    return VLInputs(
+        tokens=torch.ones(batch, tokens, dtype=torch.int64),
+        token_mask=torch.arange(tokens).expand(batch, -1) < tokens - 1,
+        region_features=torch.randn(batch, regions, 16),
+        region_locations=torch.rand(batch, regions, 5),
+        region_mask=torch.arange(regions).expand(batch, -1) < regions - 1,
+    )
+
+first, second = pairs(2, 7, 6), pairs(3, 9, 8)
+model = ImageBert(imagebert_small(region_width=16, num_layers=1)).eval()
+compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+compiled(first)
+with torch.compiler.set_stance("fail_on_recompile"):
+    found = compiled(second)
+torch.testing.assert_close(found.pooled, model(second).pooled, atol=1e-5, rtol=1e-4)
+bert = Bert(bert_small(num_layers=1)).eval()
+compiled = torch.compile(bert, fullgraph=True, dynamic=True, backend="eager")
+compiled(first.tokens, first.token_mask)
+with torch.compiler.set_stance("fail_on_recompile"):
+    found = compiled(second.tokens, second.token_mask)
+expected = bert(second.tokens, second.token_mask)
+torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-4)
+"""
+
+
+@pytest.mark.slow
+def test_it_and_bert_compile_without_a_break_and_once_for_several_lengths() -> None:
+    """In another process: checking shapes while tests run is nothing that can be traced."""
+    command = [sys.executable, "-c", COMPILED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

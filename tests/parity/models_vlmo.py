@@ -10,12 +10,17 @@ from tests.parity.golden import GoldenSet, Results
 from torch import Tensor, nn
 
 from vlmill.models import PixelInputs
-from vlmill.models.reference import export_reference, load_reference
+from vlmill.models.initialise_vlmo import initialise_from_beit
+from vlmill.models.reference import export_reference, load_reference, read_reference
 from vlmill.models.reference.keymap import export_state
 from vlmill.models.reference.vlmo import links
-from vlmill.models.vlmo import Contrast, Vlmo
+from vlmill.models.relative_position import num_image_rows
+from vlmill.models.vlmo import Contrast, Vlmo, frozen_on_text
 from vlmill.models.vlmo_tasks import VlmoForNlvr2, VlmoForVqa
 
+# The recordings' model of pairs, which takes over from the text stage.
+STAGE_OF_PAIRS = {"vlffn_start_layer_index": 3, "max_text_len": 10}
+BEIT_WEIGHTS = "beit_weights.safetensors"
 ITM_WEIGHTS, MLM_WEIGHT = ("itm.weights_t2i", "itm.weights_i2t"), 0.25
 
 
@@ -33,6 +38,8 @@ def vlmo(golden: GoldenSet, results: Results) -> None:
         frozenset({"irtr"}): retrieval,
     }[frozenset(asked)]
     compare_resized(golden, model)
+    if (golden.folder / BEIT_WEIGHTS).is_file():
+        compare_stages(golden, results, model)
     if (types := "token_type_embeddings_after_load") in golden.tensors:
         results.check(types, types_after_load(golden, model))
     for case in golden.cases:
@@ -70,6 +77,36 @@ def compare_resized(golden: GoldenSet, model: nn.Module) -> None:
     for name, tensor in export_reference("vlmo", model).items():
         if "classifier" not in name:
             torch.testing.assert_close(resized[name], tensor, rtol=0.0, atol=1e-6)
+
+
+def compare_stages(golden: GoldenSet, results: Results, model: Vlmo) -> None:
+    """What the text stage takes from BEiT, and what the stage of pairs takes from it."""
+    fresh = Vlmo(model.config)
+    origins = initialise_from_beit(fresh, golden.folder / BEIT_WEIGHTS)
+    taken = [name for name, origin in origins.items() if origin.names]
+    begun, after = export_reference("vlmo", fresh), export_reference("vlmo", model)
+    theirs = export_state({name: torch.empty(0) for name in taken}, links(model))
+    missing = {*after} - {*theirs}
+    assert missing == {*golden.config["missing_keys"]}
+    filled = {name: len(after[name]) for name in theirs}
+    filled["relative_position_bias_table"] = num_image_rows(model.config.side)
+    assert all(torch.equal(begun[n][:rows], after[n][:rows]) for n, rows in filled.items())
+    frozen = {*frozen_on_text(model)}
+    names = export_state({name: torch.empty(0) for name in frozen}, links(model))
+    assert {*names} == {*golden.config["frozen"]}
+    changes = {"loss_names": {"itc": 1, "itm": 1, "mlm": 1}, **STAGE_OF_PAIRS}
+    pairs, table = read_reference("vlmo", after, golden.config | changes)
+    exported = export_reference("vlmo", pairs)
+    cut = {name for name in after if after[name].shape != exported[name].shape}
+    stage = {
+        "truncated": cut,
+        "loaded_unchanged": {name for names in table.loaded.values() for name in names} - cut,
+        "newly_initialised": {name for names in table.missing.values() for name in names},
+    }
+    for kind, found in stage.items():
+        key = f"stage3_from_stage2:{kind}"
+        order = golden.values[key]
+        results.check(key, sorted(found, key=lambda n: (order.index(n) if n in order else -1, n)))
 
 
 def types_after_load(golden: GoldenSet, model: nn.Module) -> Tensor:
