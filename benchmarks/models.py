@@ -1,12 +1,16 @@
-"""Speed of ImageBERT at base size on this CPU, beside the rate of a matrix product of the same run.
+"""Speed of the five models at base size on this CPU, beside the rate of a matrix product.
 
-Prints a line of JSON for the forward pass (evaluation, matching head) and one for forward and
-backward (training with dropout, all four heads at masked positions, no optimiser). ``limit`` is
-what the rate of a 2048 x 768 x 3072 float32 product, measured in turn with the model, would give
-for the model's useful operations. ``peer`` is PyTorch's own encoder of the same size, without
-embeddings and heads. The fractions by CPU seconds hold on a busy machine too.
+For each variant a line of JSON for the forward pass, one for forward and backward of a pretraining
+step (training mode, dropout on, all its objectives, no optimiser), one for the same at variable
+lengths, and one for the optimiser's step. ``limit`` is what the rate of a 2048 x 768 x 3072 float32
+product, measured in turn with the model, would give for the useful operations: those of each pair
+by itself, without padding, with heads where labels are. Fractions by CPU seconds hold on a busy
+machine too. ``peer`` is the official code on the same batch, where a checkout of it is given
+(benchmarks/peers/official_models.py says which), and for ImageBERT, which has none, PyTorch's own
+encoder without embeddings and heads.
 
-    python benchmarks/models.py --batch-size 8 --rounds 3
+    python benchmarks/models.py
+    python benchmarks/models.py --variants vilbert --official vilbert=../vilbert_beta --rounds 5
 """
 
 import argparse
@@ -15,20 +19,229 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 # Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+import torch.nn.functional as F
+from peers.official_models import (
+    PEERS,
+    PixelWork,
+    RegionWork,
+    Step,
+    mask_of,
+    random_pixels,
+    random_regions,
+)
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from vlmill.models import VLInputs
-from vlmill.models.imagebert import ImageBert, ImageBertConfig, imagebert_base
+from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 
-NUM_TOKENS, NUM_REGIONS = 20, 100
-MASKED_TOKENS, MASKED_REGIONS = 3, 15  # of each pair: 15 percent
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
+Work = RegionWork | PixelWork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A variant at its published base size, with the batch that the official code was timed on.
+
+    ``words`` and ``masked`` regions are to be guessed in each pair. ``texts`` and ``rows`` are the
+    lengths of the variable batch (rows of regions with that of the whole picture); the full batch
+    has ``max_text`` and ``max_rows`` everywhere.
+    """
+
+    preset: str
+    batch: int
+    max_text: int
+    words: int
+    max_rows: int = 0
+    masked: int = 0
+    texts: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+
+
+# Captions of about 14 tokens of 36, as Conceptual Captions has them; 10 to 36 or 100 regions.
+CAPTIONS = (9, 11, 12, 13, 14, 15, 18, 23)
+REGIONS = (11, 16, 22, 31, 47, 68, 93, 101)
+CASES = {
+    "vilbert": Case(
+        preset="vilbert-released",
+        batch=8,
+        max_text=36,
+        words=5,
+        max_rows=37,
+        masked=5,
+        texts=CAPTIONS,
+        rows=(11, 15, 19, 24, 28, 33, 37, 37),
+    ),
+    "vl-bert": Case(
+        preset="vl-bert-base",
+        batch=8,
+        max_text=20,
+        words=3,
+        max_rows=101,
+        masked=15,
+        texts=(8, 12, 16, 19, 21, 24, 28, 32),
+        rows=REGIONS,
+    ),
+    "interbert": Case(
+        preset="interbert-released",
+        batch=8,
+        max_text=36,
+        words=7,
+        max_rows=101,
+        masked=17,
+        texts=CAPTIONS,
+        rows=REGIONS,
+    ),
+    "imagebert": Case(
+        preset="imagebert-base",
+        batch=8,
+        max_text=20,
+        words=3,
+        max_rows=100,
+        masked=15,
+        texts=CAPTIONS,
+        rows=(*REGIONS[:-1], 100),
+    ),
+    "vlmo": Case(preset="vlmo-base", batch=4, max_text=40, words=3, texts=(12, 18, 25, 40)),
+}
+
+
+def make_work(case: Case, texts: tuple[int, ...], rows: tuple[int, ...]) -> Work:
+    """A batch of pairs of these lengths."""
+    if not case.max_rows:
+        return random_pixels(len(texts), torch.tensor(texts), words=case.words)
+    return random_regions(
+        len(texts),
+        torch.tensor(texts),
+        torch.tensor(rows),
+        words=case.words,
+        # The shortest list has fewer regions than are masked in a long one.
+        masked=min(case.masked, min(rows) - 1),
+    )
+
+
+def region_step(model: Any, work: RegionWork, variant: str) -> Step:
+    """A pretraining step of a variant that reads regions: all losses that it has."""
+    tokens = mask_of(work.text_lengths, work.tokens.shape[1])
+    regions = mask_of(work.region_lengths, work.features.shape[1])
+    masked = work.masked_regions & regions
+    guessed = work.word_labels >= 0
+    inputs = VLInputs(
+        tokens=work.tokens,
+        token_mask=tokens,
+        region_features=work.features,
+        region_locations=work.locations,
+        region_mask=regions,
+        masked_regions=masked if variant == "vl-bert" else None,
+    )
+    labels, targets = work.word_labels[guessed], work.targets[masked]
+    features, classes = work.features[masked], targets[:, 1:].argmax(-1)
+    belongs = (work.mismatched == 0).float()
+
+    def losses() -> list[Tensor]:
+        encoded = model(inputs)
+        words, hidden = encoded.text[guessed], encoded.regions[masked]
+        found = [F.cross_entropy(model.mlm_logits(words), labels)]
+        logits = model.region_class_logits(hidden)
+        if variant == "imagebert":
+            found.append(F.cross_entropy(logits, classes))
+            found.append(F.mse_loss(model.region_features(hidden), features))
+        else:
+            found.append(F.cross_entropy(logits, targets))
+        if variant != "vl-bert":  # which has no matching, in paper and code
+            logit = model.match_logit(encoded.pooled)
+            found.append(F.binary_cross_entropy_with_logits(logit, belongs))
+        return found
+
+    return _step(model, losses)
+
+
+def pixel_step(model: Any, work: PixelWork) -> Step:
+    """A pretraining step of VLMo: contrast, matching with hard negatives, masked words."""
+    inputs = PixelInputs(
+        tokens=work.tokens,
+        token_mask=mask_of(work.text_lengths, work.tokens.shape[1]),
+        pixels=work.pixels,
+    )
+    guessed, pairs = work.word_labels >= 0, torch.arange(len(work.tokens))
+    labels = work.word_labels[guessed]
+    matching = torch.cat([torch.ones_like(pairs), torch.zeros_like(pairs), torch.zeros_like(pairs)])
+
+    def losses() -> list[Tensor]:
+        out = model.pretraining(inputs, work.masked_tokens)
+        found = [0.25 * F.cross_entropy(model.mlm_logits(out.masked_text[guessed]), labels)]
+        for text, image, scale in (
+            (out.text.own, out.image.own, out.scale),
+            (out.text.fused, out.image.fused, out.fused_scale),
+        ):
+            scores = scale * text @ image.T
+            both = F.cross_entropy(scores, pairs) + F.cross_entropy(scores.T, pairs)
+            found.append(both / 4)
+        return [*found, F.cross_entropy(out.match_logits, matching)]
+
+    return _step(model, losses)
+
+
+def _step(model: nn.Module, losses: Callable[[], list[Tensor]]) -> Step:
+    def step(backward: bool) -> None:
+        model.train(backward)
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(backward):
+            total = torch.stack(losses()).sum()
+            if backward:
+                total.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def make_step(model: nn.Module, work: Work, variant: str) -> Step:
+    """The variant's step over the work."""
+    if isinstance(work, PixelWork):
+        return pixel_step(model, work)
+    return region_step(model, work, variant)
+
+
+def encoder_peer(work: RegionWork) -> tuple[nn.Module, Step]:
+    """PyTorch's encoder of ImageBERT's size over as many positions, nothing around it."""
+    layer = nn.TransformerEncoderLayer(
+        768, 12, dim_feedforward=3072, dropout=0.1, activation="gelu", batch_first=True
+    )
+    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    texts = mask_of(work.text_lengths, work.tokens.shape[1])
+    padding = ~torch.cat([texts, mask_of(work.region_lengths, work.features.shape[1])], dim=1)
+    hidden = torch.randn(*padding.shape, 768)
+    return model, _step(
+        model, lambda: [model(hidden, src_key_padding_mask=padding).square().mean()]
+    )
+
+
+def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backward: bool) -> int:
+    """Useful operations of a batch: of each pair alone, without padding.
+
+    VLMo's pairs are not alone, as each is a negative of others: its batch counts as it is run.
+    """
+    texts, rows = lengths
+    pairs = list(zip(texts, rows or texts, strict=True))
+    works = [make_work(case, (text,), (row,)) for text, row in pairs]
+    if variant == "vlmo":
+        works = [make_work(case, texts, rows)]
+    total = 0
+    for work in works:
+        counter = FlopCounterMode(display=False)
+        # The fused attention kernel of the CPU is not in the counter's list.
+        with counter, sdpa_kernel(SDPBackend.MATH):
+            make_step(model, work, variant)(backward)
+        total += counter.get_total_flops()
+    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,162 +252,128 @@ class Timing:
     cpu_s: float
 
 
-def encoder_flops(config: ImageBertConfig) -> float:
-    """Operations of the layers for one pair, forward; a multiply-add counts as two."""
-    length, width = NUM_TOKENS + NUM_REGIONS, config.width
-    products = 4 * width * width + 2 * width * config.intermediate_width
-    return config.num_layers * length * (2 * products + 4 * length * width)
-
-
-def region_flops(config: ImageBertConfig) -> float:
-    """Operations of the projection of one pair's regions."""
-    return 2 * NUM_REGIONS * (config.region_width + 5) * config.width
-
-
-def head_flops(config: ImageBertConfig) -> float:
-    """Operations of the four heads at one pair's masked positions."""
-    words = MASKED_TOKENS * (config.width + config.vocab_size)
-    regions = MASKED_REGIONS * (config.num_region_classes + config.region_width)
-    return 2 * config.width * (words + regions + 1)
-
-
-def random_inputs(config: ImageBertConfig, batch_size: int) -> VLInputs:
-    """A batch without padding, so that all operations are useful."""
-    return VLInputs(
-        tokens=torch.randint(0, config.vocab_size, (batch_size, NUM_TOKENS)),
-        token_mask=torch.ones(batch_size, NUM_TOKENS, dtype=torch.bool),
-        region_features=torch.randn(batch_size, NUM_REGIONS, config.region_width),
-        region_locations=torch.rand(batch_size, NUM_REGIONS, 5),
-        region_mask=torch.ones(batch_size, NUM_REGIONS, dtype=torch.bool),
-    )
-
-
-def forward(model: ImageBert, inputs: VLInputs) -> Tensor:
-    """The matching score, as retrieval needs it."""
-    model.eval()
-    with torch.inference_mode():
-        return model.match_logit(model(inputs).pooled)
-
-
-def forward_backward(model: ImageBert, inputs: VLInputs) -> None:
-    """All four heads at masked positions, a loss each, and the gradients."""
-    model.train()
-    model.zero_grad(set_to_none=True)
-    output = model(inputs)
-    words = output.text[:, 1 : 1 + MASKED_TOKENS].flatten(0, 1)
-    regions = output.regions[:, :MASKED_REGIONS].flatten(0, 1)
-    labels = torch.zeros(len(words), dtype=torch.int64)
-    classes = torch.zeros(len(regions), dtype=torch.int64)
-    loss = (
-        nn.functional.cross_entropy(model.mlm_logits(words), labels)
-        + nn.functional.cross_entropy(model.region_class_logits(regions), classes)
-        + model.region_features(regions).square().mean()
-        + nn.functional.softplus(model.match_logit(output.pooled)).mean()
-    )
-    loss.backward()  # type: ignore[no-untyped-call]
-
-
-def peer_encoder(config: ImageBertConfig) -> nn.TransformerEncoder:
-    """PyTorch's encoder of the same size."""
-    layer = nn.TransformerEncoderLayer(
-        config.width,
-        config.num_heads,
-        dim_feedforward=config.intermediate_width,
-        dropout=config.dropout,
-        activation="gelu",
-        batch_first=True,
-    )
-    return nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False)
-
-
-def run_peer(encoder: nn.TransformerEncoder, hidden: Tensor, backward: bool) -> None:
-    """One pass of the peer over embedded positions."""
-    padding = torch.zeros(hidden.shape[:2], dtype=torch.bool)
-    encoder.train(backward)
-    with torch.set_grad_enabled(backward):
-        output = encoder(hidden, src_key_padding_mask=padding)
-        if backward:
-            encoder.zero_grad(set_to_none=True)
-            output.square().mean().backward()
-
-
-def time_once(work: Callable[[], object]) -> Timing:
-    """Wall and CPU seconds of one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return Timing(wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu)
-
-
 def measure(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
     """Time the works in turn, so that a busy spell meets all; the first round is warm-up."""
-    timings: dict[str, list[Timing]] = {name: [] for name in works}
+    wall: dict[str, list[float]] = {name: [] for name in works}
+    cpu: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
-            timing = time_once(work)
+            started, cpu_started = time.perf_counter(), time.process_time()
+            work()
             if number:
-                timings[name].append(timing)
-    return {
-        name: Timing(wall_s=median(t.wall_s for t in ts), cpu_s=median(t.cpu_s for t in ts))
-        for name, ts in timings.items()
-    }
+                wall[name].append(time.perf_counter() - started)
+                cpu[name].append(time.process_time() - cpu_started)
+    return {name: Timing(wall_s=median(wall[name]), cpu_s=median(cpu[name])) for name in works}
+
+
+def gemm() -> None:
+    """The products that the rate is taken from."""
+    for _ in range(GEMMS):
+        LEFT @ RIGHT
+
+
+LEFT, RIGHT = torch.randn(2048, 768), torch.randn(768, 3072)
 
 
 def record(name: str, batch: int, flops: float, found: dict[str, Timing]) -> dict[str, object]:
-    """The line of a case whose sample takes ``flops`` useful operations."""
-    gemm, ours = found["gemm"], found["ours"]
-    limit = GEMMS * GEMM_FLOPS / gemm.wall_s
-    limit_cpu = GEMMS * GEMM_FLOPS / gemm.cpu_s
+    """The line of a case whose batch takes ``flops`` useful operations."""
+    rate, ours, peer = found["gemm"], found["ours"], found.get("peer")
+    limit = GEMMS * GEMM_FLOPS / rate.wall_s
+    limit_cpu = GEMMS * GEMM_FLOPS / rate.cpu_s
     return {
-        "name": f"imagebert_base_{name}",
+        "name": name,
         "value": round(batch / ours.wall_s, 3),
         "unit": "samples/s",
-        "peer": round(batch / found["peer"].wall_s, 3),
-        "ratio": round(found["peer"].wall_s / ours.wall_s, 3),
-        "limit": round(limit / flops, 3),
-        "fraction_of_limit": round(batch * flops / ours.wall_s / limit, 3),
-        "fraction_of_limit_by_cpu_seconds": round(batch * flops / ours.cpu_s / limit_cpu, 3),
+        "peer": peer and round(batch / peer.wall_s, 3),
+        "ratio": peer and round(peer.wall_s / ours.wall_s, 3),
+        "ratio_by_cpu_seconds": peer and round(peer.cpu_s / ours.cpu_s, 3),
+        "limit": round(limit * batch / flops, 3),
+        "fraction_of_limit": round(flops / ours.wall_s / limit, 3),
+        "fraction_of_limit_by_cpu_seconds": round(flops / ours.cpu_s / limit_cpu, 3),
         "gemm_gflops": round(limit / 1e9, 1),
-        "gflop_per_sample": round(flops / 1e9, 2),
+        "gflop_per_sample": round(flops / batch / 1e9, 2),
         "batch_size": batch,
         "threads": torch.get_num_threads(),
     }
 
 
+def run_variant(variant: str, official: Path | None, rounds: int) -> None:
+    """All lines of a variant."""
+    case = CASES[variant]
+    torch.manual_seed(0)
+    model = VARIANTS[variant].model(preset(case.preset))
+    full = ((case.max_text,) * case.batch, (case.max_rows,) * case.batch if case.max_rows else ())
+    variable = (case.texts, case.rows)
+    for name, lengths, backward in (
+        ("forward", full, False),
+        ("forward_backward", full, True),
+        ("forward_backward_variable", variable, True),
+    ):
+        work = make_work(case, *lengths)
+        steps = {
+            "ours": make_step(model, work, variant),
+            "peer": peer_step(variant, official, work),
+        }
+        works: dict[str, Callable[[], object]] = {"gemm": gemm}
+        works |= {who: partial(step, backward) for who, step in steps.items() if step}
+        found = measure(works, rounds)
+        flops = operations(model, case, variant, lengths, backward)
+        print(json.dumps(record(f"{variant}_{name}", case.batch, flops, found)), flush=True)
+    print(json.dumps(optimiser_share(variant, model, make_work(case, *full), rounds)), flush=True)
+
+
+def peer_step(variant: str, official: Path | None, work: Work) -> Step | None:
+    """The peer's step over the work, if there is a peer."""
+    if variant == "imagebert" and isinstance(work, RegionWork):
+        return encoder_peer(work)[1]
+    return None if official is None else PEERS[variant](official, work)[1]
+
+
+def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> dict[str, object]:
+    """AdamW's step beside forward and backward: fused, and tensor by tensor in a few calls."""
+    step = make_step(model, work, variant)
+    fused = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+    grouped = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=True)
+    found = measure(
+        {"ours": lambda: step(True), "fused": fused.step, "foreach": grouped.step}, rounds
+    )
+    share = {name: found[name].wall_s / found["ours"].wall_s for name in ("fused", "foreach")}
+    return {
+        "name": f"{variant}_optimiser",
+        "value": round(share["fused"] / (1 + share["fused"]), 3),
+        "unit": "share of a step",
+        "peer": round(share["foreach"] / (1 + share["foreach"]), 3),
+        "ratio": round(found["foreach"].wall_s / found["fused"].wall_s, 3),
+        "limit": None,
+        "fraction_of_limit": None,
+        "seconds": round(found["fused"].wall_s, 3),
+    }
+
+
+def official_checkout(text: str) -> tuple[str, Path]:
+    """``VARIANT=DIR`` as a pair."""
+    variant, _, folder = text.partition("=")
+    if variant not in PEERS or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text}: want VARIANT=DIR with a variant of {', '.join(PEERS)} and a checkout's folder"
+        )
+    return variant, Path(folder).resolve()
+
+
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--variants", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument(
+        "--official", nargs="*", type=official_checkout, default=[], metavar="VARIANT=DIR"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    torch.manual_seed(0)
-    config, batch = imagebert_base(), options.batch_size
-    model, inputs = ImageBert(config), random_inputs(config, batch)
-    encoder = peer_encoder(config)
-    hidden = torch.randn(batch, NUM_TOKENS + NUM_REGIONS, config.width)
-    left, right = torch.randn(2048, 768), torch.randn(768, 3072)
-    layers, regions = encoder_flops(config), region_flops(config)
-
-    def gemm() -> None:
-        for _ in range(GEMMS):
-            left @ right
-
-    forward_works: dict[str, Callable[[], object]] = {
-        "gemm": gemm,
-        "ours": lambda: forward(model, inputs),
-        "peer": lambda: run_peer(encoder, hidden, backward=False),
-    }
-    found = measure(forward_works, options.rounds)
-    flops = layers + regions + 2 * config.width
-    print(json.dumps(record("forward", batch, flops, found)), flush=True)
-    training_works: dict[str, Callable[[], object]] = {
-        "gemm": gemm,
-        "ours": lambda: forward_backward(model, inputs),
-        "peer": lambda: run_peer(encoder, hidden, backward=True),
-    }
-    found = measure(training_works, options.rounds)
-    # Backward is twice the forward, but for the regions' projection: its input needs no gradient.
-    flops = 3 * (layers + head_flops(config)) + 2 * regions
-    print(json.dumps(record("forward_backward", batch, flops, found)), flush=True)
+    official = dict(options.official)
+    for variant in options.variants:
+        run_variant(variant, official.get(variant), options.rounds)
 
 
 if __name__ == "__main__":
