@@ -69,14 +69,16 @@ def bert(model: Bert, state: Mapping[str, Tensor]) -> list[Link]:
 def imagebert(model: ImageBert, state: Mapping[str, Tensor]) -> list[Link]:
     """Text embeddings with both segments, layers, word head; the pooler where it is used.
 
-    Regions' projections, their layer norm, and the heads of classes, features and matching are new
-    (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
+    Regions' projections, their layer norm unless configured, and the heads of classes, features and
+    matching are new (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
     """
+    norm = linked("region_embedding.norm", "bert.embeddings.LayerNorm")
     return [
         *text_embedding_links(),
         *layers_from_bert("layers", counts=[len(model.layers)]),
         *mlm_head_links(),
         *(linked("pooler.dense", POOLER) if isinstance(model.pooler, Pooler) else []),
+        *(norm if model.config.image_norm_from_bert else []),
     ]
 
 

@@ -102,8 +102,16 @@ class RegionEmbedding(nn.Module):
                 f"region_features are {features.shape[-1]} wide, the model takes "
                 f"{self.feature.in_features}; set region_width or use that detector's regions"
             )
-        summed = self.feature_norm(self.feature(features))
-        summed = summed + self.location_norm(self.location(locations))
+        return self.join(self.feature(features), locations, offset)
+
+    def join(
+        self,
+        projected: Float[Tensor, "B R H"],
+        locations: Float[Tensor, "B R 5"],
+        offset: Float[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B R H"]:
+        """The same of features that were projected already, by another layer perhaps."""
+        summed = self.feature_norm(projected) + self.location_norm(self.location(locations))
         if offset is not None:
             summed = summed + offset
         embedded: Float[Tensor, "B R H"] = self.dropout(self.norm(summed))

@@ -20,6 +20,7 @@ from vlmill.models.interface import Encoded
 from vlmill.models.layout import joined_layout
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
+WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,11 @@ class ImageBertConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     image_pre_ln: bool = False  # layer norms on both region projections before the sum, as UNITER
+    image_norm_from_bert: bool = False  # the regions' layer norm starts as BERT's, not as 1 and 0
+    global_widths: tuple[int, ...] = ()  # of whole-picture networks' features, a token each
+    visual_sep_id: int | None = None  # the word id of [SEP], to have one after the regions too
     itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
+    match_outputs: int = 1  # 2: two classes and a softmax, as UNITER
     init_std: float = INIT_STD  # of new weights
 
     def __post_init__(self) -> None:
@@ -47,6 +52,14 @@ class ImageBertConfig:
         check_heads(self)
         check_std(self)
         check_shares(self, "dropout", "attention_dropout")
+        if min(self.global_widths, default=1) < 1:
+            raise ValueError(f"global_widths={self.global_widths}: want positive numbers")
+        if self.match_outputs > 2:
+            raise ValueError(f"match_outputs={self.match_outputs}: want 1 or 2")
+        if self.visual_sep_id is not None and not 0 <= self.visual_sep_id < self.vocab_size:
+            raise ValueError(
+                f"visual_sep_id={self.visual_sep_id} is none of vocab_size={self.vocab_size} words"
+            )
         for name, last in (
             ("max_text_tokens", self.max_text_tokens - 1),
             ("visual_position_id", self.visual_position_id),
@@ -94,6 +107,9 @@ class ImageBert(nn.Module):
         self.region_embedding = RegionEmbedding(
             config.region_width, width, config.dropout, pre_norm=config.image_pre_ln
         )
+        self.global_features = nn.ModuleList(
+            nn.Linear(features, width) for features in config.global_widths
+        )
         self.layers = nn.ModuleList(
             PostNormBlock(
                 width,
@@ -108,7 +124,7 @@ class ImageBert(nn.Module):
         self.class_head = nn.Linear(width, config.num_region_classes)
         self.feature_head = nn.Linear(width, config.region_width)
         self.pooler = Pooler(width) if config.itm_pooler else nn.Identity()
-        self.match_head = nn.Linear(width, 1)
+        self.match_head = nn.Linear(width, config.match_outputs)
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
@@ -117,34 +133,70 @@ class ImageBert(nn.Module):
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens`` or another feature width.
         """
-        regions = self.embed_regions(inputs.region_features, inputs.region_locations)
+        regions = self.embed_regions(
+            inputs.region_features, inputs.region_locations, inputs.global_features
+        )
         return self.encode(inputs.tokens, inputs.token_mask, regions, inputs.region_mask, pack=pack)
 
     def embed_regions(
-        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
-    ) -> Float[Tensor, "B R H"]:
+        self,
+        features: Float[Tensor, "B R D"],
+        locations: Float[Tensor, "B R 5"],
+        global_features: Float[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B E H"]:
         """Regions as the layers take them; whoever pairs a picture with many texts needs it once.
 
-        All regions share one dummy position, so that their order says nothing (sec. 3.2).
+        All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
+        configured, a row for each whole-picture network and one for [SEP] follow, so E >= R.
+        Raises ValueError for another feature width, and if whole-picture features are missing.
         """
-        tables = self.text_embedding
+        tables, config = self.text_embedding, self.config
         offset = (
-            tables.segment.weight[IMAGE_SEGMENT]
-            + tables.position.weight[self.config.visual_position_id]
+            tables.segment.weight[IMAGE_SEGMENT] + tables.position.weight[config.visual_position_id]
         )
-        embedded: Float[Tensor, "B R H"] = self.region_embedding(features, locations, offset)
+        parts = [self.region_embedding(features, locations, offset)]
+        if global_features is not None or self.global_features:
+            parts.append(self._embed_globals(global_features, offset))
+        if config.visual_sep_id is not None:
+            sep = tables.norm(tables.word.weight[config.visual_sep_id] + offset)
+            parts.append(tables.dropout(sep.expand(len(features), 1, -1)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _embed_globals(
+        self, features: Float[Tensor, "B G"] | None, offset: Float[Tensor, " H"]
+    ) -> Float[Tensor, "B C H"]:
+        """Whole-picture features (sec. 5.3, table 4): as regions that are the whole picture.
+
+        [choice] A token for each network, with a projection of its own.
+        """
+        widths = self.config.global_widths
+        came = None if features is None else features.shape[1]
+        if came != (sum(widths) or None) or features is None:
+            raise ValueError(
+                f"global_features are {came} wide, the model takes {sum(widths)} (global_widths="
+                f"{widths}); give what it was built for"
+            )
+        split = torch.split(features, list(widths), dim=1)
+        projected = [linear(f) for linear, f in zip(self.global_features, split, strict=True)]
+        stacked = torch.stack(projected, dim=1)
+        whole = features.new_tensor(WHOLE_PICTURE).expand(*stacked.shape[:2], -1)
+        embedded: Float[Tensor, "B C H"] = self.region_embedding.join(stacked, whole, offset)
         return embedded
 
     def encode(
         self,
         tokens: Int[Tensor, "B T"],
         token_mask: Bool[Tensor, "B T"],
-        regions: Float[Tensor, "B R H"],
+        regions: Float[Tensor, "B E H"],
         region_mask: Bool[Tensor, "B R"],
         *,
         pack: bool = True,
     ) -> Encoded:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        """Encode texts together with embedded regions; arguments as in `VLInputs`.
+
+        Rows beyond ``region_mask`` are those that `embed_regions` adds: always real, never
+        returned.
+        """
         num_tokens = tokens.shape[1]
         if not 0 < num_tokens <= self.config.max_text_tokens:
             raise ValueError(
@@ -152,14 +204,16 @@ class ImageBert(nn.Module):
                 f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
             )
         text = self.text_embedding(tokens, TEXT_SEGMENT)
-        layout, _ = joined_layout(token_mask, region_mask, pack=pack)
+        num_regions = region_mask.shape[1]
+        added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
+        layout, _ = joined_layout(token_mask, torch.cat([region_mask, added], dim=1), pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
         for layer in self.layers:
             hidden = layer(hidden, layout)
         hidden = layout.unpack(hidden)
         return Encoded(
             text=hidden[:, :num_tokens],
-            regions=hidden[:, num_tokens:],
+            regions=hidden[:, num_tokens : num_tokens + num_regions],
             pooled=self.pooler(hidden[:, 0]),
         )
 
@@ -167,13 +221,9 @@ class ImageBert(nn.Module):
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
         """Start new weights as if features had mean 0 and variance 1, given theirs.
 
-        The projection is divided by ``std`` and its bias takes ``mean`` away; the regression of
-        masked features starts from ``mean``. What the network can compute stays the same. Features
-        after a ReLU lie around a common mean, beside which pictures at first hardly differ.
+        Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
         """
-        projection = self.region_embedding.feature
-        projection.weight.div_(std)
-        projection.bias.sub_(projection.weight @ mean)
+        self.region_embedding.standardise(mean, std)
         self.feature_head.bias.add_(mean)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
@@ -192,6 +242,9 @@ class ImageBert(nn.Module):
         return features
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Image-text matching: one logit, higher for pairs that belong together."""
-        logits: Float[Tensor, "B 1"] = self.match_head(pooled)
-        return logits[:, 0]
+        """Image-text matching: log odds that the two belong together.
+
+        With ``match_outputs=2`` the difference of the two logits, "belongs" the second.
+        """
+        logits: Tensor = self.match_head(pooled)
+        return logits[:, 0] if self.config.match_outputs == 1 else logits[:, 1] - logits[:, 0]

@@ -23,9 +23,10 @@ class VLInputs:
     None where all are 0. Variants with a whole-image region have it in row 0 of the regions. What
     padding holds never matters, as long as it is finite.
 
-    Only VL-BERT reads the last two. masked_regions: True where a region is to be guessed and its
+    Only VL-BERT reads the next two. masked_regions: True where a region is to be guessed and its
     appearance replaced; None where none is. text_regions: int64 rows of the regions that the
-    tokens speak of (VCR), None where all have the whole picture's, 0.
+    tokens speak of (VCR), None where all have the whole picture's, 0. Only ImageBERT reads
+    global_features: those of whole-picture networks, side by side (its sec. 5.3).
 
     Raises ValueError if the shapes or dtypes do not fit together.
     """
@@ -38,6 +39,7 @@ class VLInputs:
     segments: Int[Tensor, "B T"] | None = None
     masked_regions: Bool[Tensor, "B R"] | None = None
     text_regions: Int[Tensor, "B T"] | None = None
+    global_features: Float[Tensor, "B G"] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
@@ -60,6 +62,8 @@ class VLInputs:
         ):
             if getattr(self, name) is not None:
                 wanted[name] = wanted[like]
+        if self.global_features is not None:
+            wanted["global_features"] = (batch, self.global_features.shape[-1])
         for name, shape in wanted.items():
             came = tuple(getattr(self, name).shape)
             if came != shape:
@@ -103,7 +107,9 @@ class VLInputs:
                     f"{name}: {len(empty)} of {len(mask)} pairs have no {kind} (first: row "
                     f"{empty[0]}); leave such pairs out of the batch"
                 )
-        for name in ("region_features", "region_locations"):
+        for name in ("region_features", "region_locations", "global_features"):
+            if getattr(self, name) is None:
+                continue
             bad = (~torch.isfinite(getattr(self, name))).flatten(1).any(dim=1).nonzero().flatten()
             if len(bad):
                 raise ValueError(

@@ -263,6 +263,14 @@ def test_imageberts_pooler_is_berts_where_it_has_one() -> None:
     assert origins["pooler.dense.weight"] == Origin(names=("bert.pooler.dense.weight",))
 
 
+def test_imageberts_region_norm_is_berts_where_asked() -> None:
+    state = tiny().state_dict()
+    model = tiny_imagebert(image_norm_from_bert=True)
+    origins = initialise_from_bert(model, state)
+    assert origins["region_embedding.norm.bias"].names == ("bert.embeddings.LayerNorm.bias",)
+    assert torch.equal(model.region_embedding.norm.weight, model.text_embedding.norm.weight)
+
+
 def test_layers_that_bert_lacks_stay_new_and_say_so() -> None:
     origins = initialise_from_bert(tiny_imagebert(num_layers=3), tiny().state_dict())
     origin = origins["layers.2.norm.weight"]

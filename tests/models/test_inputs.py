@@ -80,6 +80,12 @@ def test_values_that_mean_nothing_are_refused(name: str, value: Any, message: st
 def test_a_batch_moves_whole() -> None:
     segments = torch.zeros_like(batch()["tokens"])
     masked = torch.zeros_like(batch()["region_mask"])
-    whole = VLInputs(**batch(), segments=segments, text_regions=segments, masked_regions=masked)
+    whole = VLInputs(
+        **batch(),
+        segments=segments,
+        text_regions=segments,
+        masked_regions=masked,
+        global_features=torch.zeros(2, 3),
+    )
     moved = whole.to("meta")
     assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}
