@@ -133,7 +133,8 @@ class RegionGroup:
         offsets, sizes = self._places[name]
         return None if offsets[number] == NULL else (int(offsets[number]), int(sizes[number]))
 
-    def _bytes(self, name: str, number: int) -> Array | None:
+    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
+        """The bytes of a binary column as they are stored; None where they are missing."""
         if name in self._copied:
             value = self._copied[name][number]
             return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
@@ -142,7 +143,7 @@ class RegionGroup:
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
         """A binary column as [count, width] in the type that the metadata gives for ``like``."""
-        data = self._bytes(name, number)
+        data = self.stored_bytes(name, number)
         if data is None:
             return None
         where = f"{self._shard.path}, {self._ids[number].as_py()}"

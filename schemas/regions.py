@@ -155,6 +155,11 @@ class RegionReader:
             return None
         return int(self._groups[self._group_of(number), 0]), *place
 
+    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
+        """A row's bytes of a binary column as they are stored; None where they are missing."""
+        group, within = self._located(number)
+        return group.stored_bytes(name, within)
+
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """The mapped bytes of a :meth:`place`."""
         return self._shards[shard].bytes[offset : offset + size]

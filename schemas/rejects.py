@@ -67,6 +67,7 @@ class Reason(StrEnum):
     UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of pictures
 
     # Regions and training
+    NO_PICTURE = "no_picture"  # the pair names none, or the images table has no such row
     NO_REGIONS = "no_regions"  # the picture has no row in the regions table
     NO_BOXES = "no_boxes"  # it has a row without boxes
     HELD_OUT = "held_out"  # its split is kept for validation or test

@@ -1,40 +1,66 @@
 """Batches by number: batch ``i`` of a stage is a pure function of the tables and the seed."""
 
+import queue
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import RegionReader
-from vlmill.train.collate import PretrainBatch, PretrainSample, collate, regions_of
-from vlmill.train.data import SampleTable
-from vlmill.train.masking import Replacement, mask_tokens
+from vlmill.train.block_masking import BlockMasking
+from vlmill.train.collate import PlannedBatch, Source, StoredBatch, assemble, plan
+from vlmill.train.masking import MaskedTokens
+from vlmill.train.order import PairOrder, Visit
+from vlmill.train.pictures import training_pictures
 from vlmill.train.recipes.base import Stage
-from vlmill.train.region_masking import mask_regions
-from vlmill.train.sampling import Ids, choose_pairing, epoch_order, generator
+from vlmill.train.sample_table import SampleTable
+from vlmill.train.samples import (
+    Lexicon,
+    Sample,
+    Uniforms,
+    cut_tokens,
+    joined_texts,
+    mask_text,
+    sample_regions,
+)
+from vlmill.train.sampling import Ids, choose_pairing, generator
+
+TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
+PATCH_SIZE = 16
+AHEAD = 2  # assembled batches that wait
 
 
 @dataclass(kw_only=True)
-class PretrainBatches(Dataset[PretrainBatch]):
-    """The batches of a stage, counted from 0, each of ``batch_size / accumulation`` pairs.
+class PretrainBatches(Dataset[PlannedBatch]):
+    """The batches of a stage, counted from 0, each of ``batch_size / parts`` pairs.
 
-    The pairs of all epochs form one endless list, cut into batches: an epoch's last batch is filled
-    up from the next epoch. Files are opened where a batch is first asked for, so that the object
-    can be sent to worker processes.
+    ``parts`` is the number of batches that one step is computed in (the stage's accumulation, times
+    the processes). The pairs of all epochs form one endless list, cut into batches: an epoch's last
+    batch is filled up from the next epoch. ``batches[i]`` plans a batch; :meth:`assembled` reads
+    its features too. Files are opened where a batch is first asked for, so that the object can be
+    sent to worker processes.
     """
 
     samples: Path
-    regions: str
     stage: Stage
     stage_number: int
     seed: int
-    mask_id: int
-    vocab_size: int
+    lexicon: Lexicon
+    regions: RegionReader | None = None
+    images: ImageReader | None = None
+    processes: int = 1
+    longest: int = 512  # tokens that the model takes
 
     def __getstate__(self) -> dict[str, object]:
-        opened = ("table", "reader", "rows", "_order")
+        opened = ("table", "order", "texts", "_block_masking")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     @cached_property
@@ -42,91 +68,234 @@ class PretrainBatches(Dataset[PretrainBatch]):
         """The prepared pairs."""
         return SampleTable(self.samples)
 
-    @cached_property
-    def reader(self) -> RegionReader:
-        """The pictures' regions."""
-        return RegionReader(self.regions)
-
-    @cached_property
-    def rows(self) -> Ids:
-        """The rows of the table that this stage uses."""
-        return self.table.rows_of(self.stage.sources)
-
-    @cached_property
-    def _order(self) -> dict[int, Ids]:
-        return {}  # of the epoch at hand
-
     @property
     def size(self) -> int:
         """Pairs in a batch."""
-        return self.stage.batch_size // self.stage.accumulation
+        return self.stage.batch_size // self.stage.accumulation // self.processes
 
-    def __getitem__(self, index: int) -> PretrainBatch:
-        """Batch number ``index`` of the stage."""
-        first = index * self.size
-        return collate([self.sample(place) for place in range(first, first + self.size)])
-
-    def sample(self, place: int) -> PretrainSample:
-        """The sample at a place in the list of all epochs."""
-        epoch, within = divmod(place, len(self.rows))
-        if epoch not in self._order:
-            self._order.clear()
-            self._order[epoch] = epoch_order(self.seed, self.stage_number, epoch, len(self.rows))
-        row = int(self.rows[self._order[epoch][within]])
-        key = int(self.table.pair_keys[row])
-        rng = generator(self.seed, self.stage_number, epoch, key)
-        masking = self.stage.masking
-        text_row, image_row, matching = choose_pairing(
-            row,
-            self.rows,
-            self.table,
-            rng,
-            negative_share=self.stage.negative_share,
-            hard_share=self.stage.hard_negative_share,
+    @cached_property
+    def order(self) -> PairOrder:
+        """In which order the stage visits its pairs."""
+        loading, lengths = self.stage.loading, None
+        if loading.bucket > 1:
+            regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
+            lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
+        return PairOrder(
+            rows=self.table.rows_of(self.stage.sources, self.stage.feeding.kind),
+            lengths=lengths,
+            loading=loading,
+            seed=self.seed,
+            stage=self.stage_number,
+            size=self.size,
         )
-        original = self.table.tokens(text_row)
-        regions = regions_of(self.reader[self.table.image_id(image_row)], self.stage.max_regions)
-        maskable = original >= 0
-        maskable[[0, -1]] = False  # [CLS] and [SEP]
-        # Mismatched pairs are masked like the others: matching must not show by the masks.
-        return PretrainSample(
-            pair_id=self.table.pair_id(row),
-            original_tokens=original,
-            tokens=mask_tokens(
-                original,
-                maskable,
+
+    @cached_property
+    def texts(self) -> PairOrder:
+        """In which order it visits the texts that come along with its pairs."""
+        return PairOrder(
+            rows=self.table.rows_of(self.stage.sources, "text"),
+            lengths=None,
+            loading=self.stage.loading,
+            seed=self.seed,
+            stage=self.stage_number + TEXT_STAGE,
+            size=self.stage.feeding.text_rows,
+        )
+
+    @cached_property
+    def _block_masking(self) -> BlockMasking:
+        return BlockMasking(grid=self.stage.feeding.image_size // PATCH_SIZE)
+
+    @property
+    def _longest(self) -> int:
+        return min(self.stage.feeding.max_tokens or self.longest, self.longest)
+
+    def __getitem__(self, index: int) -> PlannedBatch:
+        """Batch number ``index`` of the stage, its features left in their files."""
+        feeding, masking = self.stage.feeding, self.stage.masking
+        made = [self.sample(visit) for visit in self.order.batch(index)]
+        texts: list[Sample] = []
+        if feeding.text_rows and len(self.texts.rows):
+            texts = [self.text_alone(visit) for visit in self.texts.batch(index)]
+        planned = plan(
+            [sample for sample, _, _ in made] + texts,
+            [source for _, source, _ in made if source is not None],
+            feeding,
+            mismatched_words=masking.mismatched_words,
+            mismatched_regions=masking.mismatched_regions,
+            pad_to=self.stage.loading.pad_to,
+            pixels=[pixels for _, _, pixels in made if pixels],
+            num_classes=self._num_classes(),
+        )
+        self._read_ahead(planned)
+        return planned
+
+    def assembled(self, index: int) -> StoredBatch:
+        """Batch number ``index`` with its features."""
+        return assemble(self[index], self.regions)
+
+    def _num_classes(self) -> int | None:
+        about = {} if self.regions is None else self.regions.arrays.get("class_probs", {})
+        return about.get("of")
+
+    def _read_ahead(self, planned: PlannedBatch) -> None:
+        """Have the system read the features while this and other batches are planned.
+
+        Only in worker processes: elsewhere they are read at once.
+        """
+        if self.regions is not None and get_worker_info() is not None:
+            for source in planned.sources:
+                if source.place is not None:
+                    self.regions.read_ahead(*source.place)
+
+    def sample(self, visit: Visit) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
+        """The sample of a visit, where its features lie, and its pixels."""
+        key = int(self.table.pair_keys[visit.row])
+        rng = generator(self.seed, self.stage_number, visit.epoch, key)
+        text_row, image_row, matching = visit.row, visit.row, True
+        if self.stage.negative_share and self.stage.feeding.kind in ("regions", "pixels"):
+            text_row, image_row, matching = choose_pairing(
+                visit.row,
+                visit.near,
+                self.table,
                 rng,
-                share=masking.words,
-                replacement=Replacement(
-                    mask_id=self.mask_id,
-                    vocab_size=self.vocab_size,
-                    to_mask=masking.word_to_mask,
-                    to_random=masking.word_to_random,
-                ),
-            ),
-            regions=regions,
-            region_masks=mask_regions(
-                len(regions.features), rng, share=masking.regions, to_zero=masking.region_to_zero
-            ),
+                negative_share=self.stage.negative_share,
+                hard_share=self.stage.hard_negative_share,
+                text_share=self.stage.negative_text_share,
+            )
+        draws = Uniforms(rng)
+        original = cut_tokens(self.table.tokens(text_row), self._longest)
+        tokens = self._masked(original, draws)
+        sample = Sample(
+            pair_id=self.table.pair_id(visit.row),
+            original=original,
+            tokens=tokens,
+            regions=None,
             matching=matching,
         )
+        at = int(self.table.image_rows[image_row])
+        match self.stage.feeding.kind:
+            case "regions":
+                return *self._with_regions(sample, at, draws), {}
+            case "text":
+                return sample, None, {}
+        return sample, None, self._pixels(at, image_row, draws)
+
+    def text_alone(self, visit: Visit) -> Sample:
+        """A row of text without [CLS] and [SEP], lengthened by the texts after it (VL-BERT)."""
+        feeding, rows = self.stage.feeding, self.texts.rows
+        rng = generator(self.seed, self.stage_number + TEXT_STAGE, visit.epoch, visit.row)
+        at, texts, count = int(np.searchsorted(rows, visit.row)), list[Ids](), 0
+        while count < feeding.text_row_tokens and len(texts) < feeding.text_row_tokens:
+            texts.append(self.table.tokens(int(rows[at])))
+            count += len(texts[-1]) - 2
+            at = (at + 1) % len(rows)
+        original = joined_texts(texts, feeding.text_row_tokens)
+        return Sample(
+            pair_id=self.table.pair_id(visit.row),
+            original=original,
+            tokens=self._masked(original, Uniforms(rng), specials=False),
+            regions=None,
+            matching=True,
+        )
+
+    def _masked(self, tokens: Ids, draws: Uniforms, *, specials: bool = True) -> MaskedTokens:
+        return mask_text(
+            tokens,
+            draws,
+            self.stage.masking,
+            self.lexicon,
+            longest=self._longest,
+            specials=specials,
+        )
+
+    def _with_regions(self, sample: Sample, at: int, draws: Uniforms) -> tuple[Sample, Source]:
+        assert self.regions is not None
+        row = self.regions.row(at)
+        stage = self.stage
+        regions, kept = sample_regions(row, sample.tokens, draws, stage.feeding, stage.masking)
+        shown = Sample(
+            pair_id=sample.pair_id,
+            original=sample.original[kept],
+            tokens=MaskedTokens(
+                tokens=sample.tokens.tokens[kept], masked=sample.tokens.masked[kept]
+            ),
+            regions=regions,
+            matching=sample.matching,
+        )
+        place, data = self.regions.place("features", at), None
+        if place is None:
+            data = self.regions.stored_bytes("features", at)
+        return shown, Source(image_id=row.image_id, count=regions.count, place=place, data=data)
+
+    def _pixels(self, at: int, row: int, draws: Uniforms) -> dict[str, npt.NDArray[Any]]:
+        assert self.images is not None
+        data = self.images.bytes_of(at)
+        pixels, small = training_pictures(data, self.table.image_id(row), draws, self.stage.feeding)
+        if small is None:
+            return {"pixels": pixels}
+        mask = self._block_masking.draw(draws)
+        return {"pixels": pixels, "token_pixels": small, "patch_mask": mask}
 
 
 def batch_loader(
-    batches: PretrainBatches, first: int, last: int, *, workers: int, pin_memory: bool
-) -> DataLoader[PretrainBatch]:
+    batches: PretrainBatches,
+    first: int,
+    last: int,
+    *,
+    workers: int,
+    pin_memory: bool,
+    every: int = 1,
+) -> Iterator[StoredBatch]:
     """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
 
-    Workers are spawned, not forked: Arrow's threads do not survive a fork.
+    With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
+    the batches; a thread of this process copies the features, so that these never travel between
+    processes. Workers are spawned, not forked: Arrow's threads do not survive a fork.
     """
-    return DataLoader(
+    planned = DataLoader(
         batches,
         batch_size=None,
-        sampler=range(first, last),
+        sampler=range(first, last, every),
         num_workers=workers,
-        pin_memory=pin_memory,
         # Without one of its own the loader draws from the random numbers that dropout uses, and a
         # resumed run would have other ones than a run without a pause.
         generator=torch.Generator(),
         multiprocessing_context="spawn" if workers else None,
     )
+    made = (assemble(one, batches.regions, pin_memory=pin_memory) for one in planned)
+    return _ahead(made) if workers else made
+
+
+def _ahead(made: Iterator[StoredBatch]) -> Iterator[StoredBatch]:
+    """The same batches, made by a thread a little ahead of who asks for them."""
+    waiting: queue.Queue[StoredBatch | BaseException | None] = queue.Queue(maxsize=AHEAD)
+    stopped = threading.Event()
+
+    def put(value: StoredBatch | BaseException | None) -> bool:
+        while not stopped.is_set():
+            try:
+                waiting.put(value, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for one in made:
+                if not put(one):
+                    return
+            put(None)
+        except BaseException as error:  # of whatever kind: it is raised where batches are asked for
+            put(error)
+
+    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread.start()
+    try:
+        while (one := waiting.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+    finally:
+        stopped.set()
+        thread.join()

@@ -88,7 +88,14 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of RECIPE")
     parser.add_argument("--pairs", required=True, metavar="TABLE", help="image-text pairs")
-    parser.add_argument("--regions", required=True, metavar="TABLE", help="regions of the pictures")
+    parser.add_argument("--regions", metavar="TABLE", help="regions of the pictures")
+    parser.add_argument("--images", metavar="TABLE", help="the pictures, for recipes of pixels")
+    parser.add_argument(
+        "--missing",
+        choices=("error", "skip"),
+        default="skip",
+        help="pairs without their picture are an error, or left out and listed (default: skip)",
+    )
     parser.add_argument("--negatives", metavar="TABLE", help="hard negatives of the pairs")
     parser.add_argument("--init", metavar="DIR", help="start from this checkpoint's weights")
     parser.add_argument(
@@ -103,6 +110,8 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     inputs = Inputs(
         pairs=args.pairs,
         regions=args.regions,
+        images=args.images,
+        missing=args.missing,
         negatives=args.negatives,
         init=args.init,
         vocab=args.vocab,

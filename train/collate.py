@@ -1,6 +1,11 @@
-"""Samples to padded batches.  B pairs, T tokens, R regions, D feature width; N, M masked positions.
+"""Samples to batches.  B pairs, T tokens, R regions (the whole picture among them), D feature
+width, S pixels a side; N, M masked positions, K classes.
 
-The only place, with ``batches.py``, that knows both the tables' rows and the models' inputs.
+A batch is made in three steps, so that features are copied once on their way to the device.
+``plan`` gathers what is small in whichever process reads the pairs, and where the features lie;
+``assemble`` copies these from the mapped files into the batch's tensor, as they are stored;
+:meth:`StoredBatch.to` moves all to the device and there, and nowhere else, makes them what the
+model takes: float32, masked, with the whole picture's region.
 """
 
 from __future__ import annotations
@@ -15,14 +20,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vlmill.models import VLInputs
+from vlmill.models.inputs import PixelInputs, VLInputs
 from vlmill.schemas.commands import InputError
-from vlmill.schemas.regions import RegionRow
-from vlmill.train.masking import MaskedTokens
-from vlmill.train.region_masking import MaskedRegions
+from vlmill.schemas.regions import RegionReader, RegionRow
+from vlmill.train.masking import Ids
+from vlmill.train.recipes.base import Feeding
+from vlmill.train.samples import IGNORED, Sample, SampledRegions, box_locations, classes_of
 
 Array = npt.NDArray[np.float32]
-IGNORED = -100
+STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+NOT_FINITE = {2: 0x7C00, 4: 0x7F800000}  # the least bits of an infinity or NaN, by size
+BFLOAT16_NOT_FINITE = 0x7F80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,35 +50,308 @@ def regions_of(row: RegionRow, max_regions: int) -> Regions:
     if row.features is None:
         raise InputError(f"--regions: {row.image_id} has no features; extract them with them")
     count = min(len(row.boxes), max_regions)
-    classes = np.full(count, IGNORED, dtype=np.int64)
-    if row.class_ids is not None:
-        classes[:] = row.class_ids[:count]
-        classes[classes < 0] = IGNORED
+    stored = torch.empty(row.features[:count].shape, dtype=getattr(torch, row.features.dtype.name))
+    stored.numpy()[...] = row.features[:count]
     return Regions(
-        features=row.features[:count].astype(np.float32),
+        features=stored.float().numpy(),  # PyTorch's conversion is 40 times as fast as NumPy's
         locations=box_locations(row.boxes[:count], row.width, row.height),
-        class_ids=classes,
+        class_ids=classes_of(row, count, background=False),
     )
 
 
-def box_locations(boxes: npt.NDArray[np.float32], width: int, height: int) -> Array:
-    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2)."""
-    size = np.array([width, height, width, height], dtype=np.float32)
-    corners = np.clip(boxes.reshape(-1, 4) / np.maximum(size, 1), 0, 1).astype(np.float32)
-    area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    return np.concatenate([corners, area[:, None]], axis=1)
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the features of a picture's first ``count`` regions lie, or the bytes themselves."""
+
+    image_id: str
+    count: int
+    place: tuple[int, int, int] | None
+    data: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainSample:
-    """A text with a picture, masked; ``matching`` says whether they belong together."""
+class PlannedBatch:
+    """A batch without its features: plain arrays, small enough to be sent between processes."""
 
-    pair_id: str
-    original_tokens: npt.NDArray[np.int64]
-    tokens: MaskedTokens
-    regions: Regions
-    region_masks: MaskedRegions
-    matching: bool
+    arrays: dict[str, npt.NDArray[Any]]
+    sources: tuple[Source, ...]
+    whole_image: str
+    pair_ids: tuple[str, ...]
+    num_texts: int
+    num_classes: int | None  # of a whole distribution of which the highest are kept
+
+
+def plan(
+    samples: Sequence[Sample],
+    sources: Sequence[Source],
+    feeding: Feeding,
+    *,
+    mismatched_words: bool,
+    mismatched_regions: bool,
+    pad_to: int = 1,
+    pixels: Sequence[dict[str, npt.NDArray[Any]]] = (),
+    num_classes: int | None = None,
+) -> PlannedBatch:
+    """Pad to the longest text and the most regions of the batch, or a multiple of ``pad_to``.
+
+    Texts alone (samples without regions among samples with some) come last. ``pixels`` holds each
+    sample's arrays of pixels, which are stacked.
+    """
+    arrays = _texts(samples, pad_to, mismatched_words)
+    with_regions = [s.regions for s in samples if s.regions is not None]
+    if with_regions:
+        arrays |= _regions(samples, feeding, pad_to, mismatched_regions)
+    for name in pixels[0] if pixels else ():
+        arrays[name] = np.stack([one[name] for one in pixels])
+    num_texts = len(samples) - len(with_regions) if with_regions else 0
+    arrays["matching"] = np.array(
+        [s.matching for s in samples[: len(samples) - num_texts]], dtype=np.float32
+    )
+    return PlannedBatch(
+        arrays=arrays,
+        sources=tuple(sources),
+        whole_image=feeding.whole_image,
+        pair_ids=tuple(s.pair_id for s in samples),
+        num_texts=num_texts,
+        num_classes=num_classes,
+    )
+
+
+def _padded(length: int, pad_to: int) -> int:
+    return -(-length // pad_to) * pad_to
+
+
+def _texts(
+    samples: Sequence[Sample], pad_to: int, mismatched_words: bool
+) -> dict[str, npt.NDArray[Any]]:
+    longest = _padded(max(len(s.original) for s in samples), pad_to)
+    shape = (len(samples), longest)
+    tokens, original = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    mask = np.zeros(shape, dtype=np.bool_)
+    places, targets = [], []
+    for i, sample in enumerate(samples):
+        count = len(sample.original)
+        tokens[i, :count], original[i, :count] = sample.tokens.tokens, sample.original
+        mask[i, :count] = True
+        if sample.matching or mismatched_words:
+            at = np.flatnonzero(sample.tokens.masked)
+            places.append(at + i * longest)
+            targets.append(sample.original[at])
+    return {
+        "tokens": tokens,
+        "original_tokens": original,
+        "token_mask": mask,
+        "masked_tokens": _joined(places),
+        "token_targets": _joined(targets),
+    }
+
+
+def _regions(
+    samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatched_regions: bool
+) -> dict[str, npt.NDArray[Any]]:
+    whole = int(feeding.whole_image != "none")
+    found = [s.regions for s in samples]
+    shown = _padded(whole + max(r.kept for r in found if r), pad_to)
+    read = max(whole + max(r.count for r in found if r), shown)
+    rows = len(samples)
+    locations = np.zeros((rows, shown, 5), dtype=np.float32)
+    mask = np.zeros((rows, shown), dtype=np.bool_)
+    hidden = np.zeros((rows, read), dtype=np.bool_)
+    counts = np.zeros(rows, dtype=np.int64)
+    places, classes, picked = [], [], list[tuple[SampledRegions, Ids]]()
+    for i, (sample, regions) in enumerate(zip(samples, found, strict=True)):
+        if regions is None:
+            continue
+        end = whole + regions.kept
+        locations[i, :end], mask[i, :end] = regions.locations, True
+        hidden[i, whole : whole + regions.count] = regions.masks.zeroed
+        counts[i] = regions.count
+        if sample.matching or mismatched_regions:
+            at = np.flatnonzero(regions.masks.masked[: regions.kept])
+            places.append(at + whole + i * shown)
+            classes.append(regions.class_ids[at])
+            picked.append((regions, at))
+    return {
+        "region_locations": locations,
+        "region_mask": mask,
+        "hidden": hidden,
+        "region_counts": counts,
+        "masked_regions": _joined(places),
+        "class_targets": _joined(classes),
+    } | (_distributions(picked) if feeding.region_targets == "distribution" else {})
+
+
+def _distributions(
+    picked: Sequence[tuple[SampledRegions, Ids]],
+) -> dict[str, npt.NDArray[Any]]:
+    """The stored distributions of the regions to be guessed; nothing where the table has none."""
+    if any(regions.row.class_probs is None for regions, _ in picked):
+        return {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name in ("class_probs", "class_prob_ids"):
+        found = [
+            (values, at)
+            for regions, at in picked
+            if (values := getattr(regions.row, name)) is not None
+        ]
+        if found:
+            arrays[name] = np.concatenate([values[at] for values, at in found])
+    return arrays
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def assemble(
+    planned: PlannedBatch, reader: RegionReader | None, *, pin_memory: bool = False
+) -> StoredBatch:
+    """Copy the features from the mapped files, each picture's bytes in one piece.
+
+    Raises InputError, naming the picture, for features that are not finite.
+    """
+    # Allocated by torch, whose memory is aligned: sums over numpy's may differ in the last bit from
+    # one run to the next, as the order of a vectorised sum depends on where its input begins.
+    tensors = {name: torch.tensor(value) for name, value in planned.arrays.items()}
+    if pin_memory:
+        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+    if "hidden" in tensors:
+        assert reader is not None
+        shape = (*tensors["hidden"].shape, reader.feature_dim)
+        dtype = STORED[reader.arrays["features"]["dtype"]]
+        features = torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
+        fill(features, planned.sources, reader, whole=int(planned.whole_image != "none"))
+        tensors["features"] = features
+    return StoredBatch(
+        tensors=tensors,
+        whole_image=planned.whole_image,
+        pair_ids=planned.pair_ids,
+        num_texts=planned.num_texts,
+        num_classes=planned.num_classes,
+    )
+
+
+def fill(
+    features: Tensor, sources: Sequence[Source], reader: RegionReader, *, whole: int = 0
+) -> None:
+    """Copy each source's features into ``features`` [B, R, D], after ``whole`` rows; the rest is
+    set to zero.
+    """
+    size = features.element_size()
+    kind = "<u2" if size == 2 else "<u4"
+    rows = features.view(torch.int16 if size == 2 else torch.int32).numpy().view(kind)
+    flat = rows.view(np.uint8).reshape(len(rows), rows.shape[1], -1)
+    least = BFLOAT16_NOT_FINITE if features.dtype == torch.bfloat16 else NOT_FINITE[size]
+    for i, source in enumerate(sources):
+        end = whole + source.count
+        data = source.data if source.place is None else reader.bytes_at(*source.place)
+        assert data is not None
+        flat[i, whole:end] = data[: source.count * flat.shape[2]].reshape(source.count, -1)
+        flat[i, :whole] = flat[i, end:] = 0
+        if source.count and not _finite(rows[i, whole:end], least):
+            raise InputError(
+                f"--regions: {source.image_id} has features that are not finite; extract its "
+                "regions again, or leave its pairs out"
+            )
+    flat[len(sources) :] = 0
+
+
+def _finite(bits: npt.NDArray[Any], least: int) -> bool:
+    """Whether floats, given as unsigned integers, are finite: those that are not have the highest
+    numbers of their sign. Two maxima cost a sixth of the copy.
+    """
+    sign = 1 << (8 * bits.itemsize - 1)
+    return bool(bits.max() < sign + least) and bool(bits.view(f"<i{bits.itemsize}").max() < least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredBatch:
+    """A batch as it is stored, in host memory."""
+
+    tensors: dict[str, Tensor]
+    whole_image: str
+    pair_ids: tuple[str, ...]
+    num_texts: int = 0
+    num_classes: int | None = None
+
+    def to(self, device: torch.device | str) -> PretrainBatch:
+        """On ``device`` as the model takes it."""
+        held = {k: v.to(device, non_blocking=True) for k, v in self.tensors.items()}
+        batch, tokens = len(held["tokens"]), held["tokens"]
+        if "features" in held:
+            features, targets, locations, mask, hidden = self._features(held)
+        else:
+            features = torch.zeros(batch, 0, 1, device=device)
+            locations = torch.zeros(batch, 0, 5, device=device)
+            mask = torch.zeros(batch, 0, dtype=torch.bool, device=device)
+            targets, hidden = features.new_zeros(0, 1), None
+        none = tokens.new_zeros(0)
+        return PretrainBatch(
+            inputs=VLInputs(
+                tokens=tokens,
+                token_mask=held["token_mask"],
+                region_features=features,
+                region_locations=locations,
+                region_mask=mask,
+                masked_regions=hidden if self.whole_image == "rest" else None,
+            ),
+            masked_tokens=held["masked_tokens"],
+            token_targets=held["token_targets"],
+            masked_regions=held.get("masked_regions", none),
+            class_targets=held.get("class_targets", none),
+            feature_targets=targets,
+            matching=held["matching"],
+            pair_ids=self.pair_ids,
+            original_tokens=held["original_tokens"],
+            class_distributions=self._distributions(held),
+            pixels=_normalised(held.get("pixels")),
+            token_pixels=_unit(held.get("token_pixels")),
+            patch_mask=held.get("patch_mask"),
+            num_texts=self.num_texts,
+        )
+
+    def _features(self, held: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        features, hidden = held["features"].float(), held["hidden"]
+        locations, mask = held["region_locations"], held["region_mask"]
+        shown = mask.shape[1]
+        targets = features[:, :shown].flatten(0, 1)[held["masked_regions"]]
+        # Only the feature goes: location, segment and position stay (a choice the papers leave).
+        features.masked_fill_(hidden[..., None], 0)
+        if self.whole_image != "none":
+            features[:, 0] = whole_picture(
+                features[:, 1:], held["region_counts"], hidden, self.whole_image
+            )
+        return features[:, :shown], targets, locations, mask, hidden[:, :shown]
+
+    def _distributions(self, held: dict[str, Tensor]) -> Tensor | None:
+        if "class_probs" not in held:
+            return None
+        probs = held["class_probs"].float()
+        if "class_prob_ids" not in held or self.num_classes is None:
+            return probs
+        whole = probs.new_zeros(len(probs), self.num_classes)
+        return whole.scatter_(1, held["class_prob_ids"].long(), probs)
+
+
+def whole_picture(features: Tensor, counts: Tensor, hidden: Tensor, kind: str) -> Tensor:
+    """The picture's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
+
+    ``mean`` counts hidden regions too (ViLBERT, InterBERT), ``rest`` does not (VL-BERT, where
+    nothing left gives zeros).
+    """
+    left = counts if kind == "mean" else counts - hidden.sum(1)
+    divisor = left.clamp(min=1) if kind == "mean" else left + 1e-5
+    total: Tensor = features.sum(1) / divisor[:, None]
+    return torch.where(left[:, None] > 0, total, 0)
+
+
+def _unit(pixels: Tensor | None) -> Tensor | None:
+    return None if pixels is None else pixels.float() / 255
+
+
+def _normalised(pixels: Tensor | None) -> Tensor | None:
+    """VLMo's and BEiT's: (x - 0.5) / 0.5 of values in 0..1."""
+    return None if pixels is None else pixels.float() / 127.5 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +359,15 @@ class PretrainBatch:
     """Inputs with masks applied, and what is to be guessed.
 
     ``masked_tokens`` int64 [N] are positions in the flattened [B * T] text, ``masked_regions``
-    int64 [M] in the flattened [B * R] regions, both of matching pairs only; ``token_targets``
-    int64 [N], ``class_targets`` int64 [M] (-100: none), ``feature_targets`` float32 [M, D];
-    ``matching`` float32 [B], 1 for pairs that belong together.
+    int64 [M] in the flattened [B * R] regions: of matching pairs only, unless the masking asks in
+    mismatched ones too. ``token_targets`` int64 [N], ``class_targets`` int64 [M] (-100: none; with
+    distributions class 0 is background), ``feature_targets`` float32 [M, D]. ``matching`` float32,
+    1 for pairs that belong together, of all rows but the last ``num_texts``, which are texts alone.
+
+    ``inputs`` has no regions (R = 0) where pairs come with pixels, or texts alone. What a batch
+    lacks is None: ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32
+    [M, K], ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
+    ``patch_mask`` bool [B, n, n] of masked picture modelling.
     """
 
     inputs: VLInputs
@@ -91,6 +378,18 @@ class PretrainBatch:
     feature_targets: Tensor
     matching: Tensor
     pair_ids: tuple[str, ...]
+    original_tokens: Tensor | None = None
+    class_distributions: Tensor | None = None
+    pixels: Tensor | None = None
+    token_pixels: Tensor | None = None
+    patch_mask: Tensor | None = None
+    num_texts: int = 0
+
+    def pixel_inputs(self, *, masked: bool) -> PixelInputs:
+        """Texts, ``masked`` or as they are, with their pictures' pixels."""
+        assert self.pixels is not None and self.original_tokens is not None
+        tokens = self.inputs.tokens if masked else self.original_tokens
+        return PixelInputs(tokens=tokens, token_mask=self.inputs.token_mask, pixels=self.pixels)
 
     def to(self, device: torch.device | str) -> PretrainBatch:
         """The same batch on ``device``."""
@@ -101,55 +400,17 @@ class PretrainBatch:
         return PretrainBatch(**{**values, "inputs": self.inputs.to(device)})
 
 
-def collate(samples: Sequence[PretrainSample]) -> PretrainBatch:
-    """Pad to the longest text and the most regions of the batch."""
-    inputs = _padded(samples)
-    num_tokens, num_regions = inputs.tokens.shape[1], inputs.region_mask.shape[1]
-    # Conditional masking: only words and regions of matching pairs are to be guessed.
-    words = [np.flatnonzero(s.tokens.masked & s.matching) for s in samples]
-    masked = [np.flatnonzero(s.region_masks.masked & s.matching) for s in samples]
-    regions = [s.regions for s in samples]
-    return PretrainBatch(
-        inputs=inputs,
-        masked_tokens=_joined([at + i * num_tokens for i, at in enumerate(words)]),
-        token_targets=_joined(
-            [s.original_tokens[at] for s, at in zip(samples, words, strict=True)]
-        ),
-        masked_regions=_joined([at + i * num_regions for i, at in enumerate(masked)]),
-        class_targets=_joined([r.class_ids[at] for r, at in zip(regions, masked, strict=True)]),
-        feature_targets=_joined([r.features[at] for r, at in zip(regions, masked, strict=True)]),
-        matching=torch.tensor([float(s.matching) for s in samples]),
-        pair_ids=tuple(s.pair_id for s in samples),
-    )
-
-
-def _padded(samples: Sequence[PretrainSample]) -> VLInputs:
-    num_tokens = max(len(s.original_tokens) for s in samples)
-    num_regions = max(len(s.regions.features) for s in samples)
-    width = samples[0].regions.features.shape[1]
-    # Allocated by torch, whose memory is aligned: sums over numpy's may differ in the last bit from
-    # one run to the next, as the order of a vectorised sum depends on where its input begins.
-    batch = VLInputs(
-        tokens=torch.zeros(len(samples), num_tokens, dtype=torch.int64),
-        token_mask=torch.zeros(len(samples), num_tokens, dtype=torch.bool),
-        region_features=torch.zeros(len(samples), num_regions, width),
-        region_locations=torch.zeros(len(samples), num_regions, 5),
-        region_mask=torch.zeros(len(samples), num_regions, dtype=torch.bool),
-    )
-    tokens, features, locations = (
-        tensor.numpy() for tensor in (batch.tokens, batch.region_features, batch.region_locations)
-    )
-    for i, sample in enumerate(samples):
-        words, count = len(sample.original_tokens), len(sample.regions.features)
-        tokens[i, :words] = sample.tokens.tokens
-        batch.token_mask[i, :words] = True
-        features[i, :count] = sample.regions.features
-        # Only the feature goes: location, segment and position stay (a choice the paper leaves).
-        features[i, :count][sample.region_masks.zeroed] = 0
-        locations[i, :count] = sample.regions.locations
-        batch.region_mask[i, :count] = True
-    return batch
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts)).clone()  # aligned, as above
+__all__ = [
+    "IGNORED",
+    "PlannedBatch",
+    "PretrainBatch",
+    "Regions",
+    "Source",
+    "StoredBatch",
+    "assemble",
+    "box_locations",
+    "fill",
+    "plan",
+    "regions_of",
+    "whole_picture",
+]

@@ -1,25 +1,30 @@
 """From tables to training samples: joined, tokenised and checked once, then read at random.
 
-``prepare_samples`` writes an Arrow file that training maps into memory, so what a run keeps in
-memory is its batches, some 40 bytes for each pair, and the index of the regions.
+``prepare_samples`` writes a folder that training maps into memory: what lies there is shared by all
+processes of a run and left to the system's cache, so that a run's own memory is its batches and the
+index of the pictures.
 """
 
 import hashlib
+import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from vlmill.schemas.atomic import atomic_path
+from vlmill.schemas.commands import InputError
 from vlmill.schemas.ids import key64
+from vlmill.schemas.progress import Progress
 from vlmill.schemas.reading import iter_batches
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.row_index import ABSENT, Numbers
 from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REGIONS
 from vlmill.train.sampling import Ids, Keys, mix
@@ -33,29 +38,64 @@ SAMPLES = pa.schema(
         ("image_id", pa.string()),
         ("source", pa.string()),
         ("tokens", pa.list_(pa.int32())),
-        ("pair_key", pa.uint64()),
-        ("text_key", pa.uint64()),
-        ("image_key", pa.uint64()),
     ]
 )
 HARD = pa.schema([("row", pa.int64()), ("negatives", pa.list_(pa.int64()))])
+NUMBERS: dict[str, np.dtype[Any]] = {
+    "pair_key": np.dtype(np.uint64),
+    "text_key": np.dtype(np.uint64),
+    "image_key": np.dtype(np.uint64),
+    "image_row": np.dtype(np.int64),
+    "num_tokens": np.dtype(np.int32),
+    "num_regions": np.dtype(np.int32),
+}
+NO_IMAGE = 0  # the picture's key of a text alone
+
+
+class Pictures(Protocol):
+    """A table of regions or of images, as far as pairs are joined with it."""
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Row numbers, :data:`~vlmill.schemas.row_index.ABSENT` where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a run trains on: pairs, texts alone, or both; and how long texts may be."""
+
+    max_tokens: int
+    pairs: bool = True
+    texts: bool = False
+
+
+def pair_batches(pairs: str, flag: str = "--pairs") -> Iterator[pa.RecordBatch]:
+    """The columns of the pairs table that training reads, batch by batch."""
+    return iter_batches(pairs, PAIRS, columns=COLUMNS, batch_rows=ROWS, flag=flag)
 
 
 def pair_rows(pairs: str, flag: str = "--pairs") -> Iterator[list[dict[str, Any]]]:
     """The pairs table in batches of rows."""
-    for batch in iter_batches(pairs, PAIRS, columns=COLUMNS, batch_rows=ROWS, flag=flag):
-        yield batch.to_pylist()
+    return (batch.to_pylist() for batch in pair_batches(pairs, flag))
 
 
 def pairs_digest(pairs: str) -> tuple[int, str]:
-    """Number of pairs, and SHA-256 over the ids and texts that training reads, in their order."""
-    digest, count = hashlib.sha256(), 0
-    for rows in pair_rows(pairs):
-        count += len(rows)
-        for row in rows:
-            line = "\0".join(str(row[name]) for name in COLUMNS)
-            digest.update(f"{line}\n".encode("utf-8", "surrogatepass"))
-    return count, digest.hexdigest()
+    """Number of pairs, and SHA-256 over the ids and texts that training reads, in their order.
+
+    How the table is cut into shards and row groups does not matter.
+    """
+    # Lengths and characters apart, so that batches of another size give the same bytes.
+    digests, count = {name: (hashlib.sha256(), hashlib.sha256()) for name in COLUMNS}, 0
+    for batch in pair_batches(pairs):
+        count += batch.num_rows
+        for name, (of_lengths, of_text) in digests.items():
+            column = batch.column(name).cast(pa.large_string())
+            _, offsets, data = column.buffers()
+            ends = np.frombuffer(offsets, np.int64)[column.offset :][: len(column) + 1]
+            lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), -1)
+            of_lengths.update(lengths.astype("<i8").tobytes())
+            of_text.update(b"" if data is None else memoryview(data)[ends[0] : ends[-1]])
+    total = hashlib.sha256(b"".join(d.digest() for both in digests.values() for d in both))
+    return count, total.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,73 +122,146 @@ def region_facts(regions: str) -> RegionFacts:
     return RegionFacts(empty=frozenset(empty), num_classes=highest + 1, num_pictures=count)
 
 
-def prepare_samples(
-    folder: Path,
-    *,
-    pairs: str,
-    regions: RegionReader,
-    facts: RegionFacts,
-    negatives: str | None,
-    tokenizer: Tokenizer,
-    max_tokens: int,
-    rejects: ShardWriter,
-) -> Counter[str]:
-    """Write ``samples.arrow`` (and ``hard.arrow``); count ``kept`` and each reason of a reject.
-
-    Pairs are rejected that are held out for validation or test, whose picture has no regions, and
-    whose text has no word.
-    """
-    tokenizer.enable_truncation(max_tokens)
-    counts: Counter[str] = Counter()
-    with atomic_path(folder / "samples.arrow") as temporary, _Writer(temporary, SAMPLES) as writer:
-        for rows in pair_rows(pairs):
-            kept, rejected = [], []
-            encodings = tokenizer.encode_batch([row["text"] for row in rows])
-            for row, encoding in zip(rows, encodings, strict=True):
-                reason = _reject_reason(row, len(encoding.ids), regions, facts)
-                if reason is None:
-                    kept.append(_sample(row, encoding.ids))
-                else:
-                    rejected.append(reject("pretrain", row["pair_id"], reason, row["image_id"]))
-                counts["kept" if reason is None else reason.value] += 1
-            rejects.write(rejected)
-            writer.write(kept)
-    tokenizer.no_truncation()
-    (folder / "hard.arrow").unlink(missing_ok=True)
-    if negatives is not None and counts["kept"]:
-        counts["hard_negatives"] = _prepare_negatives(folder, negatives)
-    return counts
-
-
 def is_held_out(row: dict[str, Any]) -> bool:
     """Whether a pair is kept for validation or test; pairs without a split are not."""
     return row["split"] in HELD_OUT_SPLITS
 
 
-def _reject_reason(
-    row: dict[str, Any], num_tokens: int, regions: RegionReader, facts: RegionFacts
-) -> Reason | None:
-    if is_held_out(row):
-        return Reason.HELD_OUT
-    if row["image_id"] not in regions:
-        return Reason.NO_REGIONS
-    if row["image_id"] in facts.empty:
-        return Reason.NO_BOXES
-    if num_tokens <= 2:  # [CLS] and [SEP] alone
-        return Reason.NO_TEXT
-    return None
+def prepare_samples(
+    folder: Path,
+    *,
+    pairs: str,
+    pictures: Pictures | None,
+    negatives: str | None,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    rejects: ShardWriter,
+    total: int | None = None,
+) -> Counter[str]:
+    """Write what :class:`SampleTable` reads; count ``kept`` and each reason of a reject.
+
+    Pairs are rejected that are held out for validation or test, whose picture has no regions (or
+    no row of images), and whose text has no word. Texts longer than ``wanted.max_tokens`` are cut
+    before [SEP], and counted as ``cut``; they are kept. ``total`` pairs are for the progress.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    counts: Counter[str] = Counter()
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
+    tokenizer.enable_truncation(wanted.max_tokens)
+    choose = _Chooser(pictures, wanted)
+    with (
+        _Columns(folder) as writer,
+        Progress(total=total, unit="pair", label="prepare") as progress,
+    ):
+        for batch in pair_batches(pairs):
+            rows = batch.to_pylist()
+            encodings = tokenizer.encode_batch([row["text"] for row in rows])
+            kept, rejected = [], []
+            for row, encoding, at in zip(rows, encodings, choose.places(rows), strict=True):
+                reason = choose.reject_reason(row, len(encoding.ids), at)
+                counts["kept" if reason is None else reason.value] += 1
+                if reason is None:
+                    kept.append((row, encoding.ids, at, choose.num_regions(at)))
+                    counts["cut"] += bool(encoding.overflowing)
+                else:
+                    rejected.append(reject("pretrain", row["pair_id"], reason, row["image_id"]))
+            rejects.write(rejected)
+            writer.write(kept)
+            progress.advance(len(rows), rejects=len(rejected))
+    _write_known(folder)
+    if negatives is not None and counts["kept"]:
+        counts["hard_negatives"] = _prepare_negatives(folder, negatives)
+    return +counts
 
 
-def _sample(row: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
-    return {
-        "pair_id": row["pair_id"],
-        "image_id": row["image_id"],
-        "source": row["source"],
-        "tokens": tokens,
-        "pair_key": key64(row["pair_id"]),
-        "text_key": key64(" ".join(map(str, tokens))),  # as the model sees it: case does not count
-        "image_key": key64(row["image_id"]),
-    }
+def require_pictures(counts: Counter[str], missing: str) -> None:
+    """With ``missing`` "error", raise InputError if a pair was rejected for want of its picture."""
+    lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
+    if missing == "error" and any(lost.values()):
+        said = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
+        raise InputError(
+            f"--pairs: {sum(lost.values())} pairs lack their picture ({said}; the rejects table "
+            "lists them); extract the regions of all, or drop such pairs with --missing skip"
+        )
+
+
+class _Chooser:
+    """Which pairs are kept, and where their pictures are."""
+
+    def __init__(self, pictures: Pictures | None, wanted: Wanted) -> None:
+        self._pictures, self._wanted = pictures, wanted
+        self._counts: npt.NDArray[np.int32] | None = None
+        if isinstance(pictures, RegionReader):
+            self._counts = pictures.box_counts()
+
+    def places(self, rows: list[dict[str, Any]]) -> list[int]:
+        if self._pictures is None:
+            return [ABSENT] * len(rows)
+        found: list[int] = self._pictures.find([row["image_id"] or "" for row in rows]).tolist()
+        return found
+
+    def num_regions(self, at: int) -> int:
+        return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
+
+    def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
+        if is_held_out(row):
+            return Reason.HELD_OUT
+        if row["image_id"] is None or not self._wanted.pairs:
+            if not self._wanted.texts:
+                return Reason.NO_PICTURE
+        elif at == ABSENT:
+            return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
+        elif self._counts is not None and not self._counts[at]:
+            return Reason.NO_BOXES
+        if num_tokens <= 2:  # [CLS] and [SEP] alone
+            return Reason.NO_TEXT
+        return None
+
+
+Kept = tuple[dict[str, Any], list[int], int, int]  # row, tokens, picture's row, regions
+
+
+class _Columns:
+    """Writes kept pairs: an Arrow file of what is read by row, and a file for each number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._samples = _Writer(folder / "samples.arrow", SAMPLES)
+        self._files = {name: (folder / name).open("wb") for name in NUMBERS}
+
+    def __enter__(self) -> "_Columns":
+        return self
+
+    def write(self, kept: Sequence[Kept]) -> None:
+        self._samples.write(
+            [
+                {
+                    "pair_id": row["pair_id"],
+                    "image_id": row["image_id"],
+                    "source": row["source"],
+                    "tokens": tokens,
+                }
+                for row, tokens, _, _ in kept
+            ]
+        )
+        numbers: dict[str, list[int]] = {
+            "pair_key": [key64(row["pair_id"]) for row, *_ in kept],
+            # As the model sees it: case does not count.
+            "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in kept],
+            "image_key": [
+                NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in kept
+            ],
+            "image_row": [at for _, _, at, _ in kept],
+            "num_tokens": [len(tokens) for _, tokens, *_ in kept],
+            "num_regions": [count for *_, count in kept],
+        }
+        for name, values in numbers.items():
+            self._files[name].write(np.array(values, dtype=NUMBERS[name]).tobytes())
+
+    def __exit__(self, *error: object) -> None:
+        self._samples.__exit__(*error)
+        for file in self._files.values():
+            file.close()
 
 
 class _Writer:
@@ -171,19 +284,30 @@ class _Writer:
         rows, self._pending = self._pending[:ROWS], self._pending[ROWS:]
         self._out.write_batch(pa.RecordBatch.from_pylist(rows, schema=self._schema))
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: object,
+        trace: object,
+    ) -> None:
         if self._pending:
             self._flush()
         self._out.close()
         self._file.close()
 
 
+def _write_known(folder: Path) -> None:
+    """Write the sorted keys of which text belongs to which picture."""
+    keys = mix(numbers_of(folder, "text_key"), numbers_of(folder, "image_key"))
+    (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
+
+
 def _prepare_negatives(folder: Path, negatives: str) -> int:
     """Write each kept pair's negatives as row numbers; those not kept are left out."""
-    keys = SampleTable(folder).pair_keys
+    keys = numbers_of(folder, "pair_key")
     order = np.argsort(keys, kind="stable")
     ordered, total = keys[order], 0
-    with atomic_path(folder / "hard.arrow") as temporary, _Writer(temporary, HARD) as writer:
+    with _Writer(folder / "hard.arrow", HARD) as writer:
         for batch in iter_batches(negatives, NEGATIVES, batch_rows=ROWS, flag="--negatives"):
             for row in batch.to_pylist():
                 place = _find([row["pair_id"]], ordered, order)
@@ -201,74 +325,9 @@ def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
     return found
 
 
-class SampleTable:
-    """The prepared samples, mapped into memory; rows count from 0."""
-
-    def __init__(self, folder: Path) -> None:
-        self._batches = _mapped(folder / "samples.arrow")
-        hard = folder / "hard.arrow"
-        self._hard = _mapped(hard) if hard.exists() else []
-        self.pair_keys = _column(self._batches, "pair_key")
-        self._text_keys = _column(self._batches, "text_key")
-        self._image_keys = _column(self._batches, "image_key")
-        self._known = np.sort(mix(self._text_keys, self._image_keys))
-        self._hard_place = np.full(len(self.pair_keys), -1, dtype=np.int64)
-        rows = _column(self._hard, "row").astype(np.int64)
-        self._hard_place[rows] = np.arange(len(rows))
-
-    def __len__(self) -> int:
-        return len(self.pair_keys)
-
-    def _value(self, name: str, row: int) -> Any:
-        return self._batches[row // ROWS].column(name)[row % ROWS]
-
-    def pair_id(self, row: int) -> str:
-        """The pair's id."""
-        return str(self._value("pair_id", row))
-
-    def image_id(self, row: int) -> str:
-        """The pair's picture."""
-        return str(self._value("image_id", row))
-
-    def tokens(self, row: int) -> Ids:
-        """The text's word-piece ids with [CLS] and [SEP]."""
-        return np.asarray(self._value("tokens", row).values, dtype=np.int64)
-
-    def matches(self, text_row: int, image_row: int) -> bool:
-        """Whether the text of one row is a caption of the picture of another."""
-        key = mix(self._text_keys[text_row], self._image_keys[image_row])
-        at = int(np.searchsorted(self._known, key))
-        return at < len(self._known) and bool(self._known[at] == key)
-
-    def hard_negatives(self, row: int) -> Ids:
-        """Rows of the pair's hard negatives, maybe none."""
-        place = int(self._hard_place[row])
-        if place < 0:
-            return np.empty(0, dtype=np.int64)
-        values = self._hard[place // ROWS].column("negatives")[place % ROWS].values
-        return np.asarray(values, dtype=np.int64)
-
-    def rows_of(self, sources: tuple[str, ...]) -> Ids:
-        """The rows whose source is one of these; all rows for none."""
-        if not sources:
-            return np.arange(len(self), dtype=np.int64)
-        wanted = pa.array(sources, pa.string())
-        flags = [pa.compute.is_in(b.column("source"), value_set=wanted) for b in self._batches]
-        return np.flatnonzero(pa.chunked_array(flags, pa.bool_()).to_numpy())
-
-    def sources(self) -> dict[str, int]:
-        """How many pairs each source has; a missing source counts as ``null``."""
-        counts: Counter[str] = Counter()
-        for batch in self._batches:
-            counts.update(str(s or "null") for s in batch.column("source").to_pylist())
-        return dict(sorted(counts.items()))
-
-
-def _mapped(path: Path) -> list[pa.RecordBatch]:
-    reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    return [reader.get_batch(i) for i in range(reader.num_record_batches)]
-
-
-def _column(batches: list[pa.RecordBatch], name: str) -> Any:
-    arrays = [batch.column(name).to_numpy() for batch in batches]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.uint64)
+def numbers_of(folder: Path, name: str) -> Any:
+    """A prepared column of numbers, mapped."""
+    path, kind = folder / name, NUMBERS.get(name, np.dtype(np.uint64))
+    if not path.stat().st_size:
+        return np.empty(0, dtype=kind)
+    return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)

@@ -11,7 +11,7 @@ from torch.optim import AdamW
 
 from vlmill.models import ImageBert
 from vlmill.schemas.progress import Progress
-from vlmill.train.collate import PretrainBatch
+from vlmill.train.collate import StoredBatch
 from vlmill.train.log import Log
 from vlmill.train.objectives import pretraining_losses, weighted_sum
 from vlmill.train.optim import learning_rate
@@ -39,7 +39,7 @@ class StageRun:
 
 def run_stage(
     run: StageRun,
-    batches: Iterator[PretrainBatch],
+    batches: Iterator[StoredBatch],
     model: ImageBert,
     optimizer: AdamW,
     accelerator: Accelerator,
@@ -83,7 +83,7 @@ def run_stage(
 
 def train_step(
     step: int,
-    parts: list[PretrainBatch],
+    parts: list[StoredBatch],
     stage: Stage,
     model: ImageBert,
     optimizer: AdamW,

@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from tokenizers import Tokenizer
 
+from vlmill.schemas.rejects import Reason
 from vlmill.schemas.report import (
     Section,
     funnel_table,
@@ -17,9 +18,9 @@ from vlmill.schemas.report import (
     write_page,
 )
 from vlmill.train.config import flatten, to_plain
-from vlmill.train.data import SampleTable
 from vlmill.train.log import read_log
 from vlmill.train.recipes import Recipe
+from vlmill.train.sample_table import SampleTable
 
 NUM_SAMPLES = 8
 
@@ -29,7 +30,7 @@ def write_report(
 ) -> None:
     """Write the report of the run in ``output``."""
     lines = read_log(output / "log.jsonl")
-    rejects = {k: n for k, n in counts.items() if k not in ("kept", "hard_negatives")}
+    rejects = {k: n for k, n in counts.items() if k in set(Reason)}
     funnel = {
         "stage": "pairs with regions",
         "in": counts["kept"] + sum(rejects.values()),
@@ -41,7 +42,7 @@ def write_report(
         for row in range(min(NUM_SAMPLES, len(table)))
     ]
     sections = [
-        Section(title="Pairs", body=funnel_table([funnel])),
+        Section(title="Pairs", body=funnel_table([funnel]), intro=_cut(counts)),
         *_curves(lines),
         Section(
             title="Captions as the model reads them", body=html_table(["pair_id", "text"], texts)
@@ -50,6 +51,12 @@ def write_report(
     ]
     subtitle = f"{recipe.name}, {lines[-1]['step'] if lines else 0} steps"
     write_page(output / "report.html", "Pretraining", sections, subtitle=subtitle)
+
+
+def _cut(counts: Counter[str]) -> str:
+    if not counts["cut"]:
+        return ""
+    return f"{counts['cut']} captions were longer than the model takes, and cut at their end."
 
 
 def _curves(lines: list[dict[str, Any]]) -> list[Section]:

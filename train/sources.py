@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,16 +16,25 @@ from torch import Tensor
 
 from vlmill.models import ImageBertConfig
 from vlmill.schemas.commands import InputError
+from vlmill.schemas.images import ImageReader
 from vlmill.schemas.reading import find_shards
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES
 from vlmill.train.checkpoint import MODEL, LoadedCheckpoint, load_checkpoint
 from vlmill.train.collate import regions_of
 from vlmill.train.config import flatten, to_plain
-from vlmill.train.data import RegionFacts, is_held_out, pair_rows, pairs_digest, region_facts
+from vlmill.train.data import (
+    Pictures,
+    RegionFacts,
+    is_held_out,
+    pair_rows,
+    pairs_digest,
+    region_facts,
+)
 from vlmill.train.recipes import Recipe
 from vlmill.train.vocabulary import read_vocabulary, train_vocabulary
 
+NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
 PICTURES_MEASURED, MAX_REGIONS = 1000, 100
 NO_EFFECT = ("workers", "keep_checkpoints")  # may differ when a run is continued
 
@@ -35,8 +44,10 @@ class Inputs:
     """The tables and files of a run, as given on the command line."""
 
     pairs: str
-    regions: str
+    regions: str | None = None
+    images: str | None = None
     negatives: str | None = None
+    missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their picture
     init: str | None = None
     vocab: str | None = None
 
@@ -46,38 +57,94 @@ class Sources:
     """The inputs, opened and measured."""
 
     inputs: Inputs
-    reader: RegionReader
+    regions: RegionReader | None
+    images: ImageReader | None
     facts: RegionFacts
     num_pairs: int
     pairs_digest: str
     init: LoadedCheckpoint | None
 
+    @property
+    def reader(self) -> RegionReader:
+        """The regions, of a run that reads them."""
+        assert self.regions is not None
+        return self.regions
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """What pairs are joined with; None for texts alone."""
+        return self.images if self.regions is None else self.regions
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The detector's; None without regions too."""
+        return None if self.regions is None else self.regions.detector_fingerprint
+
 
 def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
     """Open and measure the inputs. Raises InputError for what does not fit together."""
-    reader = RegionReader(inputs.regions)
-    facts = region_facts(inputs.regions)
-    if not facts.num_classes and any(stage.objectives.moc for stage in recipe.stages):
-        raise InputError(
-            f"--regions {inputs.regions} has no class ids, which objectives.moc needs; "
-            "extract them with classes, or add objectives.moc=0"
-        )
+    regions, images = _open_pictures(inputs, recipe)
+    facts = NO_REGIONS
+    if regions is not None and inputs.regions is not None:
+        facts = region_facts(inputs.regions)
+        _check_classes(inputs.regions, regions, facts, recipe)
     init = load_checkpoint(inputs.init, "--init") if inputs.init else None
     if init is not None and inputs.vocab is not None:
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
-    ours, theirs = reader.detector_fingerprint, init and init.detector_fingerprint
+    if regions is not None:
+        _check_detector(regions.detector_fingerprint, init, inputs.init)
+    count, digest = pairs_digest(inputs.pairs)
+    return Sources(
+        inputs=inputs,
+        regions=regions,
+        images=images,
+        facts=facts,
+        num_pairs=count,
+        pairs_digest=digest,
+        init=init,
+    )
+
+
+def _open_pictures(
+    inputs: Inputs, recipe: Recipe
+) -> tuple[RegionReader | None, ImageReader | None]:
+    kinds = {stage.feeding.kind for stage in recipe.stages}
+    regions = images = None
+    if "regions" in kinds:
+        if inputs.regions is None:
+            raise InputError(f"--regions is missing: {recipe.name} learns from regions")
+        regions = RegionReader(inputs.regions)
+    if kinds & {"pixels", "pictures"}:
+        if inputs.images is None:
+            raise InputError(f"--images is missing: {recipe.name} learns from pictures")
+        images = ImageReader(inputs.images)
+    return regions, images
+
+
+def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe: Recipe) -> None:
+    if not facts.num_classes and any(stage.objectives.moc for stage in recipe.stages):
+        raise InputError(
+            f"--regions {where} has no class ids, which objectives.moc needs; "
+            "extract them with classes, or add objectives.moc=0"
+        )
+    wanted = any(stage.feeding.region_targets == "distribution" for stage in recipe.stages)
+    if wanted and "class_probs" not in regions.arrays:
+        say(
+            f"warning: --regions {where} has no distribution over classes; the class itself is the "
+            "target (extract with --class-probs full or topk:K for the distribution)"
+        )
+
+
+def _check_detector(ours: str | None, init: LoadedCheckpoint | None, where: str | None) -> None:
+    theirs = init and init.detector_fingerprint
     if ours and theirs and ours != theirs:
         raise InputError(
-            f"--regions come from detector {ours}, --init {inputs.init} was trained on {theirs}; "
+            f"--regions come from detector {ours}, --init {where} was trained on {theirs}; "
             "extract the regions with that detector, or start without --init"
         )
     if ours is None or (init is not None and theirs is None):
         who = "--regions" if ours is None else "--init"
         say(f"warning: {who} has no detector fingerprint; the detector counts as unknown")
-    count, digest = pairs_digest(inputs.pairs)
-    return Sources(
-        inputs=inputs, reader=reader, facts=facts, num_pairs=count, pairs_digest=digest, init=init
-    )
 
 
 def say(line: str) -> None:
@@ -90,16 +157,22 @@ def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     inputs, init = sources.inputs, sources.init
     fields = {k: v for k, v in flatten(to_plain(recipe)).items() if k not in NO_EFFECT}
     negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
-    size = sum(path.stat().st_size for path in sources.reader.paths)
     return fields | {
         "pairs": f"{sources.num_pairs} pairs, {sources.pairs_digest[:16]}",
-        # By size: reading terabytes of features only to hash them would take hours.
-        "regions": f"{sources.facts.num_pictures} pictures, {size} bytes, "
-        f"detector {sources.reader.detector_fingerprint or 'unknown'}",
+        "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
+        "images": _table_digest(sources.images, "encoded"),
         "negatives": _digest(negatives, "--negatives"),
         "vocab": _digest([Path(inputs.vocab)] if inputs.vocab else [], "--vocab"),
         "init": _digest([init.path / MODEL] if init else [], "--init"),
     }
+
+
+def _table_digest(reader: RegionReader | ImageReader | None, what: str) -> str | None:
+    """By size: reading terabytes of features only to hash them would take hours."""
+    if reader is None:
+        return None
+    size = sum(path.stat().st_size for path in reader.paths)
+    return f"{len(reader)} pictures, {size} bytes, {what}"
 
 
 def _digest(paths: list[Path], flag: str) -> str | None:

@@ -37,15 +37,14 @@ from vlmill.train.checkpoint import (
     step_folder,
 )
 from vlmill.train.config import to_yaml
-from vlmill.train.data import (
-    SampleTable,
-    prepare_samples,
-)
+from vlmill.train.data import Wanted, prepare_samples, require_pictures
 from vlmill.train.log import Log
 from vlmill.train.loop import StageRun, run_stage
 from vlmill.train.optim import make_optimizer, restore_training_state, training_state
 from vlmill.train.recipes import Recipe
 from vlmill.train.report import write_report
+from vlmill.train.sample_table import SampleTable
+from vlmill.train.samples import Lexicon
 from vlmill.train.sources import (
     Inputs,
     Sources,
@@ -56,11 +55,10 @@ from vlmill.train.sources import (
     say,
     settings_of,
 )
-from vlmill.train.vocabulary import MASK
 
 JOB = "train-vl pretrain"
 LOG, RECIPE = "log.jsonl", "recipe.yaml"
-PREPARED = ("samples.arrow", "hard.arrow")  # made anew by each start, gone at the end
+PREPARED = "prepared"  # a folder; made anew by each start, gone at the end
 
 
 def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False) -> str:
@@ -80,17 +78,18 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
         counts = prepare_samples(
-            output,
+            output / PREPARED,
             pairs=inputs.pairs,
-            regions=sources.reader,
-            facts=sources.facts,
+            pictures=sources.pictures,
             negatives=inputs.negatives,
             tokenizer=tokenizer,
-            max_tokens=recipe.model.max_text_tokens,
+            wanted=_wanted(recipe),
             rejects=rejects,
+            total=sources.num_pairs,
         )
     assert rejects.shard is not None
-    table = SampleTable(output)
+    require_pictures(counts, inputs.missing)
+    table = SampleTable(output / PREPARED)
     _require_pairs(counts)
     recipe = dataclasses.replace(recipe, model=model_config(recipe, tokenizer, sources))
     write_text(output / RECIPE, to_yaml(recipe))
@@ -105,8 +104,20 @@ def _remove_run(output: Path) -> None:
     if not (output / PLAN).exists():
         return
     shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
-    for name in (LOG, RECIPE, SETTINGS, MODEL, VOCABULARY, *PREPARED):
+    shutil.rmtree(output / PREPARED, ignore_errors=True)
+    for name in (LOG, RECIPE, SETTINGS, MODEL, VOCABULARY):
         (output / name).unlink(missing_ok=True)
+
+
+def _wanted(recipe: Recipe) -> Wanted:
+    """What the stages together read."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    lengths = [feed.max_tokens or recipe.model.max_text_tokens for feed in feeds]
+    return Wanted(
+        max_tokens=max(lengths),
+        pairs=any(feed.kind != "text" for feed in feeds),
+        texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
+    )
 
 
 def _require_pairs(counts: Counter[str]) -> None:
@@ -123,7 +134,7 @@ def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
     """The stages' lengths in steps. Raises InputError for a stage without pairs."""
     runs: list[StageRun] = []
     for number, stage in enumerate(recipe.stages):
-        count = len(table.rows_of(stage.sources))
+        count = len(table.rows_of(stage.sources, stage.feeding.kind))
         steps = stage.steps
         if steps is None:
             assert stage.epochs is not None
@@ -216,16 +227,15 @@ class _Run:
         )
 
     def _batches(self, run: StageRun) -> PretrainBatches:
-        mask_id = self.tokenizer.token_to_id(MASK)
-        assert mask_id is not None  # every way to a tokenizer checks the special tokens
         return PretrainBatches(
-            samples=self.output,
-            regions=self.sources.inputs.regions,
+            samples=self.output / PREPARED,
+            regions=self.sources.regions,
+            images=self.sources.images,
             stage=run.stage,
             stage_number=run.number,
             seed=self.recipe.seed,
-            mask_id=mask_id,
-            vocab_size=self.recipe.model.vocab_size,
+            lexicon=Lexicon.of(self.tokenizer),
+            longest=self.recipe.model.max_text_tokens,
         )
 
     def _save(self, run: StageRun, optimizer: torch.optim.AdamW, step: int) -> None:
@@ -234,7 +244,7 @@ class _Run:
             variant=self.recipe.variant,
             model=self.model,
             tokenizer=self.tokenizer,
-            detector_fingerprint=self.sources.reader.detector_fingerprint,
+            detector_fingerprint=self.sources.fingerprint,
             training=TrainingRecord(
                 recipe=self.recipe.name,
                 stage=run.stage.name,
@@ -251,8 +261,7 @@ class _Run:
         """Leave the last checkpoint at the top, and the manifest, which says that all is done."""
         last = self.stages[-1].last
         publish(self.output, step_folder(self.output, last))
-        for name in PREPARED:
-            (self.output / name).unlink(missing_ok=True)
+        shutil.rmtree(self.output / PREPARED, ignore_errors=True)
         write_manifest(self.output, [rejects], job=JOB, settings=settings)
         rejected = f"; {rejects.rows} rejected" if rejects.rows else ""
         return (

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import Tensor
 
-from vlmill.models import VLInputs
+from vlmill.schemas.commands import InputError
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.batches import PretrainBatches, batch_loader
-from vlmill.train.collate import PretrainBatch
-from vlmill.train.data import prepare_samples, region_facts
-from vlmill.train.recipes import Stage
+from vlmill.train.collate import StoredBatch
+from vlmill.train.data import Wanted, prepare_samples
+from vlmill.train.recipes import Loading, Stage
+from vlmill.train.samples import Lexicon, Sample
 from vlmill.train.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:
@@ -25,36 +25,39 @@ if TYPE_CHECKING:
 @pytest.fixture
 def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
     tables.write(10)
+    tokenizer = train_vocabulary(["a dog runs in the street"], 60)
+    reader = RegionReader(tables.regions)
     with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
         prepare_samples(
-            tmp_path,
+            tmp_path / "prepared",
             pairs=tables.pairs,
-            regions=RegionReader(tables.regions),
-            facts=region_facts(tables.regions),
+            pictures=reader,
             negatives=None,
-            tokenizer=train_vocabulary(["a dog runs in the street"], 60),
-            max_tokens=44,
+            tokenizer=tokenizer,
+            wanted=Wanted(max_tokens=44),
             rejects=rejects,
         )
     return PretrainBatches(
-        samples=tmp_path,
-        regions=tables.regions,
+        samples=tmp_path / "prepared",
+        regions=reader,
         stage=stage,
         stage_number=0,
         seed=0,
-        mask_id=4,
-        vocab_size=60,
+        lexicon=Lexicon.of(tokenizer),
     )
 
 
-def assert_equal(one: PretrainBatch, other: PretrainBatch) -> None:
-    for field in dataclasses.fields(PretrainBatch):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, VLInputs):
-            for name in ("tokens", "token_mask", "region_features", "region_mask"):
-                assert torch.equal(getattr(a, name), getattr(b, name)), name
-        else:
-            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b, field.name
+def sample(batches: PretrainBatches, place: int) -> Sample:
+    made, _, _ = batches.sample(batches.order.visit(place))
+    assert made.regions is not None
+    return made
+
+
+def assert_equal(one: StoredBatch, other: StoredBatch) -> None:
+    assert one.pair_ids == other.pair_ids
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -65,7 +68,7 @@ def test_any_number_of_workers_gives_the_same_batches(
     made = list(loader)
     assert len(made) == 4
     for index, batch in enumerate(made, start=1):
-        assert_equal(batch, batches[index])
+        assert_equal(batch, batches.assembled(index))
 
 
 def test_an_epoch_has_every_pair_once(batches: PretrainBatches) -> None:
@@ -76,23 +79,26 @@ def test_an_epoch_has_every_pair_once(batches: PretrainBatches) -> None:
 
 def test_masks_differ_between_epochs_and_seeds(batches: PretrainBatches) -> None:
     other_seed = dataclasses.replace(batches, seed=1)
-    places = {i: batches.sample(i).pair_id for i in range(20)}
-    first = {pair: batches.sample(i) for i, pair in places.items() if i < 10}
-    second = {pair: batches.sample(i) for i, pair in places.items() if i >= 10}
+    drawn = [sample(batches, i) for i in range(20)]
+    first, second = ({s.pair_id: s for s in half} for half in (drawn[:10], drawn[10:]))
+
+    def masks(of: Sample) -> list[bool]:
+        assert of.regions is not None
+        return of.regions.masks.masked.tolist()
+
     changed = [
-        first[p].matching != second[p].matching
-        or first[p].region_masks.masked.tolist() != second[p].region_masks.masked.tolist()
+        first[p].matching != second[p].matching or masks(first[p]) != masks(second[p])
         for p in first
     ]
     assert sum(changed) >= 8
-    assert [other_seed.sample(i).pair_id for i in range(10)] != list(first)
+    assert [sample(other_seed, i).pair_id for i in range(10)] != list(first)
 
 
 def test_special_tokens_are_never_masked(batches: PretrainBatches, stage: Stage) -> None:
     everything = dataclasses.replace(stage.masking, words=1.0, word_to_mask=1.0, word_to_random=0)
     masked = dataclasses.replace(batches, stage=dataclasses.replace(stage, masking=everything))
     for place in range(10):
-        tokens = masked.sample(place).tokens
+        tokens = sample(masked, place).tokens
         assert (tokens.tokens[0], tokens.tokens[-1]) == (2, 3)
         assert (tokens.tokens[1:-1] == 4).all()
 
@@ -102,3 +108,38 @@ def test_parts_of_a_step_hold_the_pairs_of_the_whole(
 ) -> None:
     halves = dataclasses.replace(batches, stage=dataclasses.replace(stage, accumulation=2))
     assert halves[0].pair_ids + halves[1].pair_ids == batches[0].pair_ids
+    processes = dataclasses.replace(batches, processes=2)
+    own = [
+        list(batch_loader(processes, r, 4, workers=0, pin_memory=False, every=2)) for r in (0, 1)
+    ]
+    assert own[0][1].pair_ids + own[1][1].pair_ids == batches[1].pair_ids
+
+
+def test_buckets_and_padding_leave_the_pairs_of_an_epoch(
+    batches: PretrainBatches, stage: Stage
+) -> None:
+    loading = Loading(bucket=5, pad_to=8)
+    buckets = dataclasses.replace(batches, stage=dataclasses.replace(stage, loading=loading))
+    made = [buckets.assembled(i) for i in range(5)]  # of 4: two epochs of 10
+    assert all(batch.tensors["tokens"].shape[1] % 8 == 0 for batch in made)
+    assert all(batch.tensors["region_mask"].shape[1] == 8 for batch in made)
+    counts = {i: [p for b in made for p in b.pair_ids].count(i) for i in made[0].pair_ids}
+    assert set(counts.values()) == {2}
+    for batch in made:
+        batch.to("cpu").inputs.validate()
+
+
+def test_an_error_of_a_worker_or_of_a_file_reaches_who_asks(
+    batches: PretrainBatches, tables: Tables
+) -> None:
+    loader = batch_loader(batches, 0, 2, workers=1, pin_memory=False)
+    path = next(Path(tables.regions).glob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    assert batches.regions is not None
+    _, offset, size = batches.regions.place("features", 0) or (0, 0, 0)
+    data[offset : offset + size] = b"\xff" * size  # NaN
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="picture-0 has features that are not finite"):
+        for index in range(5):
+            batches.assembled(index)
+    del loader

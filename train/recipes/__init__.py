@@ -6,7 +6,15 @@ from dataclasses import fields
 
 from vlmill.schemas.commands import InputError
 from vlmill.train.config import override
-from vlmill.train.recipes.base import Masking, Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.base import (
+    Feeding,
+    Loading,
+    Masking,
+    Objectives,
+    Optimizer,
+    Recipe,
+    Stage,
+)
 from vlmill.train.recipes.imagebert import imagebert, imagebert_small_recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -47,6 +55,8 @@ def _full_path(recipe: Recipe, assignment: str) -> str:
 
 __all__ = [
     "RECIPES",
+    "Feeding",
+    "Loading",
     "Masking",
     "Objectives",
     "Optimizer",

@@ -17,6 +17,16 @@ class Masking:
 
     BERT's for words (Devlin et al. 2018, sec. 3.1): the rest of masked words stays as it is.
     ImageBERT's for regions (arXiv:2001.07966, sec. 3.3): those not zeroed stay as they are.
+
+    ``word_rule``: ``tokens`` each for itself, ``words`` whole (VL-BERT), ``budget`` whole words up
+    to ``words`` of the longest text's length (VLMo's code), ``segments`` of anchors (InterBERT's
+    paper; ``words`` is the anchors' share), ``span`` one of any length (InterBERT's code).
+    ``region_rule``: ``regions`` each for itself, or ``groups`` of an anchor and what overlaps with
+    it by more than ``group_overlap`` (InterBERT; ``regions`` is the anchors' share);
+    ``group_pixels`` as its code counts: boxes that hold their last pixel, and at least that much.
+    ``mismatched_words`` and ``mismatched_regions``: guessed in pairs that do not belong together
+    too (ViLBERT, VL-BERT: both; InterBERT: words; ImageBERT: neither). Both are masked in any case:
+    whether a pair matches must not show by its masks.
     """
 
     words: float = 0.15
@@ -24,11 +34,64 @@ class Masking:
     word_to_random: float = 0.1
     regions: float = 0.15
     region_to_zero: float = 0.9
+    word_rule: Literal["tokens", "words", "budget", "segments", "span"] = "tokens"
+    region_rule: Literal["regions", "groups"] = "regions"
+    group_overlap: float = 0.4
+    group_pixels: bool = False
+    mismatched_words: bool = False
+    mismatched_regions: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            _share(f"masking.{name}", getattr(self, name))
+        for name, value in vars(self).items():
+            if isinstance(value, float | int) and not isinstance(value, bool):
+                _share(f"masking.{name}", value)
         _share("masking.word_to_mask + word_to_random", self.word_to_mask + self.word_to_random)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeding:
+    """What a stage's model is fed of a pair; the papers' numbers stand in ``feeding.py``.
+
+    ``kind``: text with ``regions``, text with ``pixels``, ``text`` alone, or ``pictures`` alone.
+    ``max_tokens`` counts [CLS] and [SEP]; null: as many as the model takes. ``max_regions``: the
+    first of a picture's row, which the extractor has ranked. ``whole_image`` is a further region in
+    row 0: the ``mean`` of the masked features (ViLBERT, InterBERT), or of the ``rest`` that is not
+    masked (VL-BERT). ``max_elements`` bounds tokens and regions together (VL-BERT).
+    ``region_targets``: the detector's ``class``, or its ``distribution`` where the regions have it.
+    ``flip`` is the share of pictures whose boxes (of pixels: all) are mirrored. ``text_rows``
+    texts without a picture follow the pairs of a batch, ``text_row_tokens`` long (VL-BERT).
+    ``image_size``, ``crop`` (share of the area), ``augment`` (RandAugment), ``jitter`` (of colours)
+    and ``token_size`` (of the second picture, for the tokenizer of pictures; null for none) are
+    those of pixels.
+    """
+
+    kind: Literal["regions", "pixels", "text", "pictures"] = "regions"
+    max_tokens: int | None = None
+    max_regions: int = 100
+    whole_image: Literal["none", "mean", "rest"] = "none"
+    max_elements: int | None = None
+    region_targets: Literal["class", "distribution"] = "class"
+    flip: float = 0.0
+    text_rows: int = 0
+    text_row_tokens: int = 64
+    image_size: int = 224
+    crop: tuple[float, float] = (0.5, 1.0)
+    augment: bool = True
+    jitter: float = 0.0
+    token_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _share("feeding.flip", self.flip)
+        _share("feeding.jitter", self.jitter)
+        for name, least in (("max_regions", 1), ("text_rows", 0), ("image_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"feeding.{name}={getattr(self, name)}: want at least {least}")
+        for name, least in (("max_tokens", 3), ("max_elements", 4), ("token_size", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"feeding.{name}={value}: want at least {least}")
+        low, high = self.crop
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"feeding.crop={self.crop}: want two shares, the lower first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +129,30 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loading:
+    """In which order pairs come, as far as speed decides it.
+
+    An epoch's order is random at once among ``window`` pairs. Data of more pairs are cut into runs
+    of ``block`` pairs whose pictures lie side by side, and a window is as many runs from anywhere:
+    what is read lies together, and one window of pictures should fit into memory beside the model
+    (16,384 pictures of 100 float16 regions are 6.7 GB), or is read picture by picture.
+    With ``bucket`` above 1, so many batches are formed at once, of pairs of like lengths, and
+    shuffled; lengths are padded to a multiple of ``pad_to``. For torch.compile and for GPUs: on a
+    CPU the models pack rows themselves, and buckets bring nothing.
+    """
+
+    window: int = 16_384
+    block: int = 64
+    bucket: int = 1
+    pad_to: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"loading.{name}={getattr(self, name)}: want at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A pass over one kind of pairs, with a fresh optimiser and schedule.
 
@@ -81,18 +168,20 @@ class Stage:
     steps: int | None = None
     epochs: float | None = None
     accumulation: int = 1
-    max_regions: int = 100  # the first of a picture's row; rows are ranked by the extractor
     negative_share: float = 0.5  # pairs whose caption or picture is replaced
+    negative_text_share: float = 0.5  # of those, the caption (ViLBERT, VL-BERT, InterBERT: all)
     hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
+    feeding: Feeding = Feeding()
     objectives: Objectives = Objectives()
     masking: Masking = Masking()
+    loading: Loading = Loading()
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
             raise ValueError(f"stage {self.name}: give steps or epochs")
         if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
             raise ValueError(f"stage {self.name}: steps and epochs cannot be negative")
-        for name in ("batch_size", "accumulation", "max_regions"):
+        for name in ("batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
         if self.batch_size % self.accumulation:
@@ -100,6 +189,7 @@ class Stage:
                 f"batch_size={self.batch_size} is no multiple of accumulation={self.accumulation}"
             )
         _share("negative_share", self.negative_share)
+        _share("negative_text_share", self.negative_text_share)
         _share("hard_negative_share", self.hard_negative_share)
 
 

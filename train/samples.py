@@ -1,0 +1,273 @@
+"""One pair of a stage, masked: pure functions of the tables' rows and a source of random numbers.
+
+T tokens, R regions of a picture, the whole one not among them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.regions import RegionRow
+from vlmill.train.masking import (
+    NO_WORD,
+    Flags,
+    Ids,
+    MaskedTokens,
+    Replacement,
+    mask_tokens,
+    mask_words,
+    one_span,
+    replace_masked,
+    segments,
+    whole_words,
+)
+from vlmill.train.recipes.base import Feeding, Masking
+from vlmill.train.region_masking import MaskedRegions, mask_groups, mask_regions, overlaps
+from vlmill.train.vlbert_samples import kept_lengths, kept_tokens
+from vlmill.train.vocabulary import CLS, MASK, PAD, SEP, UNK
+
+Array = npt.NDArray[np.float32]
+BATCH_OF_DRAWS = 256
+
+
+class Uniforms:
+    """A source of random numbers for the rules, which ask for one at a time: ten times as fast as
+    asking NumPy's generator for each.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng, self._left = rng, iter([0.0][:0])
+
+    def random(self) -> float:
+        """A number from 0 to below 1."""
+        for drawn in self._left:
+            return drawn
+        self._left = iter(self._rng.random(BATCH_OF_DRAWS).tolist())
+        return next(self._left)
+
+    def integers(self, low: int, high: int) -> int:
+        """An integer from ``low`` to below ``high``."""
+        return low + int(self.random() * (high - low))
+
+    def shuffle(self, x: list[int]) -> None:
+        """Bring a list into random order, in place."""
+        x[:] = [value for _, value in sorted((self.random(), value) for value in x)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lexicon:
+    """What masking has to know of a vocabulary of V tokens.
+
+    ``continues`` [V]: pieces that go on with a word (``##``). ``specials``: [PAD], [UNK], [CLS],
+    [SEP] and [MASK], as far as there are.
+    """
+
+    mask_id: int
+    size: int
+    continues: Flags
+    specials: frozenset[int]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> "Lexicon":
+        """That of a tokenizer."""
+        size = tokenizer.get_vocab_size()
+        words = [tokenizer.id_to_token(i) or "" for i in range(size)]
+        ids = [tokenizer.token_to_id(name) for name in (PAD, UNK, CLS, SEP, MASK)]
+        assert ids[-1] is not None  # every way to a tokenizer checks the special tokens
+        return Lexicon(
+            mask_id=ids[-1],
+            size=size,
+            continues=np.array([word.startswith("##") for word in words]),
+            specials=frozenset(i for i in ids if i is not None),
+        )
+
+    def words(self, tokens: Ids, maskable: Flags) -> Ids:
+        """Each token's word, counted from 0; none where it is not maskable."""
+        starts = ~self.continues[tokens] | ~maskable
+        return np.where(maskable, np.cumsum(starts), NO_WORD).astype(np.int64)
+
+
+def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
+    """At most ``longest`` tokens of [CLS] text [SEP], the [SEP] kept."""
+    if longest is None or len(tokens) <= longest:
+        return tokens
+    return tokens[kept_tokens(len(tokens), longest)]
+
+
+def mask_text(
+    tokens: Ids,
+    draws: Uniforms,
+    masking: Masking,
+    lexicon: Lexicon,
+    *,
+    longest: int,
+    specials: bool = True,
+) -> MaskedTokens:
+    """Mask [CLS] text [SEP] (or, without ``specials``, the text alone) by the stage's rule.
+
+    ``longest`` is what a text may have, of which VLMo's code takes its share.
+    """
+    maskable = np.ones(len(tokens), dtype=np.bool_)
+    if specials:
+        maskable[[0, -1]] = False
+    replacement = Replacement(
+        mask_id=lexicon.mask_id,
+        vocab_size=lexicon.size,
+        to_mask=masking.word_to_mask,
+        to_random=masking.word_to_random,
+    )
+    share = masking.words
+    if masking.word_rule == "tokens":
+        return mask_tokens(tokens, maskable, draws, share=share, replacement=replacement)
+    if masking.word_rule == "words":
+        words = lexicon.words(tokens, maskable)
+        return mask_words(tokens, words, draws, share=share, replacement=replacement)
+    masked = np.zeros(len(tokens), dtype=np.bool_)
+    count = int(maskable.sum())
+    if masking.word_rule == "segments":
+        masked[maskable] = segments(count, draws, anchor_share=share)
+    elif masking.word_rule == "span":
+        masked[maskable] = one_span(count, draws)
+    else:
+        masked = _by_budget(tokens, maskable, draws, share, lexicon, longest)
+    return replace_masked(tokens, masked, draws, replacement)
+
+
+def _by_budget(
+    tokens: Ids, maskable: Flags, draws: Uniforms, share: float, lexicon: Lexicon, longest: int
+) -> Flags:
+    padding = max(longest - len(tokens), 0)
+    continues = [*lexicon.continues[tokens].tolist(), *[False] * padding]
+    blocked = [*(~maskable).tolist(), *[False] * padding]
+    chosen = whole_words(continues, blocked, draws, share=share)[: len(tokens)]
+    special = np.isin(tokens, list(lexicon.specials))
+    flags: Flags = chosen & ~special
+    return flags
+
+
+def mask_picture(
+    boxes: Array, draws: Uniforms, masking: Masking, size: tuple[int, int]
+) -> MaskedRegions:
+    """Mask the regions of a picture of ``size`` pixels by the stage's rule."""
+    if masking.region_rule == "regions":
+        share = masking.regions
+        return mask_regions(len(boxes), draws, share=share, to_zero=masking.region_to_zero)
+    pixel = (1.0, 1.0) if masking.group_pixels else (0.0, 0.0)
+    return mask_groups(
+        overlaps(boxes, pixel=pixel),
+        draws,
+        anchor_share=masking.regions,
+        threshold=masking.group_overlap,
+        inclusive=masking.group_pixels,
+    )
+
+
+def box_locations(boxes: npt.NDArray[np.float32], width: int, height: int) -> Array:
+    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2)."""
+    size = np.array([width, height, width, height], dtype=np.float32)
+    corners = np.clip(boxes.reshape(-1, 4) / np.maximum(size, 1), 0, 1).astype(np.float32)
+    area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    return np.concatenate([corners, area[:, None]], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledRegions:
+    """A picture's regions as a sample takes them, features left in their file.
+
+    ``count`` regions of the row are read, of which the first ``kept`` are shown (VL-BERT's picture
+    is the mean of all). ``locations`` float32 [kept, 5] or, with the whole picture first,
+    [1 + kept, 5]; ``masks`` [count]; ``class_ids`` int64 [count], -100 where there is none;
+    ``row`` is the whole row.
+    """
+
+    count: int
+    kept: int
+    locations: Array
+    masks: MaskedRegions
+    class_ids: Ids
+    row: RegionRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A text with a picture (or alone), masked; ``matching`` says whether they belong together.
+
+    ``original`` [T] tokens and ``tokens`` as the model sees them.
+    """
+
+    pair_id: str
+    original: Ids
+    tokens: MaskedTokens
+    regions: SampledRegions | None
+    matching: bool
+
+
+IGNORED = -100
+
+
+def classes_of(row: RegionRow, count: int, *, background: bool) -> Ids:
+    """The classes [count] of the first regions, -100 where one is missing or negative.
+
+    With ``background`` they count as the columns of a distribution, whose first is background.
+    """
+    classes = np.full(count, IGNORED, dtype=np.int64)
+    if row.class_ids is not None:
+        found = row.class_ids[:count].astype(np.int64)
+        classes[:] = np.where(found < 0, IGNORED, found + background)
+    return classes
+
+
+def sample_regions(
+    row: RegionRow, tokens: MaskedTokens, draws: Uniforms, feeding: Feeding, masking: Masking
+) -> tuple[SampledRegions, Ids]:
+    """Mask a picture's regions; also the places of the tokens that are kept beside them."""
+    if row.features is None:
+        raise InputError(f"--regions: {row.image_id} has no features; extract them with them")
+    count = min(len(row.boxes), feeding.max_regions)
+    size = (row.width, row.height)
+    boxes = _placed(row.boxes[:count], size, feeding, draws)
+    masks = mask_picture(boxes, draws, masking, size)
+    whole = feeding.whole_image != "none"
+    words, kept = len(tokens.tokens), count
+    if feeding.max_elements is not None:
+        words, shown = kept_lengths(words, count + whole, feeding.max_elements)
+        kept = shown - whole
+    locations = box_locations(boxes[:kept], *size)
+    if whole:
+        locations = np.concatenate([_whole_location(size, feeding), locations])
+    sampled = SampledRegions(
+        count=count,
+        kept=kept,
+        locations=locations,
+        masks=masks,
+        class_ids=classes_of(row, count, background=feeding.region_targets == "distribution"),
+        row=row,
+    )
+    return sampled, kept_tokens(len(tokens.tokens), words)
+
+
+def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, draws: Uniforms) -> Array:
+    """Boxes mirrored if drawn, and clamped to the last pixel where the model counts so."""
+    if feeding.flip and draws.random() < feeding.flip:
+        last = size[0] - 1
+        boxes = np.stack([last - boxes[:, 2], boxes[:, 1], last - boxes[:, 0], boxes[:, 3]], axis=1)
+    if feeding.whole_image == "rest":
+        ends = np.array([size[0] - 1, size[1] - 1] * 2, dtype=np.float32)
+        boxes = np.clip(boxes, 0, np.maximum(ends, 0))
+    return boxes
+
+
+def _whole_location(size: tuple[int, int], feeding: Feeding) -> Array:
+    if feeding.whole_image == "mean":
+        return np.ones((1, 5), dtype=np.float32) * np.array([0, 0, 1, 1, 1], dtype=np.float32)
+    last = np.array([[0, 0, size[0] - 1, size[1] - 1]], dtype=np.float32)
+    return box_locations(last, *size)
+
+
+def joined_texts(texts: Sequence[Ids], longest: int) -> Ids:
+    """Texts of [CLS] ... [SEP] one after the other without these, the first ``longest`` pieces."""
+    return np.concatenate([text[1:-1] for text in texts])[:longest]
