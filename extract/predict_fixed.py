@@ -158,10 +158,11 @@ def in_one_row(chosen: BatchChosen, batch: BatchDetections) -> Chosen:
 def download(results: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     """Queues the copies to the host; what it gives waits for them, once for all."""
     copies = {name: values.to("cpu", non_blocking=True) for name, values in results.items()}
-    if not any(values.is_cuda for values in results.values()):
+    device = results["taken"].device
+    if device.type != "cuda":
         return lambda: copies
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))
 
     def arrived() -> dict[str, Tensor]:
         event.synchronize()

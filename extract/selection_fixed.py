@@ -96,7 +96,7 @@ def choose_fixed(
     above = confidence >= rule.threshold
     count = above.sum(dim=1, keepdim=True)
     bound = count.clamp(rule.min_boxes, rule.max_boxes)
-    in_order = above.sort(dim=1, descending=True, stable=True).indices
+    in_order = above.int().sort(dim=1, descending=True, stable=True).indices
     best = confidence.sort(dim=1, descending=True, stable=True).indices
     ids = torch.where(bound == count, in_order, best)[:, : rule.max_boxes]
     places = torch.arange(ids.shape[1], device=ids.device)

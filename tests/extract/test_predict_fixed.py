@@ -20,7 +20,7 @@ from vlmill.extract.selection import select
 from vlmill.extract.selection_fixed import select_fixed
 from vlmill.extract.weights import Detector, open_detector
 from vlmill.models.detector_batch import BatchDetections
-from vlmill.models.detector_config import ARCHITECTURES, CONVENTIONS, DetectorConfig
+from vlmill.models.detector_config import CONVENTIONS, DetectorConfig, airsplay_pairs
 from vlmill.models.faster_rcnn import Detections
 from vlmill.schemas.regions import RegionRow
 
@@ -84,8 +84,7 @@ ALL = [*CONVENTIONS, "airsplay-pairs"]
 def detector_of(name: str) -> Detector:
     if name != "airsplay-pairs":
         return small(name)
-    spec = ARCHITECTURES["airsplay-pairs"]
-    return open_detector(dataclasses.replace(spec, depth=50, **SIZES, **ATTRIBUTES), None, seed=1)
+    return open_detector(airsplay_pairs(depth=50, **SIZES, **ATTRIBUTES), None, seed=1)
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -133,7 +132,7 @@ REFUSED = (
 )
 
 
-class NoHostWaits(TorchDispatchMode):
+class NoHostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators whose results' sizes or values the host has to know."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,7 +161,7 @@ def test_nothing_between_upload_and_download_makes_the_host_wait(
     def waits(*_: object) -> None:
         raise AssertionError("makes the host wait")
 
-    with monkeypatch.context() as patch, torch.inference_mode(), NoHostWaits():
+    with monkeypatch.context() as patch, torch.inference_mode(), NoHostWaits():  # type: ignore[no-untyped-call]
         for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__"):
             patch.setattr(Tensor, name, waits)
         compute(*sent, detector, config)
@@ -177,7 +176,7 @@ def test_the_refusal_refuses() -> None:
         lambda: flags.nonzero(),
         lambda: int(flags.sum()),
     ):
-        with pytest.raises(AssertionError, match="makes the host wait"), NoHostWaits():
+        with pytest.raises(AssertionError, match="makes the host wait"), NoHostWaits():  # type: ignore[no-untyped-call]
             bad()
 
 

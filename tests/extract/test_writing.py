@@ -11,7 +11,7 @@ from vlmill.extract import writing
 from vlmill.extract.cli import command
 from vlmill.extract.writing import TASKS_WAITING, Background, PartWriter
 from vlmill.schemas.commands import run_command
-from vlmill.schemas.regions import RegionReader, RegionRow, region_arrays
+from vlmill.schemas.regions import RegionReader, RegionRow, encode_regions, region_arrays
 
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
 
@@ -82,7 +82,7 @@ def test_an_error_of_the_thread_ends_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    original = writing.encode_regions
+    original = encode_regions
 
     def full_disk(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
