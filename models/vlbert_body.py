@@ -112,6 +112,11 @@ class VlBertBody(nn.Module):
         """The regions' vectors r, zeros at padding; who pairs a picture with many texts needs them
         once.
         """
+        if features.shape[-1] != self.config.region_width:
+            raise ValueError(
+                f"region_features are {features.shape[-1]} wide, the model takes "
+                f"{self.config.region_width}; set region_width or use that detector's regions"
+            )
         if region_mask is None:
             region_mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
         layout = layout_of(region_mask, pack=pack)

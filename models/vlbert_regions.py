@@ -56,11 +56,6 @@ class RegionVectors(nn.Module):
     ) -> Float[Tensor, "*rows V"]:
         """Of each region by itself."""
         config = self.config
-        if features.shape[-1] != config.region_width:
-            raise ValueError(
-                f"region_features are {features.shape[-1]} wide, the model takes "
-                f"{config.region_width}; set region_width or use that detector's regions"
-            )
         geometry = geometry_embedding(
             box_numbers(locations, config.geometry), config.num_wavelengths
         )
