@@ -26,6 +26,8 @@ ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
 # Our name and the layout's, where they differ.
 RENAMED = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}
 RENAMED_IN = ("airsplay", "hf-frcnn")
+# Of the port's second mode (bua-d2-*): attributes beside the box predictor.
+D2_MODE = "roi_heads.attribute_predictor."
 # Keys that carry nothing to load: how many batches training saw, and the pixels' statistics, which
 # belong to the configuration (config_of_weights).
 IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
@@ -33,6 +35,11 @@ IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
 
 def recognise_layout(state: Mapping[str, Tensor]) -> str:
     """A name of :data:`CONVENTIONS`. Raises ValueError for keys of none of them."""
+    if any(key.startswith(D2_MODE) for key in state):
+        raise ValueError(
+            f"{D2_MODE}* is of the port's Detectron2 mode (bua-d2-*), whose conventions are not "
+            "among these; its Caffe mode's files (bua-caffe-*) are read"
+        )
     names = {key.removeprefix(PREDICTOR).split(".")[0] for key in state if PREDICTOR in key}
     if names & set(RENAMED):
         return "milvlg-r152" if "backbone.stem.norm.weight" in state else "milvlg"
