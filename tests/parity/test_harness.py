@@ -42,7 +42,10 @@ def shift(golden: GoldenSet, pattern: str) -> str:
     key = next(key for key in recorded if key.endswith(pattern))
     allowed = float(golden.allowed(key, recorded[key]).flatten()[-1])
     flat = recorded[key].flatten()
-    flat[-1] += 3 * allowed if flat.is_floating_point() and allowed else 1
+    if flat.dtype == torch.bool:
+        flat[-1] = ~flat[-1]
+    else:
+        flat[-1] += 3 * allowed if flat.is_floating_point() and allowed else 1
     recorded[key] = flat.reshape(recorded[key].shape)
     save_file(recorded, path)
     return key
@@ -72,6 +75,14 @@ SHIFTED = {
         "grad.bert.t_pooler.dense.weight",
         "grad_total_norm",
         "params_without_grad",
+    ),
+    "vlbert/coordinate_embeddings": ("out.embedding", "out.flat"),
+    "vlbert/visual_linguistic_bert": (
+        "out.embedding_output",
+        "out.encoded_layers",
+        "out.object_output",
+        "out.object_positions",
+        "out.pooled_output",
     ),
 }
 
