@@ -25,7 +25,8 @@ from vlmill.models.vlbert_tasks import (
     VlBertVqaConfig,
 )
 
-TaskConfig = VlBertConfig | VlBertVqaConfig | VlBertRefcocoConfig | VlBertVcrConfig
+# In this order plain values fit the right one only.
+TaskConfig = VlBertConfig | VlBertRefcocoConfig | VlBertVqaConfig | VlBertVcrConfig
 
 
 def build_vlbert(config: TaskConfig) -> VlBert | VlBertVqa | VlBertRefcoco | VlBertVcr:
