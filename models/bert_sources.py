@@ -30,6 +30,7 @@ from vlmill.models.vlbert import VlBert
 from vlmill.models.vlbert_body import NUM_SPECIAL_WORDS, VlBertBody
 from vlmill.models.vlbert_end_to_end import VlBertEndToEnd
 from vlmill.models.vlbert_tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
+from vlmill.models.vlmo_encoder import VlmoEncoder
 
 POOLER, NEXT_SENTENCE = "bert.pooler.dense", "cls.seq_relationship"
 FIRST_WORDS = f"{WORDS}[:{NUM_SPECIAL_WORDS}]"
@@ -169,6 +170,7 @@ DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
     VlBertBody: _VLBERT,
     VlBert: _VLBERT,
     VlBertEndToEnd: [("cnn.*", PYTORCH)],
+    VlmoEncoder: [("patch_embedding.projection.*", PYTORCH)],
     VlBertVqa: [("head.*", XAVIER)],
     VlBertRefcoco: [("head.*", XAVIER)],
     VlBertVcr: [("answer_head.*", XAVIER), ("category_head.*", XAVIER)],

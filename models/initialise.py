@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from vlmill.models.bert_sources import BERT_SOURCES, DRAWN, derived
 from vlmill.models.blocks import INIT_STD
-from vlmill.models.reference.bert import DECODER_BIAS
-from vlmill.models.reference.bert_names import DECODER, canonical
+from vlmill.models.reference.bert_names import canonical
 from vlmill.models.reference.files import read_state, unwrapped
 from vlmill.models.reference.keymap import CheckpointMismatch, Link, LoadTable, import_state
 
@@ -58,7 +57,7 @@ def initialise_from_bert(
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
     theirs = canonical(state)
     theirs |= derived(theirs)
-    links, rules = _sources(model, theirs)
+    links = _links(model, theirs)
     table = import_state(model, links, theirs)
     if table.mismatched:
         raise CheckpointMismatch(
@@ -68,23 +67,12 @@ def initialise_from_bert(
         )
     if not table.loaded:
         raise CheckpointMismatch("nothing in the checkpoint is BERT's", table)
-    return _origins(model, links, table, rules)
+    return loaded_origins(model, links, table)
 
 
 def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) -> dict[str, Origin]:
-    """The same for a model that was loaded from a published checkpoint by these links."""
-    return _origins(model, links, table, [("*", f"N(0, {_std(model):g}^2)")])
-
-
-def unused_tensors(source: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[str]:
-    """BERT's tensors that went nowhere, by their canonical names; tied ones are no loss."""
-    used = {name for origin in origins.values() for name in origin.names}
-    return sorted({*canonical(unwrapped(source))} - used - {DECODER, DECODER_BIAS})
-
-
-def _origins(
-    model: nn.Module, links: Sequence[Link], table: LoadTable, rules: Sequence[tuple[str, str]]
-) -> dict[str, Origin]:
+    """Where each parameter of a model comes from that was loaded by these links."""
+    rules = _rules(model)
     rows = {link.ours: link.rows for link in links if link.ours in table.loaded}
     origins = {}
     for name, parameter in model.named_parameters():
@@ -98,24 +86,34 @@ def _origins(
     return origins
 
 
-def _sources(
-    model: nn.Module, state: Mapping[str, Tensor]
-) -> tuple[list[Link], list[tuple[str, str]]]:
-    """The links of every part of ``model`` that starts from BERT, and the rules of the rest."""
-    links: list[Link] = []
-    rules: list[tuple[str, str]] = []
-    for name, part in model.named_modules():
-        prefix, kind = f"{name}." if name else "", type(part)
-        own = list(DRAWN.get(kind, ()))
-        if source := BERT_SOURCES.get(kind):
-            links += [replace(link, ours=prefix + link.ours) for link in source(part, state)]
-            own.append(("*", f"N(0, {_std(part):g}^2)"))
-        # Inner parts come later, and first among the rules.
-        rules = [*((prefix + pattern, rule) for pattern, rule in own), *rules]
+def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
+    """The links of every part of ``model`` that starts from BERT."""
+    links = [
+        replace(link, ours=_inside(name, link.ours))
+        for name, part in model.named_modules()
+        if type(part) in BERT_SOURCES
+        for link in BERT_SOURCES[type(part)](part, state)
+    ]
     if not links:
         known = ", ".join(kind.__name__ for kind in BERT_SOURCES)
         raise ValueError(f"{type(model).__name__} does not start from BERT; these do: {known}")
-    return links, [*rules, ("*", f"N(0, {INIT_STD:g}^2)")]
+    return links
+
+
+def _rules(model: nn.Module) -> list[tuple[str, str]]:
+    """How new weights are drawn, by patterns of names: inner parts' rules before outer ones'."""
+    rules: list[tuple[str, str]] = [("*", f"N(0, {INIT_STD:g}^2)")]
+    for name, part in model.named_modules():
+        own = list(DRAWN.get(type(part), ()))
+        std = getattr(getattr(part, "config", None), "init_std", None)
+        if std is not None and (part is model or type(part) in BERT_SOURCES):
+            own.append(("*", f"N(0, {std:g}^2)"))
+        rules = [*((_inside(name, pattern), rule) for pattern, rule in own), *rules]
+    return rules
+
+
+def _inside(part: str, name: str) -> str:
+    return f"{part}.{name}" if part else name
 
 
 def _rule(name: str, parameter: Tensor, start: int, rules: Sequence[tuple[str, str]]) -> str:
@@ -124,7 +122,3 @@ def _rule(name: str, parameter: Tensor, start: int, rules: Sequence[tuple[str, s
     if values.numel() and bool(torch.all(values == values.flatten()[0])):
         return f"{float(values.flatten()[0]):g}"
     return next(rule for pattern, rule in rules if fnmatchcase(name, pattern))
-
-
-def _std(part: nn.Module) -> float:
-    return float(getattr(getattr(part, "config", None), "init_std", INIT_STD))

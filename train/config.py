@@ -59,7 +59,7 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
 
 def from_plain(cls: type[T], values: Mapping[Any, Any], where: str = "") -> T:
     """Build ``cls`` from plain values; unknown fields and wrong values raise InputError."""
-    hints = get_type_hints(cls)
+    hints = _field_types(cls, values, where)
     for key in values:
         if key not in hints:
             raise InputError(_unknown(_join(where, str(key)), str(key), list(hints)))
@@ -69,6 +69,17 @@ def from_plain(cls: type[T], values: Mapping[Any, Any], where: str = "") -> T:
         if required and field.name not in read:
             raise InputError(f"{_join(where, field.name)} is missing; it has no default")
     return _build(cls, read, where)
+
+
+def _field_types(cls: type[Any], values: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The types of the fields; a class whose fields depend on each other has ``field_types``."""
+    if not hasattr(cls, "field_types"):
+        return get_type_hints(cls)
+    try:
+        hints: dict[str, Any] = cls.field_types(values)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}" if where else str(error)) from None
+    return hints
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
@@ -140,8 +151,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        (kind,) = [a for a in args if a is not type(None)]
-        return _read(kind, value, where)
+        return _read(_member([a for a in args if a is not type(None)], value), value, where)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return from_plain(kind, value, where)
     if origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
@@ -155,6 +165,14 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and type(value) is kind:
         return value
     raise InputError(f"{where}: want {_kind_name(kind)}, got {value!r}")
+
+
+def _member(kinds: Sequence[Any], value: Any) -> Any:
+    """The type among several that ``value`` is meant for; of dataclasses the one it fits best."""
+    if len(kinds) > 1 and isinstance(value, Mapping):
+        by_names = {kind: {f.name for f in dataclasses.fields(kind)} for kind in kinds}
+        return min(kinds, key=lambda kind: len(by_names[kind] ^ value.keys()))
+    return next((kind for kind in kinds if type(value) is kind), kinds[0])
 
 
 def _read_float(value: Any, where: str) -> float:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vlmill.models import PRESETS, preset
 from vlmill.schemas.commands import InputError
 from vlmill.train.config import flatten, from_plain, read_yaml, to_plain, to_yaml
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
@@ -107,3 +108,9 @@ def test_flatten_names_every_leaf() -> None:
         "a.b.1.c": None,
         "d": [],
     }
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_models_configuration_comes_back_from_plain_values(name: str) -> None:
+    config = preset(name)
+    assert from_plain(type(config), to_plain(config)) == config

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import yaml
+from safetensors.torch import load_file, save_file
 from tests.models.bert_files import tiny, write
 
-from vlmill.models.reference import load_reference
+from vlmill.models import VARIANTS, preset
+from vlmill.models.reference import export_reference, load_reference
 from vlmill.train.checkpoint import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.config import to_yaml
+from vlmill.train.config import override, to_yaml
 from vlmill.train.recipes import Recipe
 from vlmill.train.vocabulary import SPECIAL
 
 if TYPE_CHECKING:
     from tests.train.conftest import Tables
 
+VOCABULARY = [*SPECIAL, *(f"word{i}" for i in range(50 - len(SPECIAL)))]
 # What is not BERT's, at the sizes of `tiny` and of the tables.
 FIELDS = [
     *("width=24", "num_layers=2", "num_heads=4", "intermediate_width=48", "num_positions=12"),
@@ -36,8 +39,7 @@ def published(tmp_path: Path) -> Path:
     model = tiny()
     write(model, folder / "pytorch_model.bin", "original")
     (folder / "bert_config.json").write_text(json.dumps(model.config.to_dict()))
-    words = [*SPECIAL, *(f"word{i}" for i in range(50 - len(SPECIAL)))]
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
     return folder
 
 
@@ -58,6 +60,88 @@ def test_there_and_back(published: Path, tmp_path: Path, capsys: Any) -> None:
     state, written = tiny().state_dict(), load_file(back)
     assert written.keys() == state.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "preset_name"),
+    [
+        ("interbert", "interbert-small"),
+        ("vilbert", "vilbert-small"),
+        ("vilbert", "vilbert-single-stream"),
+        ("vl-bert", "vl-bert-small"),
+        ("vl-bert", "vl-bert-base-end-to-end"),
+        ("vlmo", "vlmo-small"),
+    ],
+)
+def test_every_variant_there_and_back(family: str, preset_name: str, tmp_path: Path) -> None:
+    small = ["num_layers=2", "width=16", "num_heads=2", "intermediate_width=16", "num_positions=12"]
+    fields = {
+        "interbert-small": [f for f in [*small, "visual_num_heads=2"] if "num_layers" not in f],
+        "vilbert-small": ["visual_width=16", "visual_num_heads=2", "co_width=16", "co_num_heads=2"],
+        "vilbert-single-stream": [*small, "max_text_tokens=12"],
+        "vl-bert-small": small,
+        "vl-bert-base-end-to-end": [f"model.{f}" for f in [*small, "vocab_size=50"]],
+        "vlmo-small": [],
+    }[preset_name]
+    words = [*fields] if "end-to-end" in preset_name else [*fields, "vocab_size=50"]
+    if preset_name == "interbert-small":
+        words.append("max_text_tokens=12")
+    config = override(preset(preset_name), words)
+    torch.manual_seed(0)
+    model = next(v for v in VARIANTS.values() if v.config is type(config)).model(config)
+    state = {name: t.clone() for name, t in export_reference(family, model).items()}
+    save_file(state, tmp_path / "published.safetensors")
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+    ours, back = tmp_path / "ours", tmp_path / "back.safetensors"
+    arguments = ["--config", preset_name, *words, "--output", str(ours)]
+    assert convert(tmp_path / "published.safetensors", *arguments, family=family) == 0
+    loaded = load_checkpoint(ours)
+    assert loaded.config == config
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in loaded.model.state_dict().items())
+    assert convert(ours, "--to", "reference", "--output", str(back), family=family) == 0
+    written = load_file(back)
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+def test_vlmo_starts_from_beit(tmp_path: Path, capsys: Any) -> None:
+    sizes = ["width=16", "num_heads=2", "num_layers=2", "intermediate_width=32", "image_size=32"]
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), sizes))
+    state = {name: t.clone() for name, t in export_reference("beit", beit).items()}
+    save_file(state, tmp_path / "beit.safetensors")
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+    fields = [*sizes, "patch_size=16", "first_vl_layer=1", "max_text_tokens=8"]
+    words = ["--as", "vlmo-base", *fields, "--output", str(tmp_path / "start"), "--explain"]
+    assert convert(tmp_path / "beit.safetensors", *words, family="beit") == 0
+    out = capsys.readouterr().out
+    assert "encoder.layers.0.experts.image.up.weight" in out
+    assert not [line for line in out.splitlines() if line.startswith("unused: blocks.")]
+    loaded = load_checkpoint(tmp_path / "start")
+    assert (loaded.variant, loaded.config.vocab_size) == ("vlmo", 50)
+    theirs = state["blocks.1.mlp.fc1.weight"]
+    assert torch.equal(loaded.model.encoder.layers[1].experts["image"].up.weight, theirs)
+    assert convert(tmp_path / "beit.safetensors", "--as", "imagebert-base", *words[-3:]) == 2
+    assert "1 of BERT's tensors have other shapes" in capsys.readouterr().err
+
+
+def test_a_configuration_may_be_yaml(published: Path, tmp_path: Path) -> None:
+    config = json.loads((published / "bert_config.json").read_text())
+    (tmp_path / "bert.yaml").write_text(yaml.safe_dump(config))
+    words = ("--config", str(tmp_path / "bert.yaml"), "--output", str(tmp_path / "ours"))
+    assert convert(published, *words) == 0
+
+
+def test_models_without_words_have_weights_alone(tmp_path: Path, capsys: Any) -> None:
+    sizes = ["width=16", "num_heads=2", "num_layers=1", "intermediate_width=32", "image_size=32"]
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), sizes))
+    state = {name: t.clone() for name, t in export_reference("beit", beit).items()}
+    save_file(state, tmp_path / "beit.safetensors")
+    words = ["--config", "beit-base", *sizes, "--output"]
+    ours = tmp_path / "ours.safetensors"
+    assert convert(tmp_path / "beit.safetensors", *words, str(ours), family="beit") == 0
+    assert load_file(ours).keys() == beit.state_dict().keys()
+    assert convert(tmp_path / "beit.safetensors", *words, str(tmp_path / "x"), family="beit") == 2
+    assert "a Beit has no folder format; give FILE.safetensors" in capsys.readouterr().err
 
 
 def test_weights_alone_and_the_official_layout_as_safetensors(
@@ -94,7 +178,7 @@ def test_pretraining_goes_on_from_what_was_started_from_bert(
     inputs = tables.write()
     (tmp_path / "tiny.yaml").write_text(to_yaml(recipe))
     arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", inputs.pairs]
-    arguments += ["--regions", inputs.regions, "--init", str(start), "steps=1"]
+    arguments += ["--regions", tables.regions, "--init", str(start), "steps=1"]
     assert main([*arguments, "--output", str(tmp_path / "run")]) == 0
     assert "tiny: 1 steps on 12 pairs" in capsys.readouterr().out
 
@@ -122,8 +206,11 @@ def test_explain_lists_every_parameter_and_writes_nothing(
     ("words", "message"),
     [
         ([], "--output: say where to write, or --explain"),
-        (["--explain", "width=3"], "width=3: fields are changed with --as"),
-        (["--explain", "--as", "imagebert-huge"], "--as imagebert-huge is none of bert-base"),
+        (
+            ["--explain", "width=3"],
+            "width=3: fields are changed with --as PRESET or --config P",
+        ),
+        (["--explain", "--as", "imagebert-huge"], "--as imagebert-huge is none of beit-base"),
         (["--explain", "--as", "imagebert-base", "width"], "width: want field=value"),
         (["--explain", "--as", "imagebert-base", "widht=3"], "widht: unknown field; did you mean"),
         (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is no multiple"),
@@ -187,4 +274,4 @@ def test_ours_is_exported_by_its_own_family_only(
     assert "is vlmill's already; add --to reference" in capsys.readouterr().err
     out = str(tmp_path / "x.safetensors")
     assert convert(start, "--to", "reference", "--output", out) == 2
-    assert "is a imagebert; it has no official layout" in capsys.readouterr().err
+    assert "is of imagebert; it has no official layout" in capsys.readouterr().err
