@@ -1,6 +1,7 @@
 """One row group of a regions shard: small columns as arrays, large ones by their place."""
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.commands import InputError
-from vlmill.schemas.plain_pages import NULL, DamagedPages, Places, plain_places
+from vlmill.schemas.plain_pages import NULL, DamagedPages, plain_places
 from vlmill.schemas.region_rows import CLASS_NUMBERS, FEATURE_DTYPES, RegionRow, from_stored
 from vlmill.schemas.tables import REGIONS
 
@@ -55,20 +56,29 @@ class _List:
     """A list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
 
     values: Array
-    starts: npt.NDArray[np.int64]
-    valid: npt.NDArray[np.bool_]
+    starts: list[int]
+    valid: list[bool]
 
     def __getitem__(self, row: int) -> Array | None:
         return self.values[self.starts[row] : self.starts[row + 1]] if self.valid[row] else None
 
 
 class RegionGroup:
-    """A row group, small columns read. ``arrays`` is the shard's metadata of binary columns."""
+    """A row group of shard ``shard_number``, small columns read.
+
+    ``arrays`` is the shard's metadata of binary columns.
+    """
 
     def __init__(
-        self, shard: MappedShard, file: pq.ParquetFile, group: int, arrays: dict[str, Any]
+        self,
+        shards: Sequence[MappedShard],
+        number: int,
+        file: pq.ParquetFile,
+        group: int,
+        arrays: dict[str, Any],
     ) -> None:
-        self._shard, self._arrays = shard, arrays
+        self.shard_number, self._shard, self._arrays = number, shards[number], arrays
+        shard = self._shard
         try:
             self._read(file, group)
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -76,45 +86,40 @@ class RegionGroup:
             raise InputError(f"{shard.path} is damaged: {reason}") from None
 
     def _read(self, file: pq.ParquetFile, group: int) -> None:
-        self._places: dict[str, tuple[Places, Places]] = {}
+        self._places: dict[str, tuple[list[int], list[int]]] = {}
         copied = []
         for name in BINARY:
             places = plain_places(self._shard.bytes.data, file.metadata, group, name)
             if places is None:
                 copied.append(name)
             else:
-                self._places[name] = places
+                self._places[name] = (places[0].tolist(), places[1].tolist())
         table = file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
         self._copied = {name: _one_chunk(table, name) for name in copied}
         self.num_rows = table.num_rows
-        self._ids = _one_chunk(table, "image_id")
+        self._ids: list[str] = _one_chunk(table, "image_id").to_pylist()
         self._sizes = {
-            name: _one_chunk(table, name).to_numpy() for name in ("width", "height", "num_boxes")
+            name: _one_chunk(table, name).to_pylist() for name in ("width", "height", "num_boxes")
         }
         self._lists = {name: _list(_one_chunk(table, name), kind) for name, kind in LISTS.items()}
         boxes = _one_chunk(table, "boxes")
         corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
-        starts = boxes.offsets.to_numpy().astype(np.int64)
-        if len(starts) and starts[-1] > len(corners):
+        starts: list[int] = boxes.offsets.to_pylist()
+        if starts and starts[-1] > len(corners):
             raise DamagedPages("boxes without corners")
-        valid = np.ones(self.num_rows, dtype=np.bool_)
-        self._boxes = _List(values=corners, starts=starts, valid=valid)
+        self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
     def row(self, number: int) -> RegionRow:
         """Row ``number`` of the group; arrays are read-only views where the file allows it."""
-        count = int(self._sizes["num_boxes"][number])
-        image_id = self._ids[number].as_py()
-        boxes = self._boxes[number]
-        assert boxes is not None
-        if len(boxes) != count:
-            where = f"{self._shard.path}, {image_id}"
-            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
+        image_id, boxes = self.image_id(number), self.boxes(number)
+        width, height = self.size(number)
+        count = len(boxes)
         found = {name: column[number] for name, column in self._lists.items()}
         whole = self._values("global_feature", "features", number, 1)
         return RegionRow(
             image_id=image_id,
-            width=int(self._sizes["width"][number]),
-            height=int(self._sizes["height"][number]),
+            width=width,
+            height=height,
             boxes=boxes,
             features=self._values("features", "features", number, count),
             class_probs=self._values("class_probs", "class_probs", number, count),
@@ -122,6 +127,23 @@ class RegionGroup:
             global_feature=None if whole is None else whole[0],
             **found,
         )
+
+    def image_id(self, number: int) -> str:
+        """A row's picture."""
+        return self._ids[number]
+
+    def size(self, number: int) -> tuple[int, int]:
+        """Width and height of a row's picture."""
+        return self._sizes["width"][number], self._sizes["height"][number]
+
+    def boxes(self, number: int) -> Array:
+        """A row's boxes, float32 [R, 4]. InputError if they are not as many as they should be."""
+        boxes, count = self._boxes[number], self._sizes["num_boxes"][number]
+        assert boxes is not None
+        if len(boxes) != count:
+            where = f"{self._shard.path}, {self.image_id(number)}"
+            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
+        return boxes
 
     def place(self, name: str, number: int) -> tuple[int, int] | None:
         """Where in the file the bytes of a binary column lie: offset and size.
@@ -131,7 +153,7 @@ class RegionGroup:
         if name not in self._places:
             return None
         offsets, sizes = self._places[name]
-        return None if offsets[number] == NULL else (int(offsets[number]), int(sizes[number]))
+        return None if offsets[number] == NULL else (offsets[number], sizes[number])
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a binary column as they are stored; None where they are missing."""
@@ -146,7 +168,7 @@ class RegionGroup:
         data = self.stored_bytes(name, number)
         if data is None:
             return None
-        where = f"{self._shard.path}, {self._ids[number].as_py()}"
+        where = f"{self._shard.path}, {self.image_id(number)}"
         kind, width = self._kind(like, where)
         if len(data) != count * width * kind.itemsize:
             dtype = self._arrays[like]["dtype"]
@@ -175,6 +197,6 @@ def _one_chunk(table: pa.Table, name: str) -> Any:
 def _list(array: Any, kind: np.dtype[Any]) -> _List:
     return _List(
         values=array.values.to_numpy(zero_copy_only=False).astype(kind, copy=False),
-        starts=array.offsets.to_numpy().astype(np.int64),
-        valid=array.is_valid().to_numpy(zero_copy_only=False),
+        starts=array.offsets.to_pylist(),
+        valid=array.is_valid().to_pylist(),
     )

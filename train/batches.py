@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import RegionReader
 from vlmill.train.block_masking import BlockMasking
-from vlmill.train.collate import PlannedBatch, Source, StoredBatch, assemble, plan
+from vlmill.train.collate import (
+    PlannedBatch,
+    Source,
+    StoredBatch,
+    assemble,
+    plan,
+    source_of,
+)
 from vlmill.train.masking import MaskedTokens
 from vlmill.train.order import PairOrder, Visit
 from vlmill.train.pictures import training_pictures
@@ -32,6 +39,7 @@ from vlmill.train.samples import (
     sample_regions,
 )
 from vlmill.train.sampling import Ids, choose_pairing, generator
+from vlmill.train.vlbert_samples import kept_tokens
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
 PATCH_SIZE = 16
@@ -210,22 +218,23 @@ class PretrainBatches(Dataset[PlannedBatch]):
 
     def _with_regions(self, sample: Sample, at: int, draws: Uniforms) -> tuple[Sample, Source]:
         assert self.regions is not None
-        row = self.regions.row(at)
+        group, within = self.regions.located(at)
+        row = group.row(within)
         stage = self.stage
-        regions, kept = sample_regions(row, sample.tokens, draws, stage.feeding, stage.masking)
+        regions, words = sample_regions(row, sample.tokens, draws, stage.feeding, stage.masking)
+        original, tokens = sample.original, sample.tokens
+        if words < len(original):
+            kept = kept_tokens(len(original), words)
+            tokens = MaskedTokens(tokens=tokens.tokens[kept], masked=tokens.masked[kept])
+            original = original[kept]
         shown = Sample(
             pair_id=sample.pair_id,
-            original=sample.original[kept],
-            tokens=MaskedTokens(
-                tokens=sample.tokens.tokens[kept], masked=sample.tokens.masked[kept]
-            ),
+            original=original,
+            tokens=tokens,
             regions=regions,
             matching=sample.matching,
         )
-        place, data = self.regions.place("features", at), None
-        if place is None:
-            data = self.regions.stored_bytes("features", at)
-        return shown, Source(image_id=row.image_id, count=regions.count, place=place, data=data)
+        return shown, source_of(group, within, regions.count)
 
     def _pixels(self, at: int, row: int, draws: Uniforms) -> dict[str, npt.NDArray[Any]]:
         assert self.images is not None
@@ -245,7 +254,7 @@ def batch_loader(
     workers: int,
     pin_memory: bool,
     every: int = 1,
-) -> Iterator[StoredBatch]:
+) -> Generator[StoredBatch, None, None]:
     """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
 
     With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
@@ -266,7 +275,7 @@ def batch_loader(
     return _ahead(made) if workers else made
 
 
-def _ahead(made: Iterator[StoredBatch]) -> Iterator[StoredBatch]:
+def _ahead(made: Iterator[StoredBatch]) -> Generator[StoredBatch, None, None]:
     """The same batches, made by a thread a little ahead of who asks for them."""
     waiting: queue.Queue[StoredBatch | BaseException | None] = queue.Queue(maxsize=AHEAD)
     stopped = threading.Event()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vlmill.models.inputs import PixelInputs, VLInputs
 from vlmill.schemas.commands import InputError
+from vlmill.schemas.region_groups import RegionGroup
 from vlmill.schemas.regions import RegionReader, RegionRow
 from vlmill.train.masking import Ids
 from vlmill.train.recipes.base import Feeding
@@ -55,7 +56,7 @@ def regions_of(row: RegionRow, max_regions: int) -> Regions:
     return Regions(
         features=stored.float().numpy(),  # PyTorch's conversion is 40 times as fast as NumPy's
         locations=box_locations(row.boxes[:count], row.width, row.height),
-        class_ids=classes_of(row, count, background=False),
+        class_ids=classes_of(row, np.arange(count), background=False),
     )
 
 
@@ -154,31 +155,40 @@ def _regions(
     shown = _padded(whole + max(r.kept for r in found if r), pad_to)
     read = max(whole + max(r.count for r in found if r), shown)
     rows = len(samples)
-    locations = np.zeros((rows, shown, 5), dtype=np.float32)
-    mask = np.zeros((rows, shown), dtype=np.bool_)
+    ends = np.array([whole + r.kept if r else 0 for r in found])
+    mask = np.arange(shown) < ends[:, None]
     hidden = np.zeros((rows, read), dtype=np.bool_)
     counts = np.zeros(rows, dtype=np.int64)
     places, classes, picked = [], [], list[tuple[SampledRegions, Ids]]()
+    background = feeding.region_targets == "distribution"
     for i, (sample, regions) in enumerate(zip(samples, found, strict=True)):
         if regions is None:
             continue
-        end = whole + regions.kept
-        locations[i, :end], mask[i, :end] = regions.locations, True
         hidden[i, whole : whole + regions.count] = regions.masks.zeroed
         counts[i] = regions.count
         if sample.matching or mismatched_regions:
             at = np.flatnonzero(regions.masks.masked[: regions.kept])
             places.append(at + whole + i * shown)
-            classes.append(regions.class_ids[at])
+            classes.append(classes_of(regions.row, at, background=background))
             picked.append((regions, at))
     return {
-        "region_locations": locations,
+        "region_locations": _locations([r for r in found if r], mask),
         "region_mask": mask,
         "hidden": hidden,
         "region_counts": counts,
         "masked_regions": _joined(places),
         "class_targets": _joined(classes),
-    } | (_distributions(picked) if feeding.region_targets == "distribution" else {})
+    } | (_distributions(picked) if background else {})
+
+
+def _locations(found: Sequence[SampledRegions], mask: npt.NDArray[np.bool_]) -> Array:
+    """Locations [B, R, 5] of all pictures at once: one by one they cost as much as the features."""
+    boxes = np.concatenate([regions.boxes for regions in found])
+    sizes = [(regions.row.width, regions.row.height) for regions in found]
+    each = np.repeat(sizes, [len(regions.boxes) for regions in found], axis=0)
+    locations = np.zeros((*mask.shape, 5), dtype=np.float32)
+    locations[mask] = box_locations(boxes, each[:, 0], each[:, 1])
+    return locations
 
 
 def _distributions(
@@ -231,6 +241,46 @@ def assemble(
     )
 
 
+def region_batch(
+    reader: RegionReader, numbers: Sequence[int], max_regions: int, *, pin_memory: bool = False
+) -> dict[str, Tensor]:
+    """The regions of some rows, with no text and no masks: for evaluation and fine-tuning.
+
+    ``features`` [B, R, D] as stored, ``locations`` float32 [B, R, 5], ``mask`` bool [B, R].
+    """
+    places = [reader.located(number) for number in numbers]
+    boxes = [group.boxes(at)[:max_regions] for group, at in places]
+    counts = [len(found) for found in boxes]
+    sources = [
+        source_of(group, at, count) for (group, at), count in zip(places, counts, strict=True)
+    ]
+    shape = (len(places), max(counts, default=0))
+    mask = np.arange(shape[1]) < np.array(counts)[:, None]
+    sizes = np.repeat([group.size(at) for group, at in places], counts, axis=0)
+    locations = np.zeros((*shape, 5), dtype=np.float32)
+    locations[mask] = box_locations(np.concatenate(boxes), sizes[:, 0], sizes[:, 1])
+    dtype = STORED[reader.arrays["features"]["dtype"]]
+    features = torch.empty(*shape, reader.feature_dim, dtype=dtype, pin_memory=pin_memory)
+    fill(features, sources, reader)
+    found = {"locations": torch.tensor(locations), "mask": torch.tensor(mask)}
+    if pin_memory:
+        found = {name: tensor.pin_memory() for name, tensor in found.items()}
+    return {"features": features, **found}
+
+
+def source_of(group: RegionGroup, at: int, count: int) -> Source:
+    """Where the features of a row's first ``count`` regions lie. InputError if it has none."""
+    place, data = group.place("features", at), None
+    if place is None:
+        data = group.stored_bytes("features", at)
+        if data is None:
+            raise InputError(
+                f"--regions: {group.image_id(at)} has no features; extract them with them"
+            )
+    where = None if place is None else (group.shard_number, *place)
+    return Source(image_id=group.image_id(at), count=count, place=where, data=data)
+
+
 def fill(
     features: Tensor, sources: Sequence[Source], reader: RegionReader, *, whole: int = 0
 ) -> None:
@@ -258,10 +308,12 @@ def fill(
 
 def _finite(bits: npt.NDArray[Any], least: int) -> bool:
     """Whether floats, given as unsigned integers, are finite: those that are not have the highest
-    numbers of their sign. Two maxima cost a sixth of the copy.
+    numbers of their sign. Features after a ReLU have no sign, so that one maximum tells.
     """
-    sign = 1 << (8 * bits.itemsize - 1)
-    return bool(bits.max() < sign + least) and bool(bits.view(f"<i{bits.itemsize}").max() < least)
+    highest, sign = int(bits.max()), 1 << (8 * bits.itemsize - 1)
+    if highest < least:
+        return True
+    return highest < sign + least and int(bits.view(f"<i{bits.itemsize}").max()) < least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,6 +463,8 @@ __all__ = [
     "box_locations",
     "fill",
     "plan",
+    "region_batch",
     "regions_of",
+    "source_of",
     "whole_picture",
 ]

@@ -29,7 +29,8 @@ from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REGIONS
 from vlmill.train.sampling import Ids, Keys, mix
 
-HELD_OUT_SPLITS = frozenset({"val", "dev", "test"})
+VALIDATION_SPLITS = frozenset({"val", "dev"})
+HELD_OUT_SPLITS = VALIDATION_SPLITS | {"test"}
 COLUMNS = ("pair_id", "image_id", "text", "source", "split")
 ROWS = 4096  # of each record batch, so that a row's batch is known without a search
 SAMPLES = pa.schema(
@@ -37,7 +38,6 @@ SAMPLES = pa.schema(
         ("pair_id", pa.string()),
         ("image_id", pa.string()),
         ("source", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
     ]
 )
 HARD = pa.schema([("row", pa.int64()), ("negatives", pa.list_(pa.int64()))])
@@ -48,6 +48,7 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "image_row": np.dtype(np.int64),
     "num_tokens": np.dtype(np.int32),
     "num_regions": np.dtype(np.int32),
+    "tokens": np.dtype(np.int32),  # of all texts, one after the other
 }
 NO_IMAGE = 0  # the picture's key of a text alone
 
@@ -61,11 +62,15 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a run trains on: pairs, texts alone, or both; and how long texts may be."""
+    """What a run trains on: pairs, texts alone, or both; and how long texts may be.
+
+    ``held_out``: what it is validated on in place of that, the splits val and dev.
+    """
 
     max_tokens: int
     pairs: bool = True
     texts: bool = False
+    held_out: bool = False
 
 
 def pair_batches(pairs: str, flag: str = "--pairs") -> Iterator[pa.RecordBatch]:
@@ -135,7 +140,7 @@ def prepare_samples(
     negatives: str | None,
     tokenizer: Tokenizer,
     wanted: Wanted,
-    rejects: ShardWriter,
+    rejects: ShardWriter | None,
     total: int | None = None,
 ) -> Counter[str]:
     """Write what :class:`SampleTable` reads; count ``kept`` and each reason of a reject.
@@ -166,7 +171,8 @@ def prepare_samples(
                     counts["cut"] += bool(encoding.overflowing)
                 else:
                     rejected.append(reject("pretrain", row["pair_id"], reason, row["image_id"]))
-            rejects.write(rejected)
+            if rejects is not None:
+                rejects.write(rejected)
             writer.write(kept)
             progress.advance(len(rows), rejects=len(rejected))
     _write_known(folder)
@@ -205,7 +211,10 @@ class _Chooser:
         return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
 
     def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
-        if is_held_out(row):
+        if self._wanted.held_out:
+            if row["split"] not in VALIDATION_SPLITS:
+                return Reason.HELD_OUT
+        elif is_held_out(row):
             return Reason.HELD_OUT
         if row["image_id"] is None or not self._wanted.pairs:
             if not self._wanted.texts:
@@ -239,9 +248,8 @@ class _Columns:
                     "pair_id": row["pair_id"],
                     "image_id": row["image_id"],
                     "source": row["source"],
-                    "tokens": tokens,
                 }
-                for row, tokens, _, _ in kept
+                for row, *_ in kept
             ]
         )
         numbers: dict[str, list[int]] = {
@@ -254,6 +262,7 @@ class _Columns:
             "image_row": [at for _, _, at, _ in kept],
             "num_tokens": [len(tokens) for _, tokens, *_ in kept],
             "num_regions": [count for *_, count in kept],
+            "tokens": [token for _, tokens, *_ in kept for token in tokens],
         }
         for name, values in numbers.items():
             self._files[name].write(np.array(values, dtype=NUMBERS[name]).tobytes())
@@ -297,7 +306,11 @@ class _Writer:
 
 
 def _write_known(folder: Path) -> None:
-    """Write the sorted keys of which text belongs to which picture."""
+    """Write what follows from all rows: where each text ends, and the sorted keys of which text
+    belongs to which picture.
+    """
+    ends = np.cumsum(numbers_of(folder, "num_tokens"), dtype=np.int64)
+    (folder / "token_ends").write_bytes(ends.tobytes())
     keys = mix(numbers_of(folder, "text_key"), numbers_of(folder, "image_key"))
     (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
 
@@ -327,7 +340,8 @@ def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
 
 def numbers_of(folder: Path, name: str) -> Any:
     """A prepared column of numbers, mapped."""
-    path, kind = folder / name, NUMBERS.get(name, np.dtype(np.uint64))
+    kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
+    path, kind = folder / name, kinds[name]
     if not path.stat().st_size:
         return np.empty(0, dtype=kind)
     return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)

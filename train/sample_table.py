@@ -27,6 +27,8 @@ class SampleTable:
         self._text_keys = numbers_of(folder, "text_key")
         self._image_keys = numbers_of(folder, "image_key")
         self._known = numbers_of(folder, "known")
+        self._tokens = numbers_of(folder, "tokens")
+        self._ends = numbers_of(folder, "token_ends")
 
     def __len__(self) -> int:
         return len(self.pair_keys)
@@ -44,7 +46,9 @@ class SampleTable:
 
     def tokens(self, row: int) -> Ids:
         """The text's word-piece ids with [CLS] and [SEP]."""
-        return np.asarray(self._value("tokens", row).values, dtype=np.int64)
+        end = int(self._ends[row])
+        tokens: Ids = self._tokens[end - int(self.num_tokens[row]) : end].astype(np.int64)
+        return tokens
 
     def matches(self, text_row: int, image_row: int) -> bool:
         """Whether the text of one row is a caption of the picture of another."""

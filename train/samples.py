@@ -3,8 +3,9 @@
 T tokens, R regions of a picture, the whole one not among them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -40,14 +41,9 @@ class Uniforms:
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self._rng, self._left = rng, iter([0.0][:0])
-
-    def random(self) -> float:
-        """A number from 0 to below 1."""
-        for drawn in self._left:
-            return drawn
-        self._left = iter(self._rng.random(BATCH_OF_DRAWS).tolist())
-        return next(self._left)
+        draws = iter(lambda: rng.random(BATCH_OF_DRAWS).tolist(), None)
+        # An attribute: a method around it would cost more than the draw.
+        self.random: Callable[[], float] = chain.from_iterable(draws).__next__
 
     def integers(self, low: int, high: int) -> int:
         """An integer from ``low`` to below ``high``."""
@@ -166,9 +162,12 @@ def mask_picture(
     )
 
 
-def box_locations(boxes: npt.NDArray[np.float32], width: int, height: int) -> Array:
-    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2)."""
-    size = np.array([width, height, width, height], dtype=np.float32)
+def box_locations(boxes: Array, width: int | Ids, height: int | Ids) -> Array:
+    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2).
+
+    Width and height are of one picture, or each box's own.
+    """
+    size = np.stack([width, height, width, height], axis=-1).astype(np.float32)
     corners = np.clip(boxes.reshape(-1, 4) / np.maximum(size, 1), 0, 1).astype(np.float32)
     area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     return np.concatenate([corners, area[:, None]], axis=1)
@@ -179,16 +178,14 @@ class SampledRegions:
     """A picture's regions as a sample takes them, features left in their file.
 
     ``count`` regions of the row are read, of which the first ``kept`` are shown (VL-BERT's picture
-    is the mean of all). ``locations`` float32 [kept, 5] or, with the whole picture first,
-    [1 + kept, 5]; ``masks`` [count]; ``class_ids`` int64 [count], -100 where there is none;
-    ``row`` is the whole row.
+    is the mean of all). ``boxes`` float32 [kept, 4] or, with the whole picture first,
+    [1 + kept, 4]; ``masks`` [count]; ``row`` is the whole row.
     """
 
     count: int
     kept: int
-    locations: Array
+    boxes: Array
     masks: MaskedRegions
-    class_ids: Ids
     row: RegionRow
 
 
@@ -209,22 +206,21 @@ class Sample:
 IGNORED = -100
 
 
-def classes_of(row: RegionRow, count: int, *, background: bool) -> Ids:
-    """The classes [count] of the first regions, -100 where one is missing or negative.
+def classes_of(row: RegionRow, at: Ids, *, background: bool) -> Ids:
+    """The classes of some regions, -100 where one is missing or negative.
 
     With ``background`` they count as the columns of a distribution, whose first is background.
     """
-    classes = np.full(count, IGNORED, dtype=np.int64)
-    if row.class_ids is not None:
-        found = row.class_ids[:count].astype(np.int64)
-        classes[:] = np.where(found < 0, IGNORED, found + background)
-    return classes
+    if row.class_ids is None:
+        return np.full(len(at), IGNORED, dtype=np.int64)
+    found = row.class_ids[at].astype(np.int64)
+    return np.where(found < 0, IGNORED, found + background)
 
 
 def sample_regions(
     row: RegionRow, tokens: MaskedTokens, draws: Uniforms, feeding: Feeding, masking: Masking
-) -> tuple[SampledRegions, Ids]:
-    """Mask a picture's regions; also the places of the tokens that are kept beside them."""
+) -> tuple[SampledRegions, int]:
+    """Mask a picture's regions; also how many tokens are kept beside them."""
     if row.features is None:
         raise InputError(f"--regions: {row.image_id} has no features; extract them with them")
     count = min(len(row.boxes), feeding.max_regions)
@@ -236,18 +232,12 @@ def sample_regions(
     if feeding.max_elements is not None:
         words, shown = kept_lengths(words, count + whole, feeding.max_elements)
         kept = shown - whole
-    locations = box_locations(boxes[:kept], *size)
+    boxes = boxes[:kept]
     if whole:
-        locations = np.concatenate([_whole_location(size, feeding), locations])
-    sampled = SampledRegions(
-        count=count,
-        kept=kept,
-        locations=locations,
-        masks=masks,
-        class_ids=classes_of(row, count, background=feeding.region_targets == "distribution"),
-        row=row,
-    )
-    return sampled, kept_tokens(len(tokens.tokens), words)
+        last = int(feeding.whole_image == "rest")  # where VL-BERT's boxes end
+        picture = np.array([[0, 0, size[0] - last, size[1] - last]], dtype=np.float32)
+        boxes = np.concatenate([picture, boxes])
+    return SampledRegions(count=count, kept=kept, boxes=boxes, masks=masks, row=row), words
 
 
 def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, draws: Uniforms) -> Array:
@@ -259,13 +249,6 @@ def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, draws: Unifor
         ends = np.array([size[0] - 1, size[1] - 1] * 2, dtype=np.float32)
         boxes = np.clip(boxes, 0, np.maximum(ends, 0))
     return boxes
-
-
-def _whole_location(size: tuple[int, int], feeding: Feeding) -> Array:
-    if feeding.whole_image == "mean":
-        return np.ones((1, 5), dtype=np.float32) * np.array([0, 0, 1, 1, 1], dtype=np.float32)
-    last = np.array([[0, 0, size[0] - 1, size[1] - 1]], dtype=np.float32)
-    return box_locations(last, *size)
 
 
 def joined_texts(texts: Sequence[Ids], longest: int) -> Ids:

@@ -52,9 +52,8 @@ def sample(
         regions=SampledRegions(
             count=regions,
             kept=regions,
-            locations=box_locations(row.boxes, 200, 100),
+            boxes=row.boxes,
             masks=MaskedRegions(masked=region_flags, zeroed=region_flags),
-            class_ids=classes_of(row, regions, background=False),
             row=row,
         ),
         matching=matching,
@@ -63,8 +62,8 @@ def sample(
 
 def made(
     *samples: Sample,
-    feeding: Feeding = Feeding(),
-    mismatched: bool = False,  # noqa: B008
+    feeding: Feeding = Feeding(),  # noqa: B008  # frozen
+    mismatched: bool = False,
 ) -> PretrainBatch:
     """A batch of these samples, features put in by hand."""
     planned = plan(samples, (), feeding, mismatched_words=mismatched, mismatched_regions=mismatched)
@@ -130,8 +129,8 @@ def test_mismatched_pairs_are_asked_where_the_masking_says_so() -> None:
 def test_the_whole_picture_comes_first(kind: Literal["mean", "rest"]) -> None:
     one = sample(2, 3, True, (1,))
     assert one.regions is not None
-    locations = np.concatenate([np.ones((1, 5), np.float32), one.regions.locations])
-    shown = SampledRegions(**{**vars(one.regions), "locations": locations})
+    boxes = np.concatenate([np.array([[0, 0, 200, 100]], np.float32), one.regions.boxes])
+    shown = SampledRegions(**{**vars(one.regions), "boxes": boxes})
     batch = made(Sample(**{**vars(one), "regions": shown}), feeding=Feeding(whole_image=kind))
     assert batch.inputs.region_mask.shape == (1, 4)
     expected = 4 / 3 if kind == "mean" else 2.0  # of 1, (2) and 3
@@ -227,7 +226,7 @@ def test_only_the_first_regions_are_read_and_unknown_classes_ignored() -> None:
     regions = regions_of(row, 2)
     assert regions.features.shape == (2, 2) and regions.features.dtype == np.float32
     assert regions.class_ids.tolist() == [4, -100]
-    assert classes_of(row, 2, background=True).tolist() == [5, -100]
+    assert classes_of(row, np.arange(2), background=True).tolist() == [5, -100]
 
 
 def test_a_row_without_features_says_what_to_do() -> None:

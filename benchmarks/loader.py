@@ -1,0 +1,241 @@
+"""Speed of the input path: shuffled batches ready for the model, beside memcpy and LMDB records.
+
+Writes regions of random features as Parquet and, as the reference repositories store them, as
+pickled LMDB records of base64 float32; reads both in random order from the page cache. ``limit`` is
+memcpy of as many bytes between two arrays of the same run, one thread. The fractions by CPU seconds
+hold on a busy machine too.
+
+    python benchmarks/loader.py --pictures 2000 --rounds 3
+"""
+
+import argparse
+import base64
+import json
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import lmdb
+import numpy as np
+import torch
+
+from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.regions import RegionReader, RegionRow, encode_regions, region_arrays
+from vlmill.schemas.shards import ShardWriter, write_shard
+from vlmill.schemas.tables import PAIRS, REGIONS, REJECTS
+from vlmill.train.batches import PretrainBatches, batch_loader
+from vlmill.train.collate import region_batch
+from vlmill.train.data import Wanted, prepare_samples
+from vlmill.train.recipes import Optimizer, Stage
+from vlmill.train.samples import Lexicon
+from vlmill.train.vocabulary import train_vocabulary
+
+BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
+WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Medians of pictures a second, by the clock and by this process's CPU seconds."""
+
+    wall: float
+    cpu: float
+
+
+def rows(numbers: range) -> Iterator[RegionRow]:
+    """Random regions, a third to a half of the features zeros."""
+    for number in numbers:
+        rng = np.random.default_rng(number)
+        corners = rng.random((BOXES, 2, 2)) * (640, 480)
+        yield RegionRow(
+            image_id=f"picture-{number}",
+            width=640,
+            height=480,
+            boxes=np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32),
+            features=np.maximum(rng.standard_normal((BOXES, WIDTH), dtype=np.float32) + 0.3, 0),
+            class_ids=rng.integers(0, 1600, BOXES).astype(np.int16),
+            class_scores=rng.random(BOXES, dtype=np.float32),
+        )
+
+
+def write_parquet(folder: Path, pictures: int) -> None:
+    """The regions table, in shards."""
+    arrays = region_arrays(dtype="float16", feature_dim=WIDTH)
+    each = -(-pictures // SHARDS)
+    for shard in range(SHARDS):
+        with ShardWriter(folder, REGIONS, shard, SHARDS, arrays=arrays) as writer:
+            last = min((shard + 1) * each, pictures)
+            for first in range(shard * each, last, GROUP):
+                group = list(rows(range(first, min(first + GROUP, last))))
+                writer.write(encode_regions(group, dtype="float16"))
+
+
+def write_lmdb(folder: Path, pictures: int) -> None:
+    """The same regions as records of the reference repositories: base64 of float32, pickled."""
+    with lmdb.open(str(folder), map_size=1 << 40) as store:
+        for row in rows(range(pictures)):
+            assert row.features is not None
+            record = {
+                "image_id": row.image_id,
+                "image_h": str(row.height),
+                "image_w": str(row.width),
+                "num_boxes": str(len(row.boxes)),
+                "boxes": base64.b64encode(row.boxes),
+                "features": base64.b64encode(row.features.astype(np.float32)),
+            }
+            with store.begin(write=True) as transaction:
+                transaction.put(row.image_id.encode(), pickle.dumps(record))
+
+
+def read_lmdb(folder: Path, batches: list[list[int]]) -> Iterator[torch.Tensor]:
+    """Batches as those repositories read them: float32 features and locations."""
+    with lmdb.open(str(folder), readonly=True, lock=False, readahead=False) as store:
+        for numbers in batches:
+            features = np.zeros((len(numbers), BOXES, WIDTH), dtype=np.float32)
+            locations = np.zeros((len(numbers), BOXES, 5), dtype=np.float32)
+            for i, number in enumerate(numbers):
+                with store.begin() as transaction:
+                    # Records of our own making, above.
+                    record = pickle.loads(transaction.get(f"picture-{number}".encode()))
+                count, size = int(record["num_boxes"]), (record["image_w"], record["image_h"])
+                found = np.frombuffer(base64.b64decode(record["features"]), dtype=np.float32)
+                boxes = np.frombuffer(base64.b64decode(record["boxes"]), dtype=np.float32)
+                features[i, :count] = found.reshape(count, -1)
+                corners = boxes.reshape(count, 4) / np.array([float(x) for x in size] * 2)
+                locations[i, :count, :4] = corners
+                extent = corners[:, 2:] - corners[:, :2]
+                locations[i, :count, 4] = extent[:, 0] * extent[:, 1]
+            torch.from_numpy(locations)
+            yield torch.from_numpy(features)
+
+
+def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
+    """Batches of ImageBERT's pretraining on a caption for each picture."""
+    rng = np.random.default_rng(0)
+    captions = [" ".join(rng.choice(WORDS, 10)) for _ in range(pictures)]
+    empty = dict.fromkeys(PAIRS.schema.names)
+    ids = [f"picture-{number}" for number in range(pictures)]
+    pairs = [
+        {**empty, "pair_id": pair_id_of(i, text), "image_id": i, "text": text}
+        for i, text in zip(ids, captions, strict=True)
+    ]
+    write_shard(folder / "pairs", PAIRS, pairs)
+    tokenizer, reader = train_vocabulary(captions, 400), RegionReader(folder / "regions")
+    with ShardWriter(folder, REJECTS, 0, 1) as rejects:
+        prepare_samples(
+            folder / "prepared",
+            pairs=str(folder / "pairs"),
+            pictures=reader,
+            negatives=None,
+            tokenizer=tokenizer,
+            wanted=Wanted(max_tokens=44),
+            rejects=rejects,
+        )
+    return PretrainBatches(
+        samples=folder / "prepared",
+        stage=Stage(name="pairs", steps=1, batch_size=batch_size, optimizer=Optimizer(lr=1e-4)),
+        stage_number=0,
+        seed=0,
+        lexicon=Lexicon.of(tokenizer),
+        regions=reader,
+    )
+
+
+def measure(read: Callable[[], Any], pictures: int, rounds: int) -> Rate:
+    """Rates of ``read``, after one round that fills the caches."""
+    walls, cpus = [], []
+    for number in range(rounds + 1):
+        wall, cpu = time.perf_counter(), time.process_time()
+        read()
+        if number:
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+    return Rate(wall=pictures / median(walls), cpu=pictures / median(cpus))
+
+
+def exhaust(batches: Iterator[Any]) -> None:
+    """Ask for all of them, and keep one at a time."""
+    for _ in batches:
+        pass
+
+
+def copy_rate(pictures: int, rounds: int) -> Rate:
+    """memcpy of the bytes of so many pictures, 512 MB at a time."""
+    size = BOXES * WIDTH * 2
+    count = min(pictures, (512 << 20) // size)
+    source, target = np.ones(count * size, np.uint8), np.zeros(count * size, np.uint8)
+    return measure(lambda: np.copyto(target, source), count, rounds)
+
+
+def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> None:
+    """Print a result as JSON."""
+    gigabytes = BOXES * WIDTH * 2 / 1e9
+    about = {
+        "name": f"loader/{name}",
+        "value": round(rate.wall * gigabytes, 3),
+        "unit": "GB/s",
+        "pictures_per_second": round(rate.wall, 1),
+        "pictures_per_cpu_second": round(rate.cpu, 1),
+        "peer": None if peer is None else "lmdb",
+        "ratio": None if peer is None else round(rate.wall / peer.wall, 2),
+        "ratio_cpu": None if peer is None else round(rate.cpu / peer.cpu, 2),
+        "limit": "memcpy",
+        "limit_value": round(limit.wall * gigabytes, 3),
+        "fraction_of_limit": round(rate.wall / limit.wall, 3),
+        "fraction_of_limit_cpu": round(rate.cpu / limit.cpu, 3),
+    }
+    print(json.dumps(about | more), flush=True)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pictures", type=int, default=2000, help="0.4 MB each, and LMDB's 1.1")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2, help="for the pretraining batches")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    pictures, size = args.pictures, args.batch_size
+    order = np.random.default_rng(0).permutation(pictures).tolist()
+    cut = [order[i : i + size] for i in range(0, pictures, size)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_parquet(folder / "regions", pictures)
+        batches = prepared(folder, pictures, size)
+        write_lmdb(folder / "lmdb", min(pictures, 500))
+        few = [[n % min(pictures, 500) for n in numbers] for numbers in cut[: -(-500 // size)]]
+        limit = copy_rate(pictures, args.rounds)
+        lmdb_rate = measure(
+            lambda: exhaust(read_lmdb(folder / "lmdb", few)), sum(map(len, few)), args.rounds
+        )
+        reader = RegionReader(folder / "regions")
+        regions = measure(
+            lambda: exhaust(region_batch(reader, numbers, BOXES) for numbers in cut),
+            pictures,
+            args.rounds,
+        )
+        line("memcpy", limit, limit, lmdb_rate)
+        line("lmdb", lmdb_rate, limit, None)
+        line("regions", regions, limit, lmdb_rate, batch_size=size)
+        whole = pictures // size
+        for workers in sorted({0, args.workers}):
+            # Planned and assembled batches of a steady run: starting processes is not counted.
+            loader = batch_loader(
+                batches, 0, whole * (args.rounds + 1), workers=workers, pin_memory=False
+            )
+            read = partial(lambda made: exhaust(islice(made, whole)), loader)
+            rate = measure(read, whole * size, args.rounds)
+            loader.close()
+            line(f"pretraining/{workers}-workers", rate, limit, lmdb_rate, batch_size=size)
+
+
+if __name__ == "__main__":
+    main()
