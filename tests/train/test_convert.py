@@ -80,7 +80,10 @@ def test_every_variant_there_and_back(family: str, preset_name: str, tmp_path: P
         "vilbert-small": ["visual_width=16", "visual_num_heads=2", "co_width=16", "co_num_heads=2"],
         "vilbert-single-stream": [*small, "max_text_tokens=12"],
         "vl-bert-small": small,
-        "vl-bert-base-end-to-end": [f"model.{f}" for f in [*small, "vocab_size=50"]],
+        "vl-bert-base-end-to-end": [
+            *(f"model.{f}" for f in [*small, "vocab_size=50"]),
+            "cnn.blocks=[1, 1, 1, 1]",
+        ],
         "vlmo-small": [],
     }[preset_name]
     words = [*fields] if "end-to-end" in preset_name else [*fields, "vocab_size=50"]
