@@ -166,11 +166,11 @@ def _regions(
             continue
         hidden[i, whole : whole + regions.count] = regions.masks.zeroed
         counts[i] = regions.count
-        if sample.matching or mismatched_regions:
-            at = np.flatnonzero(regions.masks.masked[: regions.kept])
-            places.append(at + whole + i * shown)
-            classes.append(classes_of(regions.row, at, background=background))
-            picked.append((regions, at))
+        asked = sample.matching or mismatched_regions
+        at = np.flatnonzero(regions.masks.masked[: regions.kept] & asked)
+        places.append(at + whole + i * shown)
+        classes.append(classes_of(regions.row, at, background=background))
+        picked.append((regions, at))
     return {
         "region_locations": _locations([r for r in found if r], mask),
         "region_mask": mask,
