@@ -19,10 +19,13 @@ class Progress:
                 progress.advance(rejects=int(not handle(item)))
     """
 
-    def __init__(self, *, total: int | None, unit: str, label: str, done: int = 0) -> None:
+    def __init__(
+        self, *, total: int | None, unit: str, label: str, done: int = 0, visible: bool = True
+    ) -> None:
         """``done``: how much of ``total`` an earlier run has finished; it does not count as
-        rate.
+        rate. ``visible`` is False in the processes of a job that leave it to the first one.
         """
+        self._visible = visible
         self.total, self.unit, self.label = total, unit, label
         self.done, self.rejects = done, 0
         self._started_with = done
@@ -30,7 +33,7 @@ class Progress:
         self._start = self._last_line = time.monotonic()
         self._bar = (
             tqdm(total=total, initial=done, unit=f" {unit}", desc=label, dynamic_ncols=True)
-            if sys.stderr.isatty()
+            if visible and sys.stderr.isatty()
             else None
         )
 
@@ -51,6 +54,8 @@ class Progress:
 
     def _print_line(self) -> None:
         self._last_line = time.monotonic()
+        if not self._visible:
+            return
         print(self.line(self._last_line - self._start), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:

@@ -37,6 +37,7 @@ class TrainingRecord:
     """What the weights have seen: the steps of a recipe's stage on pairs with this digest.
 
     ``pairs_digest`` is :func:`vlmill.train.data.pairs_digest` of the pairs, in their order.
+    ``validation_loss`` is of the held-out pairs, where they were measured at this step.
     """
 
     recipe: str
@@ -44,6 +45,7 @@ class TrainingRecord:
     step: int
     num_pairs: int
     pairs_digest: str | None = None
+    validation_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +73,12 @@ def save_checkpoint(
     training: TrainingRecord,
     detector_fingerprint: str | None = None,
     state: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint to ``folder``, which appears whole or not at all.
 
     ``model.config`` must be the variant's configuration. ``state`` is what continuing needs.
+    ``weights`` are written in place of the model's own.
     """
     settings = {
         "checkpoint": FORMAT,
@@ -84,7 +88,7 @@ def save_checkpoint(
         "training": to_plain(training),
     }
     with atomic_folder(folder, replace=True) as temporary:
-        save_tensors(model.state_dict(), temporary / MODEL)
+        save_tensors(model.state_dict() if weights is None else weights, temporary / MODEL)
         if state is not None:
             save_tensors(state, temporary / STATE)
         vocabulary = vocabulary_text(tokenizer)
@@ -194,10 +198,21 @@ def remove_partial(output: str | Path) -> None:
         shutil.rmtree(folder)
 
 
-def keep_last(output: str | Path, count: int) -> None:
-    """Delete all but the last ``count`` checkpoints of a run."""
+def read_record(folder: Path) -> TrainingRecord:
+    """What a checkpoint of a run says of its training. Raises InputError if it is damaged."""
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        return from_plain(TrainingRecord, settings["training"], "training")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
+
+
+def keep_checkpoints(output: str | Path, count: int, *, also: int | None = None) -> None:
+    """Delete all but the last ``count`` checkpoints of a run, and that of step ``also``."""
     steps = saved_steps(output)
     for step in sorted(steps)[:-count]:
+        if step == also:
+            continue
         # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
         doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
         os.replace(steps[step], doomed)

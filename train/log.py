@@ -1,4 +1,4 @@
-"""``log.jsonl``: a line of JSON for each logged step, whole even after a kill."""
+"""A run's log: ``log.jsonl``, a line of JSON for each logged step, and TensorBoard's curves."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch.utils.tensorboard import SummaryWriter
+
 from vlmill.schemas.atomic import write_bytes
+
+CURVES = "tensorboard"
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -19,16 +23,28 @@ class Log:
     """Appends lines to a log after cutting off what lies beyond step ``after``.
 
     A killed run may have logged steps that its last checkpoint does not hold, and half a line.
+    Numbers go to TensorBoard's files in the folder beside it too, which hides the steps that a
+    resumed run makes again.
     """
 
-    def __init__(self, path: Path, *, after: int) -> None:
+    def __init__(self, path: Path, *, after: int, active: bool = True) -> None:
+        """``active`` is False in the processes of a run that leave the log to the first one."""
+        self._active = active
+        if not active:
+            return
         kept = [line for line in read_log(path) if line["step"] <= after]
         write_bytes(path, b"".join(_encode(line) for line in kept))
         self._file = path.open("ab", buffering=0)
+        self._curves = SummaryWriter(str(path.parent / CURVES), purge_step=after + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line. Raises ValueError for values that are not finite."""
+        if not self._active:
+            return
         self._file.write(_encode(line))
+        for name, value in line.items():
+            if name != "step" and isinstance(value, int | float):
+                self._curves.add_scalar(name, value, line["step"])
 
     def __enter__(self) -> "Log":
         return self
@@ -39,7 +55,9 @@ class Log:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        if self._active:
+            self._file.close()
+            self._curves.close()
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:

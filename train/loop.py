@@ -2,24 +2,31 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from accelerate import Accelerator
-from torch import Tensor
-from torch.optim import AdamW
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from vlmill.models import ImageBert
 from vlmill.schemas.progress import Progress
 from vlmill.train.collate import StoredBatch
 from vlmill.train.log import Log
-from vlmill.train.objectives import pretraining_losses, weighted_sum
+from vlmill.train.objectives import label_counts
 from vlmill.train.optim import learning_rate
-from vlmill.train.recipes.base import Stage
+from vlmill.train.recipes.base import Objectives, Stage
+from vlmill.train.throughput import Throughput
 
 
 class NonFiniteLoss(ArithmeticError):
     """A loss or gradient is NaN or infinite; the message names the step and its pairs."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop (SIGTERM) and has saved where it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,79 +44,151 @@ class StageRun:
         return self.offset + self.steps
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What moves together: ``step_module`` is the wrapped `PretrainingStep`."""
+
+    step_module: nn.Module
+    optimizer: Optimizer
+    accelerator: Accelerator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """What a loop does beside training; steps are the run's, counted from 1 over all stages.
+
+    ``after_step`` follows every update (the moving average). ``validate`` gives the losses of the
+    held-out pairs. ``stopping`` tells whether to save and leave.
+    """
+
+    log: Log
+    progress: Progress
+    throughput: Throughput
+    log_every: int
+    save: Callable[[int], None]
+    save_every: int
+    after_step: Callable[[], None]
+    validate: Callable[[], dict[str, float]]
+    validate_every: int
+    stopping: Callable[[], bool]
+
+    def validates_at(self, step: int, *, last: bool) -> bool:
+        """Whether the held-out pairs are measured after this step."""
+        return bool(self.validate_every) and (last or step % self.validate_every == 0)
+
+
 def run_stage(
-    run: StageRun,
-    batches: Iterator[StoredBatch],
-    model: ImageBert,
-    optimizer: AdamW,
-    accelerator: Accelerator,
-    *,
-    done: int,
-    log: Log,
-    log_every: int,
-    save: Callable[[int], None],
-    save_every: int,
-    progress: Progress,
+    run: StageRun, batches: Iterator[StoredBatch], training: Training, events: Events, *, done: int
 ) -> None:
     """Train from step ``done + 1`` of the stage to its end; ``batches`` begin there.
 
-    Steps in the log and in ``save`` are the run's, counted from 1 over all stages.
+    Raises Stopped after saving when it is asked to stop.
     """
     stage, logged, clock = run.stage, run.offset + done, time.perf_counter()
-    model.train()
+    training.step_module.train()
     for within in range(done + 1, run.steps + 1):
         step = run.offset + within
-        rate = learning_rate(
-            within, steps=run.steps, peak=stage.optimizer.lr, warmup=stage.optimizer.warmup
-        )
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        rate = set_rate(training.optimizer, within, run)
         parts = [next(batches) for _ in range(stage.accumulation)]
-        losses = train_step(step, parts, stage, model, optimizer, accelerator)
-        if step % log_every == 0 or within in (1, run.steps):
+        with events.throughput.counting():
+            losses = train_step(step, parts, stage, training)
+        events.after_step()
+        line: dict[str, object] = {"step": step, "stage": stage.name, **losses, "lr": rate}
+        measured = events.validates_at(step, last=within == run.steps)
+        if measured:
+            line |= events.validate()
+            training.step_module.train()
+        if step % events.log_every == 0 or within in (1, run.steps) or measured:
             now = time.perf_counter()
             speed = (step - logged) * stage.batch_size / (now - clock)
+            line |= {"samples_per_second": round(speed, 2)}
+            line |= events.throughput.utilisation(speed / stage.batch_size)
             logged, clock = step, now
-            log.write(
-                {"step": step, "stage": stage.name}
-                | losses
-                | {"lr": rate, "samples_per_second": round(speed, 2)}
-            )
-            progress.advance(0, speed=f"{speed:.1f} samples/s")
-        progress.advance(1, loss=f"{losses['loss']:.3f}")
-        if step % save_every == 0 or within == run.steps:
-            save(step)
+            events.log.write(line)
+            events.progress.advance(0, speed=f"{speed:.1f} samples/s")
+        events.progress.advance(1, loss=f"{losses['loss']:.3f}")
+        stopping = events.stopping()
+        if step % events.save_every == 0 or within == run.steps or measured or stopping:
+            events.save(step)
+        if stopping and within < run.steps:
+            raise Stopped
+
+
+def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
+    """Give every group its share of the rate of the stage's step ``within``; returns the rate."""
+    rate = learning_rate(within, steps=run.steps, settings=run.stage.optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate", 1.0)
+    return rate
 
 
 def train_step(
-    step: int,
-    parts: list[StoredBatch],
-    stage: Stage,
-    model: ImageBert,
-    optimizer: AdamW,
-    accelerator: Accelerator,
+    step: int, parts: Sequence[StoredBatch], stage: Stage, training: Training
 ) -> dict[str, float]:
-    """One update from the mean loss of ``parts``; returns ``loss`` and ``loss/OBJECTIVE``.
+    """One update from the losses of ``parts`` of all processes.
 
-    Raises NonFiniteLoss before the weights change.
+    Returns ``loss`` and ``loss/OBJECTIVE``, each the mean over the labels of the whole step. Raises
+    NonFiniteLoss before the weights change.
     """
-    totals: dict[str, float] = {}
-    for part in parts:
-        with accelerator.autocast():
-            losses = pretraining_losses(model, part.to(accelerator.device), stage.objectives)
-            loss = weighted_sum(losses, stage.objectives)
-        accelerator.backward(loss / len(parts))
-        named = {"loss": loss} | {f"loss/{name}": value for name, value in losses.items()}
-        for name, value in named.items():
-            totals[name] = totals.get(name, 0.0) + value.item() / len(parts)
-    norm: Tensor = accelerator.clip_grad_norm_(model.parameters(), stage.optimizer.clip)
-    if not math.isfinite(totals["loss"] + norm.item()):
-        pairs = [pair for part in parts for pair in part.pair_ids]
-        raise NonFiniteLoss(
-            f"step {step}: loss {totals['loss']}, gradient norm {norm.item()}; no update was made. "
-            f"Look at the features of these pairs' pictures, or lower optimizer.lr: "
-            f"{', '.join(pairs[:16])}{' ...' if len(pairs) > 16 else ''}"
-        )
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return totals
+    accelerator, module = training.accelerator, training.step_module
+    shares = shares_of_labels(parts, stage.objectives, accelerator)
+    sums: dict[str, Tensor] = {}
+    for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
+        last = number == len(parts) - 1
+        with nullcontext() if last else accelerator.no_sync(module), accelerator.autocast():
+            loss, losses = module(part.to(accelerator.device), share)
+            # Gradients of processes are averaged; the shares of all add up to the loss.
+            accelerator.backward(loss * accelerator.num_processes)
+        for name, value in {"loss": loss, **losses}.items():
+            sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
+    norm = clip_gradients(training, stage)
+    values = torch.stack([value.float() for value in sums.values()])
+    found = accelerator.reduce(values, reduction="sum").tolist()
+    named = dict(zip(sums, found, strict=True))
+    # With float16 a norm that is not finite is the scaler's to handle: it skips the step.
+    total = named["loss"] + (0.0 if accelerator.scaler else norm)
+    if not math.isfinite(total):
+        raise NonFiniteLoss(_not_finite(step, named["loss"], norm, parts))
+    training.optimizer.step()
+    training.optimizer.zero_grad(set_to_none=True)
+    return {"loss" if name == "loss" else f"loss/{name}": value for name, value in named.items()}
+
+
+def shares_of_labels(
+    parts: Sequence[StoredBatch], objectives: Objectives, accelerator: Accelerator
+) -> list[dict[str, float]]:
+    """For each part the share of its labels in those of all parts of all processes, by objective.
+
+    Means of parts with these shares add up to the mean of the whole, however it is cut.
+    """
+    counts = [label_counts(part, objectives) for part in parts]
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    names = list(counts[0])
+    whole = torch.tensor([total[name] for name in names], dtype=torch.float64)
+    if accelerator.num_processes > 1:
+        # float32 on purpose: some backends have no float64, and labels of a step are few.
+        sent = whole.float().to(accelerator.device)
+        whole = accelerator.reduce(sent, reduction="sum").double().cpu()
+    all_of = dict(zip(names, whole.tolist(), strict=True))
+    return [{name: count[name] / max(all_of[name], 1.0) for name in names} for count in counts]
+
+
+def clip_gradients(training: Training, stage: Stage) -> float:
+    """Clip the whole gradient as the stage says, and return its norm from before."""
+    largest = stage.optimizer.clip
+    if stage.optimizer.kind == "bert-adam" or not largest:
+        largest = math.inf  # that optimiser clips each tensor for itself
+    parameters = [p for p in training.step_module.parameters() if p.requires_grad]
+    norm = training.accelerator.clip_grad_norm_(parameters, largest)
+    return 0.0 if norm is None else float(norm.item())
+
+
+def _not_finite(step: int, loss: float, norm: float, parts: Sequence[StoredBatch]) -> str:
+    pairs = [pair for part in parts for pair in part.pair_ids]
+    return (
+        f"step {step}: loss {loss}, gradient norm {norm}; no update was made. "
+        f"Look at the features of these pairs' pictures, or lower optimizer.lr: "
+        f"{', '.join(pairs[:16])}{' ...' if len(pairs) > 16 else ''}"
+    )

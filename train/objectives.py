@@ -1,45 +1,148 @@
-"""ImageBERT's losses (sec. 3.3).  B pairs, N masked positions, K classes, D feature width.
+"""The objectives of pretraining on a batch.  B pairs, N masked words, M masked regions.
 
-Conditional masking: batches carry labels of matching pairs only, so the masked losses of other
-pairs vanish by construction.
+Every loss is a mean; :func:`label_counts` says over how many labels, from what the batch's masks
+are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from vlmill.models import ImageBert
-from vlmill.train.collate import PretrainBatch
-from vlmill.train.losses import mean_cross_entropy, mean_matching, mean_squared_error
+import torch
+from torch import Tensor, nn
+
+from vlmill.models import Vlmo
+from vlmill.train.collate import PretrainBatch, StoredBatch
+from vlmill.train.distributed import world_size
+from vlmill.train.global_contrast import contrast_and_matching, matching_loss
+from vlmill.train.losses import (
+    IGNORED,
+    contrast,
+    mean_cross_entropy,
+    mean_divergence,
+    mean_matching,
+    mean_squared_error,
+)
 from vlmill.train.recipes.base import Objectives
 
 
-def pretraining_losses(
-    model: ImageBert, batch: PretrainBatch, weights: Objectives
-) -> dict[str, Tensor]:
-    """The losses with a weight above 0, each unweighted; :func:`weighted_sum` adds them.
+def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
+    """How many labels each objective with a weight above 0 has in the batch; read on the host."""
+    held = batch.tensors
+    width = held["tokens"].shape[1] if "tokens" in held else 1
+    pairs = len(batch.pair_ids) - batch.num_texts
+    in_pairs = int((held["masked_tokens"] < pairs * width).sum()) if "masked_tokens" in held else 0
+    classes = int((held["class_targets"] != IGNORED).sum()) if "class_targets" in held else 0
+    counts = {
+        "mlm": in_pairs,
+        "text_mlm": len(held.get("masked_tokens", ())) - in_pairs,
+        "moc": classes,
+        "mrkl": len(held["class_probs"]) if "class_probs" in held else classes,
+        "mrfr": len(held.get("class_targets", ())),
+        "itm": pairs,
+        "itc": pairs,
+        "mim": int(held["patch_mask"].sum()) if "patch_mask" in held else 0,
+    }
+    return {name: count for name, count in counts.items() if getattr(weights, name)}
 
-    MLM, MOC, MRFR: means over the masked words and regions of matching pairs. ITM: mean over all
-    pairs. Means over nothing are 0 with a gradient, not NaN.
+
+def pretraining_losses(
+    model: nn.Module, batch: PretrainBatch, weights: Objectives
+) -> dict[str, Tensor]:
+    """The losses with a weight above 0, each unweighted and a mean over its labels.
+
+    Means over nothing are 0 with a gradient, not NaN. Raises ValueError for an objective that the
+    model has no head for.
     """
-    output = model(batch.inputs)
-    regions = output.regions.flatten(0, 1)[batch.masked_regions]
-    losses: dict[str, Tensor] = {}
-    if weights.mlm:
-        words = output.text.flatten(0, 1)[batch.masked_tokens]
-        losses["mlm"] = mean_cross_entropy(model.mlm_logits(words), batch.token_targets)
-    if weights.moc:
+    if isinstance(model, Vlmo):
+        return _vlmo_losses(model, batch, weights)
+    return _region_losses(model, batch, weights)
+
+
+def _region_losses(model: Any, batch: PretrainBatch, weights: Objectives) -> dict[str, Tensor]:
+    """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
+    encoded = model(batch.inputs)
+    words, pairs = encoded.text.flatten(0, 1), len(batch.pair_ids) - batch.num_texts
+    losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
+    regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
+    if weights.moc or weights.mrkl:
         logits = model.region_class_logits(regions)
-        losses["moc"] = mean_cross_entropy(logits, batch.class_targets)
+        if weights.moc:
+            losses["moc"] = mean_cross_entropy(logits, batch.class_targets)
+        if weights.mrkl:
+            losses["mrkl"] = _divergence(logits, batch)
     if weights.mrfr:
-        predicted = model.region_features(regions)
-        losses["mrfr"] = mean_squared_error(predicted, batch.feature_targets)
+        losses["mrfr"] = mean_squared_error(model.region_features(regions), batch.feature_targets)
     if weights.itm:
-        logits = model.match_logit(output.pooled)
-        losses["itm"] = mean_matching(logits, batch.matching)
+        logit = model.match_logit(encoded.pooled[:pairs])
+        losses["itm"] = mean_matching(logit, batch.matching)
     return losses
 
 
-def weighted_sum(losses: dict[str, Tensor], weights: Objectives) -> Tensor:
-    """The sum that is minimised."""
-    terms = [loss * getattr(weights, name) for name, loss in losses.items()]
-    return torch.stack(terms).sum()
+def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
+    """From the distributions, or the classes where there are none, which is the same for certainty.
+
+    The detector may know fewer classes than the model has room for.
+    """
+    wanted = batch.class_distributions
+    if wanted is None:
+        return mean_cross_entropy(logits, batch.class_targets)
+    return mean_divergence(logits[:, : wanted.shape[1]], wanted)
+
+
+def _word_losses(
+    model: Any, words: Tensor, end: int, batch: PretrainBatch, weights: Objectives
+) -> dict[str, Tensor]:
+    """MLM over the words of pairs, those before place ``end``, and over texts alone."""
+    losses: dict[str, Tensor] = {}
+    if not (weights.mlm or weights.text_mlm):
+        return losses
+    logits = model.mlm_logits(words[batch.masked_tokens])
+    in_pairs = batch.masked_tokens < end
+    for name, chosen in (("mlm", in_pairs), ("text_mlm", ~in_pairs)):
+        if getattr(weights, name):
+            targets = torch.where(chosen, batch.token_targets, IGNORED)
+            losses[name] = mean_cross_entropy(logits, targets)
+    return losses
+
+
+def _vlmo_losses(model: Vlmo, batch: PretrainBatch, weights: Objectives) -> dict[str, Tensor]:
+    """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
+    inputs, mask = batch.inputs, batch.inputs.token_mask
+    if batch.pixels is None:
+        hidden = model.encode_text(inputs.tokens, mask)
+        return _word_losses(model, hidden.flatten(0, 1), 0, batch, weights)
+    clean = batch.pixel_inputs(masked=False)
+    losses: dict[str, Tensor] = {}
+    if not (weights.itc or weights.itm):
+        words = model(batch.pixel_inputs(masked=True)).text
+    elif world_size() > 1:
+        found, logits = contrast_and_matching(model, clean)
+        words = model(batch.pixel_inputs(masked=True)).text
+        losses = {"itc": found.loss, "itm": matching_loss(logits)}
+    else:
+        out = model.pretraining(clean, inputs.tokens)
+        pairs = [contrast(out.text.own, out.image.own, out.scale)]
+        if out.fused_scale is not None:
+            assert out.text.fused is not None and out.image.fused is not None
+            pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
+        words = out.masked_text
+        losses = {"itc": torch.stack(pairs).mean(), "itm": matching_loss(out.match_logits)}
+    losses = {name: loss for name, loss in losses.items() if getattr(weights, name)}
+    end = words.shape[0] * words.shape[1]
+    return losses | _word_losses(model, words.flatten(0, 1), end, batch, weights)
+
+
+class PretrainingStep(nn.Module):
+    """A model with its objectives: what is wrapped for several devices, and compiled."""
+
+    def __init__(self, model: nn.Module, weights: Objectives) -> None:
+        super().__init__()
+        self.model, self.weights = model, weights
+
+    def forward(
+        self, batch: PretrainBatch, shares: dict[str, float]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum, and each loss unweighted; ``shares`` are the batch's of all labels."""
+        losses = pretraining_losses(self.model, batch, self.weights)
+        losses = {name: loss * shares[name] for name, loss in losses.items()}
+        terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
+        return torch.stack(terms).sum(), losses

@@ -1,21 +1,45 @@
 """Groups of parameters, the optimiser of a recipe, and the state that continuing needs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW
 
+from vlmill.schemas.commands import InputError
+from vlmill.train.optimizers import BertAdam, TransformersAdamW
 from vlmill.train.recipes.base import Optimizer
+from vlmill.train.schedules import cosine, polynomial
 
 
-def make_optimizer(model: nn.Module, settings: Optimizer) -> AdamW:
-    """AdamW without weight decay on biases and layer norms, which are the vectors."""
-    groups = parameter_groups(
-        model.named_parameters(), vectors_rule, lr=settings.lr, weight_decay=settings.weight_decay
-    )
-    return AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps)
+def make_optimizer(
+    named: Iterable[tuple[str, Tensor]],
+    settings: Optimizer,
+    from_bert: Container[str] = frozenset(),
+) -> torch.optim.Optimizer:
+    """The stage's optimiser over named parameters; ``from_bert`` are trained at ``bert_rate``."""
+
+    def rule(name: str, parameter: Tensor) -> Treatment:
+        decayed = {
+            "matrices": parameter.ndim > 1,
+            "everything": True,
+            "inverted": parameter.ndim <= 1,
+        }
+        rate = settings.bert_rate if name in from_bert else 1.0
+        return Treatment(decayed[settings.decay], rate)
+
+    groups = parameter_groups(named, rule, lr=settings.lr, weight_decay=settings.weight_decay)
+    betas = (settings.beta1, settings.beta2)
+    match settings.kind:
+        case "bert-adam":
+            return BertAdam(groups, settings.lr, betas=betas, eps=settings.eps, clip=settings.clip)
+        case "transformers-adamw":
+            return TransformersAdamW(groups, settings.lr, betas=betas, eps=settings.eps)
+    # One pass over the weights instead of a dozen: 5 times as fast on a CPU.
+    return AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
 
 
 class Treatment(NamedTuple):
@@ -108,40 +132,84 @@ def parameter_groups(
     ]
 
 
-def learning_rate(step: int, *, steps: int, peak: float, warmup: float) -> float:
-    """The rate of step 1..``steps``: a line up to ``peak`` over the share ``warmup``, then down.
+def learning_rate(step: int, *, steps: int, settings: Optimizer) -> float:
+    """The rate of step 1..``steps``: a line up to the peak, then down as the settings say.
 
-    It would reach 0 at the step after the last.
+    The end of the way down would be reached at the step after the last.
     """
-    rising = int(warmup * steps)
+    rising = settings.warmup_steps
+    if rising is None:
+        rising = int(settings.warmup * steps)
     if step <= rising:
-        return peak * step / rising
-    return peak * (steps - step + 1) / (steps - rising)
+        return settings.lr * step / rising
+    if settings.schedule == "constant":
+        return settings.lr
+    down = cosine if settings.schedule == "cosine" else polynomial
+    return settings.lr * down(step - 1, warmup=rising, total=steps, end=settings.end)
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An Adam's moments by parameter name, and the state of the random numbers of dropout."""
-    state = {
-        f"optimizer.{key}.{name}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
-    state["rng.cpu"] = torch.get_rng_state()
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, accelerator: Accelerator
+) -> dict[str, Tensor]:
+    """What continuing needs beside the weights: moments by parameter name, and random states.
+
+    Every process has random numbers of its own for dropout. All processes have to call this.
+    """
+    state: dict[str, Tensor] = {}
+    held = {} if optimizer is None else optimizer.state
+    for name, parameter in model.named_parameters():
+        for key, value in held.get(parameter, {}).items():
+            state[f"optimizer.{key}.{name}"] = _whole(value)
+    own = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["rng.cuda"] = torch.cuda.get_rng_state()
+        own["cuda"] = torch.cuda.get_rng_state()
+    for kind, numbers in own.items():
+        sent = accelerator.gather(numbers[None].to(accelerator.device))
+        for process, one in enumerate(sent.cpu()):
+            state[f"rng.{kind}.{process}"] = one
     return state
 
 
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, each tensor whole where processes hold parts of it; all have to call this."""
+    return {name: _whole(value.detach()) for name, value in model.state_dict().items()}
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    """``value`` on the parameter's device, and cut as the parameter is."""
+    moved = value.to(parameter.device)
+    if isinstance(parameter, DTensor) and moved.ndim:
+        return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
+    return moved
+
+
 def restore_training_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Tensor],
+    process: int = 0,
 ) -> None:
-    """Put back what :func:`training_state` gave."""
+    """Put back what :func:`training_state` gave.
+
+    Raises InputError if another number of processes wrote it.
+    """
+    if f"rng.cpu.{process}" not in state:
+        processes = sum(name.startswith("rng.cpu.") for name in state)
+        raise InputError(
+            f"--output: the checkpoint is of a run with {processes} processes; continue with as "
+            "many, or use --fresh"
+        )
+    fused = any(group.get("fused") for group in optimizer.param_groups)
     for name, parameter in model.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
             if (value := state.get(f"optimizer.{key}.{name}")) is not None:
-                # Adam counts steps on the CPU, whatever the device.
-                device = "cpu" if key == "step" else parameter.device
-                optimizer.state[parameter][key] = value.to(device)
-    torch.set_rng_state(state["rng.cpu"])
-    if torch.cuda.is_available() and "rng.cuda" in state:
-        torch.cuda.set_rng_state(state["rng.cuda"])
+                # Adam counts steps on the CPU, unless it is fused.
+                here = key == "step" and not fused
+                optimizer.state[parameter][key] = value if here else _like(value, parameter)
+    torch.set_rng_state(state[f"rng.cpu.{process}"])
+    if torch.cuda.is_available() and f"rng.cuda.{process}" in state:
+        torch.cuda.set_rng_state(state[f"rng.cuda.{process}"])

@@ -14,7 +14,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vlmill.models import ImageBertConfig
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.reading import find_shards
@@ -201,25 +200,36 @@ def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
     return train_vocabulary(texts(), recipe.vocabulary_size)
 
 
-def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> ImageBertConfig:
+def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     """The recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
-    width, classes = sources.reader.feature_dim, sources.facts.num_classes
-    if sources.init is None:
-        return dataclasses.replace(
-            recipe.model,
-            vocab_size=tokenizer.get_vocab_size(),
-            region_width=width,
-            num_region_classes=max(recipe.model.num_region_classes, classes),
-        )
-    config: ImageBertConfig = sources.init.config
-    if sources.init.variant != recipe.variant:
-        raise InputError(f"--init is a {sources.init.variant}, the recipe's is {recipe.variant}")
+    init = sources.init
+    if init is not None and init.variant != recipe.variant:
+        raise InputError(f"--init is a {init.variant}, the recipe's is {recipe.variant}")
+    sizes: dict[str, int] = {"vocab_size": tokenizer.get_vocab_size()}
+    if sources.regions is not None:
+        width, classes = sources.reader.feature_dim, _num_classes(sources)
+        if init is not None:
+            _check_sizes(init.config, width, classes)
+        sizes["region_width"] = width
+        sizes["num_region_classes"] = max(recipe.model.num_region_classes, classes)
+    if init is None or sources.regions is None:  # VLMo's stages differ in their heads and positions
+        return dataclasses.replace(recipe.model, **sizes)
+    return init.config
+
+
+def _num_classes(sources: Sources) -> int:
+    """Classes of the regions: of the ids, or of their distributions with background."""
+    about = sources.reader.arrays.get("class_probs")
+    stored = 0 if about is None else int(about.get("of", about["dim"]))
+    return max(sources.facts.num_classes, stored)
+
+
+def _check_sizes(config: Any, width: int, classes: int) -> None:
     if config.region_width != width or config.num_region_classes < classes:
         raise InputError(
             f"--init takes features of {config.region_width} and {config.num_region_classes} "
             f"classes, --regions has {width} and {classes}; use its detector's regions"
         )
-    return config
 
 
 def feature_statistics(sources: Sources) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from vlmill.train.checkpoint import (
     LoadedCheckpoint,
     TrainingRecord,
     find_checkpoint,
-    keep_last,
+    keep_checkpoints,
     load_checkpoint,
     load_training_state,
     publish,
@@ -69,7 +69,7 @@ def test_a_run_means_its_last_checkpoint(tmp_path: Path) -> None:
         save(step_folder(tmp_path, step))
     (tmp_path / CHECKPOINTS / ".tmp-1-step-00000011").mkdir()
     assert find_checkpoint(tmp_path) == step_folder(tmp_path, 10)
-    keep_last(tmp_path, 2)
+    keep_checkpoints(tmp_path, 2)
     assert sorted(saved_steps(tmp_path)) == [9, 10]
 
 
@@ -89,7 +89,7 @@ def test_without_a_checkpoint(tmp_path: Path) -> None:
     ("field", "value", "message"),
     [
         ("checkpoint", 99, "has format 99, this vlmill reads 1"),
-        ("variant", "albert", "variant 'albert' is none of bert, "),
+        ("variant", "albert", "variant 'albert' is none of beit, bert, "),
         ("model", {"widht": 3}, "did you mean width"),
         ("model", {"width": 24}, "is damaged"),
         ("training", None, "is damaged"),

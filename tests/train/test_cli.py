@@ -16,6 +16,8 @@ from vlmill.train.config import to_yaml
 from vlmill.train.log import read_log
 from vlmill.train.recipes import RECIPES, Recipe
 
+CLOCK = ("samples_per_second", "mfu")
+
 if TYPE_CHECKING:
     from tests.train.conftest import Tables
 

@@ -5,7 +5,7 @@ import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
 from vlmill.train.collate import PretrainBatch
-from vlmill.train.objectives import pretraining_losses, weighted_sum
+from vlmill.train.objectives import PretrainingStep, pretraining_losses
 from vlmill.train.recipes import Objectives
 
 CONFIG = ImageBertConfig(
@@ -63,15 +63,17 @@ def test_losses_by_hand(model: ImageBert) -> None:
         "itm": -(match[0].log() + (1 - match[1]).log()) / 2,
     }
     torch.testing.assert_close(losses, expected)
-    total = weighted_sum(losses, Objectives(mlm=2.0))
-    torch.testing.assert_close(total, sum(expected.values()) + expected["mlm"])
+    shares = dict.fromkeys(expected, 0.5)
+    total, halves = PretrainingStep(model, Objectives(mlm=2.0))(batch, shares)
+    torch.testing.assert_close(total, (sum(expected.values()) + expected["mlm"]) / 2)
+    torch.testing.assert_close(halves["itm"], expected["itm"] / 2)
 
 
 def test_masked_losses_vanish_where_nothing_is_to_be_guessed(model: ImageBert) -> None:
     batch = make_batch((0, 0), [], [])
     losses = pretraining_losses(model, batch, Objectives())
     assert [losses[name].item() for name in ("mlm", "moc", "mrfr")] == [0, 0, 0]
-    weighted_sum(losses, Objectives()).backward()  # type: ignore[no-untyped-call]
+    sum(losses.values()).backward()  # type: ignore[union-attr, no-untyped-call]
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
         if name.startswith(("class_head", "feature_head", "mlm_head.transform.dense")):

@@ -1,9 +1,10 @@
 """What a recipe is made of; what a paper fixes is stated in the recipe that uses it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_type_hints
 
-from vlmill.models import ImageBertConfig
+from vlmill.models import VARIANTS
 
 
 def _share(name: str, value: float) -> None:
@@ -96,12 +97,20 @@ class Feeding:
 
 @dataclass(frozen=True, kw_only=True)
 class Objectives:
-    """Weights in the sum of losses; an objective of weight 0 is not computed."""
+    """Weights in the sum of losses; an objective of weight 0 is not computed.
+
+    Each loss is a mean over the whole step's labels, whatever the number of processes and of parts
+    that the step is computed in.
+    """
 
     mlm: float = 1.0  # masked language modelling
-    moc: float = 1.0  # masked object classification
+    text_mlm: float = 0.0  # the same on texts without a picture, a mean of its own
+    moc: float = 1.0  # masked object classification: the detector's class
+    mrkl: float = 0.0  # masked regions by the detector's distribution, KL divergence
     mrfr: float = 1.0  # masked region feature regression
     itm: float = 1.0  # image-text matching
+    itc: float = 0.0  # image-text contrast
+    mim: float = 0.0  # masked image modelling
 
     def __post_init__(self) -> None:
         weights = [getattr(self, name) for name in self.__dataclass_fields__]
@@ -111,21 +120,40 @@ class Objectives:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up and linear decay (BERT's settings but for ``lr``)."""
+    """How weights are moved; defaults are BERT's but for ``lr``, the peak of the learning rate.
+
+    ``kind``: ``adamw`` is PyTorch's, ``bert-adam`` that of ViLBERT and InterBERT (no bias
+    correction, each gradient clipped for itself), ``transformers-adamw`` that of VL-BERT and VLMo.
+    ``decay``: on ``matrices`` alone, on ``everything`` (VL-BERT), or ``inverted``, on biases and
+    layer norms alone (a mistake of the scripts of ViLBERT and InterBERT). ``clip`` is the largest
+    norm of the whole gradient, of each tensor's for ``bert-adam``, 0 for no clipping.
+    ``bert_rate`` is the share of the rate for what BERT has, too (ViLBERT: 0.1).
+
+    ``schedule``: up in a line over the first ``warmup_steps`` (null: the share ``warmup`` of the
+    steps), then down in a line, by a ``cosine``, or ``constant``; down to ``end`` of the peak.
+    """
 
     lr: float
+    kind: Literal["adamw", "bert-adam", "transformers-adamw"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
-    weight_decay: float = 0.01  # none on biases and layer norms
-    clip: float = 1.0  # largest norm of the whole gradient
-    warmup: float = 0.1  # share of the steps
+    weight_decay: float = 0.01
+    decay: Literal["matrices", "everything", "inverted"] = "matrices"
+    clip: float = 1.0
+    bert_rate: float = 1.0
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup: float = 0.1
+    warmup_steps: int | None = None
+    end: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.lr, self.eps, self.clip) <= 0 or self.weight_decay < 0:
-            raise ValueError("optimizer: want lr, eps, clip above 0 and weight_decay from 0 up")
-        for name in ("beta1", "beta2", "warmup"):
+        if min(self.lr, self.eps) <= 0 or min(self.weight_decay, self.clip) < 0:
+            raise ValueError("optimizer: want lr, eps above 0 and weight_decay, clip from 0 up")
+        for name in ("beta1", "beta2", "warmup", "bert_rate", "end"):
             _share(f"optimizer.{name}", getattr(self, name))
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise ValueError(f"optimizer.warmup_steps={self.warmup_steps}: want at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +186,14 @@ class Stage:
 
     ``sources``: the ``source`` values of its pairs, all if empty. ``steps`` is its length, or where
     that is null the number of ``epochs``. ``batch_size`` counts pairs of one optimiser step,
-    computed in ``accumulation`` parts.
+    computed in ``accumulation`` parts. ``frozen``: which parameters stay as they are; in VLMo's
+    ``text-stage`` attention and the vision experts (arXiv:2111.02358, sec. 3.4).
     """
 
     name: str
     optimizer: Optimizer
     batch_size: int
+    frozen: Literal["none", "text-stage"] = "none"
     sources: tuple[str, ...] = ()
     steps: int | None = None
     epochs: float | None = None
@@ -197,17 +227,27 @@ class Stage:
 class Recipe:
     """A pretraining run. ``model``'s vocabulary and region sizes give way to those of the data.
 
+    ``variant`` is a name of `vlmill.models.VARIANTS`, ``model`` a configuration of its class.
+    ``about`` says in a line what the run is and on what data; ``needs`` what has to be given for it
+    beyond pairs and their pictures (`train-vl recipes` prints both).
     ``standardise_features`` starts new weights as if the regions' features had mean 0 and variance
     1 (`ImageBert.standardise_regions`).
     ``vocabulary_size`` is used where no ``--vocab`` is given. A checkpoint is written every
-    ``save_every`` steps and after each stage; the last ``keep_checkpoints`` stay. ``workers`` are
-    processes that load batches; any number gives the same batches.
+    ``save_every`` steps and after each stage; the last ``keep_checkpoints`` stay, and the best.
+    Every ``validate_every`` steps (0: never) up to ``validation_pairs`` pairs of the splits val and
+    dev are measured; the checkpoint with the lowest of these losses is the best.
+    ``workers`` are processes that load batches; any number gives the same batches.
+    ``average`` above 0 keeps a moving average of the weights at that rate, which is what evaluation
+    gets. ``compile`` has torch.compile translate the model; ``checkpoint_activations`` computes
+    each layer again in the backward pass instead of keeping what it needs.
     """
 
     name: str
-    variant: Literal["imagebert"]
-    model: ImageBertConfig
+    variant: str
+    model: Any
     stages: tuple[Stage, ...]
+    about: str = ""
+    needs: str = ""
     vocabulary_size: int = 30_522
     standardise_features: bool = False
     seed: int = 0
@@ -215,9 +255,26 @@ class Recipe:
     keep_checkpoints: int = 2
     log_every: int = 10
     workers: int = 0
-    precision: Literal["no", "bf16"] = "no"
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    validate_every: int = 0
+    validation_pairs: int = 1000
+    average: float = 0.0
+    compile: bool = False
+    checkpoint_activations: bool = False
+
+    @classmethod
+    def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
+        """The types of the fields, given the others' values: the variant decides the model's."""
+        hints = get_type_hints(cls)
+        variant = values.get("variant")
+        if variant not in VARIANTS:
+            raise ValueError(f"variant: {variant!r} is none of {', '.join(VARIANTS)}")
+        return hints | {"model": VARIANTS[variant].config}
 
     def __post_init__(self) -> None:
+        _share("average", self.average)
+        if self.validate_every < 0 or self.validation_pairs < 1:
+            raise ValueError("want validate_every from 0 up and validation_pairs above 0")
         if not self.stages:
             raise ValueError(f"recipe {self.name} has no stage")
         if len({stage.name for stage in self.stages}) < len(self.stages):

@@ -1,0 +1,74 @@
+"""How fast a step could be: operations counted, and the device's rate for products measured."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+# The first product of a BERT-base feed-forward part over 2048 rows.
+SHAPE = (2048, 768, 3072)
+MEASURED_S = 0.2  # long enough to outlast a clock's ramp, short beside a run
+
+
+def count_operations(work: Callable[[], object]) -> int:
+    """Floating-point operations of the products in ``work``; a multiply-add counts as two.
+
+    Element-wise work is left out, as in models' published counts.
+    """
+    counter = FlopCounterMode(display=False)
+    with counter:
+        work()
+    return counter.get_total_flops()
+
+
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a matrix product on ``device``, the best of a fifth of a second."""
+    rows, inner, columns = SHAPE
+    # No random numbers: they would be taken from dropout's.
+    left = torch.ones(rows, inner, device=device, dtype=dtype)
+    right = torch.ones(inner, columns, device=device, dtype=dtype)
+    best, started = 0.0, time.perf_counter()
+    while time.perf_counter() - started < MEASURED_S:
+        _wait(device)
+        begun = time.perf_counter()
+        left @ right
+        _wait(device)
+        best = max(best, 2 * rows * inner * columns / (time.perf_counter() - begun))
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Throughput:
+    """Model FLOPs utilisation: what a step's products would take, beside what the device can do.
+
+    The first step's products are counted; the device is measured once, with the same dtype.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._operations: int | None = None
+        self._rate: float | None = None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Around a step: counts the first one, and does nothing around the others."""
+        if self._operations is not None:
+            yield
+            return
+        counter = FlopCounterMode(display=False)
+        with counter:
+            yield
+        self._operations = counter.get_total_flops()
+        self._rate = product_rate(self._device, self._dtype)
+
+    def utilisation(self, steps_per_second: float) -> dict[str, float]:
+        """``mfu``: the share of the device's rate that ``steps_per_second`` need."""
+        if self._operations is None or not self._rate:
+            return {}
+        return {"mfu": round(self._operations * steps_per_second / self._rate, 4)}
