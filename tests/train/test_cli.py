@@ -18,7 +18,6 @@ from vlmill.train.recipes import RECIPES, Recipe
 
 CLOCK = ("samples_per_second", "mfu")
 
-CLOCK = ("samples_per_second", "mfu")
 
 if TYPE_CHECKING:
     from tests.train.conftest import Tables
