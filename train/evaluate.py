@@ -45,6 +45,7 @@ from vlmill.train.tasks.retrieval import (
 )
 from vlmill.train.tasks.retrieval_checks import (
     check_candidates,
+    check_matching_head,
     notes_on_data,
     notes_on_ties,
     read_pairs,
@@ -129,6 +130,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint)
+    check_matching_head(loaded)
     regions = RegionReader(options.regions)
     if options.images is not None:
         find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work

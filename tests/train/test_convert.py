@@ -267,6 +267,20 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
     fails("is neither a safetensors file nor one of PyTorch's")
 
 
+def test_retrieval_needs_a_matching_head(
+    published: Path, tmp_path: Path, tables: Tables, capsys: Any
+) -> None:
+    inputs = tables.write()
+    arguments = ["--pairs", inputs.pairs, "--regions", tables.regions, "--output"]
+    assert convert(published, "--output", str(tmp_path / "bert")) == 0
+    words = ["--as", "vl-bert-base", *FIELDS[:5], "region_width=16"]
+    assert convert(published, *words, "--output", str(tmp_path / "vl-bert")) == 0
+    for variant in ("bert", "vl-bert"):
+        checkpoint = ["evaluate", "retrieval", "--checkpoint", str(tmp_path / variant)]
+        assert main([*checkpoint, *arguments, str(tmp_path / "report")]) == 2
+        assert f"is a {variant} without a matching head" in capsys.readouterr().err
+
+
 def test_ours_is_exported_by_its_own_family_only(
     published: Path, tmp_path: Path, capsys: Any
 ) -> None:

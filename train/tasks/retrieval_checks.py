@@ -50,6 +50,16 @@ def check_candidates(
         )
 
 
+def check_matching_head(loaded: LoadedCheckpoint) -> None:
+    """Raise InputError if the model cannot say whether a text and a picture belong together."""
+    model = loaded.model
+    if not hasattr(model, "match_logit") or getattr(model, "match_head", model) is None:
+        raise InputError(
+            f"--checkpoint {loaded.path} is a {loaded.variant} without a matching head, by which "
+            "retrieval ranks; train one with the matching objective"
+        )
+
+
 def notes_on_data(
     loaded: LoadedCheckpoint, regions: RegionReader, table: str, pairs: Sequence[Pair]
 ) -> list[str]:
