@@ -87,8 +87,8 @@ def write_lmdb(folder: Path, pictures: int) -> None:
                 "image_h": str(row.height),
                 "image_w": str(row.width),
                 "num_boxes": str(len(row.boxes)),
-                "boxes": base64.b64encode(row.boxes),
-                "features": base64.b64encode(row.features.astype(np.float32)),
+                "boxes": base64.b64encode(row.boxes.tobytes()),
+                "features": base64.b64encode(row.features.astype(np.float32).tobytes()),
             }
             with store.begin(write=True) as transaction:
                 transaction.put(row.image_id.encode(), pickle.dumps(record))
@@ -102,8 +102,9 @@ def read_lmdb(folder: Path, batches: list[list[int]]) -> Iterator[torch.Tensor]:
             locations = np.zeros((len(numbers), BOXES, 5), dtype=np.float32)
             for i, number in enumerate(numbers):
                 with store.begin() as transaction:
-                    # Records of our own making, above.
-                    record = pickle.loads(transaction.get(f"picture-{number}".encode()))
+                    stored = transaction.get(f"picture-{number}".encode())
+                assert stored is not None
+                record = pickle.loads(stored)  # of our own making, above
                 count, size = int(record["num_boxes"]), (record["image_w"], record["image_h"])
                 found = np.frombuffer(base64.b64decode(record["features"]), dtype=np.float32)
                 boxes = np.frombuffer(base64.b64decode(record["boxes"]), dtype=np.float32)

@@ -84,7 +84,7 @@ def test_masks_differ_between_epochs_and_seeds(batches: PretrainBatches) -> None
 
     def masks(of: Sample) -> list[bool]:
         assert of.regions is not None
-        return of.regions.masks.masked.tolist()
+        return [bool(flag) for flag in of.regions.masks.masked]
 
     changed = [
         first[p].matching != second[p].matching or masks(first[p]) != masks(second[p])

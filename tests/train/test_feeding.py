@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def make(
     images: ImageReader | None = None,
     texts: int = 0,
     caption: str = LONG,
-    **stage: float,
+    **stage: Any,
 ) -> PretrainBatches:
     """Batches of 4 pairs, of which the last ``texts`` have no picture."""
     tables.write_pairs([(f"picture-{i}", f"{NAMES[i]} {caption}") for i in range(PICTURES)])
