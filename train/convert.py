@@ -18,6 +18,8 @@ from vlmill.models.reference import (
     export_reference,
     read_reference,
 )
+from vlmill.models.reference.bert import DECODER_BIAS
+from vlmill.models.reference.bert_names import DECODER
 from vlmill.schemas.atomic import atomic_path
 from vlmill.schemas.commands import InputError, Parser
 from vlmill.train.checkpoint import (
@@ -69,7 +71,7 @@ it. --output FILE.safetensors writes the weights alone. The same arguments write
 families: {", ".join(sorted(FAMILIES))}
 presets: {", ".join(sorted(PRESETS))}
 
-Memory: about three times the checkpoint's size.
+Memory: the checkpoint's size and about twice the model's.
 """
 
 # The families of our variants.
@@ -88,6 +90,7 @@ STARTS: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Origin]]
     "beit": initialise_from_beit,
     "bert": initialise_from_bert,
 }
+TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
 SUFFIX = ".safetensors"
 
 
@@ -209,7 +212,7 @@ def _start(
         raise
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
-    unused = unused_tensors(state, origins, FAMILIES[args.family].ignored)
+    unused = unused_tensors(state, origins, (*FAMILIES[args.family].ignored, *TIED))
     return Converted(model, origins, unused)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from vlmill.models.initialise import Origin
@@ -21,20 +20,10 @@ class Converted(NamedTuple):
 def unused_tensors(
     state: Mapping[str, Tensor], origins: Mapping[str, Origin], ignored: Iterable[str] = ()
 ) -> list[str]:
-    """The names of tensors that went nowhere.
-
-    Not of those that fit an ``ignored`` pattern, and not of those that hold another one's values
-    (tied weights): these are no loss.
-    """
+    """The names of tensors that went nowhere, but for those that fit an ``ignored`` pattern."""
     used = {name for origin in origins.values() for name in origin.names}
     passed = (*used, *ignored)
-    left = [n for n in sorted(state) if not any(n == p or fnmatchcase(n, p) for p in passed)]
-    kept = [state[name] for name in used & state.keys()]
-    return [name for name in left if not any(_same(state[name], other) for other in kept)]
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(first, second)
+    return [n for n in sorted(state) if not any(n == p or fnmatchcase(n, p) for p in passed)]
 
 
 def explain(converted: Converted) -> Iterator[str]:
