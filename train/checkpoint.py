@@ -1,9 +1,9 @@
 """Checkpoints: a folder with all that training on or evaluating needs. No pickle anywhere.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
-``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record)
-and ``training_state.safetensors`` (optimiser moments, random state). A folder appears by a rename.
-A finished run has the files that evaluation needs at its top, too.
+``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record,
+what the stage was fed) and ``training_state.safetensors`` (optimiser moments, random state). A
+folder appears by a rename. A finished run has the files that evaluation needs at its top, too.
 """
 
 import json
@@ -24,6 +24,7 @@ from vlmill.models import VARIANTS
 from vlmill.schemas.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
 from vlmill.schemas.commands import InputError
 from vlmill.train.config import from_plain, to_plain
+from vlmill.train.recipes.base import Feeding
 from vlmill.train.vocabulary import read_vocabulary, vocabulary_text
 
 CHECKPOINTS = "checkpoints"
@@ -53,6 +54,7 @@ class LoadedCheckpoint:
     """A checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
 
     ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown.
+    ``feeding`` is what its last stage was fed; None for a model that was never trained here.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class LoadedCheckpoint:
     tokenizer: Tokenizer
     detector_fingerprint: str | None
     training: TrainingRecord
+    feeding: Feeding | None = None
 
 
 def save_checkpoint(
@@ -72,13 +75,14 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     training: TrainingRecord,
     detector_fingerprint: str | None = None,
+    feeding: Feeding | None = None,
     state: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint to ``folder``, which appears whole or not at all.
 
-    ``model.config`` must be the variant's configuration. ``state`` is what continuing needs.
-    ``weights`` are written in place of the model's own.
+    ``model.config`` must be the variant's configuration. ``feeding`` is that of the
+    stage at hand, ``state`` what continuing needs. ``weights`` are written in place of the model's.
     """
     settings = {
         "checkpoint": FORMAT,
@@ -86,6 +90,7 @@ def save_checkpoint(
         "model": to_plain(model.config),
         "detector_fingerprint": detector_fingerprint,
         "training": to_plain(training),
+        "feeding": None if feeding is None else to_plain(feeding),
     }
     with atomic_folder(folder, replace=True) as temporary:
         save_tensors(model.state_dict() if weights is None else weights, temporary / MODEL)
@@ -149,6 +154,7 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         with torch.device("meta"):  # weights come from the file: none are drawn
             model = VARIANTS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
+        fed = settings.get("feeding")
         return LoadedCheckpoint(
             path=folder,
             variant=variant,
@@ -157,6 +163,7 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
             tokenizer=read_vocabulary(folder / VOCABULARY, flag),
             detector_fingerprint=settings["detector_fingerprint"],
             training=from_plain(TrainingRecord, settings["training"], "training"),
+            feeding=None if fed is None else from_plain(Feeding, fed, "feeding"),
         )
     except InputError:
         raise

@@ -323,6 +323,7 @@ class Run:
             weights=weights,
             tokenizer=self.place.tokenizer,
             detector_fingerprint=self.place.sources.fingerprint,
+            feeding=run.stage.feeding,
             training=TrainingRecord(
                 recipe=self.recipe.name,
                 stage=run.stage.name,

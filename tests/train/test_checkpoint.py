@@ -20,9 +20,11 @@ from vlmill.train.checkpoint import (
     saved_steps,
     step_folder,
 )
+from vlmill.train.recipes import Feeding
 from vlmill.train.vocabulary import train_vocabulary
 
 RECORD = TrainingRecord(recipe="tiny", stage="pairs", step=3, num_pairs=5, pairs_digest="abc")
+FEEDING = Feeding(max_regions=7, whole_image="mean", crop=(0.1, 0.9))
 CONFIG = ImageBertConfig(
     vocab_size=20, width=8, num_layers=1, num_heads=2, intermediate_width=8, region_width=4
 )
@@ -38,13 +40,14 @@ def save(folder: Path) -> ImageBert:
         tokenizer=train_vocabulary(["a dog"], 20),
         training=RECORD,
         detector_fingerprint="detector-a",
+        feeding=FEEDING,
         state={"rng.cpu": torch.get_rng_state()},
     )
     return model
 
 
 def assert_whole(loaded: LoadedCheckpoint, model: ImageBert) -> None:
-    assert loaded.config == CONFIG and loaded.training == RECORD
+    assert loaded.config == CONFIG and loaded.training == RECORD and loaded.feeding == FEEDING
     assert (loaded.variant, loaded.detector_fingerprint) == ("imagebert", "detector-a")
     assert loaded.tokenizer.encode("a dog").tokens[0] == "[CLS]"
     assert not loaded.model.training
@@ -93,6 +96,7 @@ def test_without_a_checkpoint(tmp_path: Path) -> None:
         ("model", {"widht": 3}, "did you mean width"),
         ("model", {"width": 24}, "is damaged"),
         ("training", None, "is damaged"),
+        ("feeding", {"max_region": 3}, "did you mean max_regions"),
     ],
 )
 def test_wrong_settings_are_told(field: str, value: object, message: str, tmp_path: Path) -> None:
@@ -101,6 +105,18 @@ def test_wrong_settings_are_told(field: str, value: object, message: str, tmp_pa
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(InputError, match=message):
         load_checkpoint(tmp_path / "one")
+
+
+def test_a_model_that_was_not_trained_has_no_feeding(tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    path = tmp_path / "one" / "checkpoint.json"
+    settings = json.loads(path.read_text())
+    for changed in (
+        {**settings, "feeding": None},
+        {k: settings[k] for k in settings if k != "feeding"},
+    ):
+        path.write_text(json.dumps(changed))
+        assert load_checkpoint(tmp_path / "one").feeding is None
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", "checkpoint.json"])
