@@ -1,8 +1,8 @@
 """Picture tokenizers: what turns a picture into BEiT's targets, a grid of visual tokens.
 
 DALL-E's encoder (Ramesh et al., arXiv:2102.12092, released code) and the discrete variational
-auto-encoder that BEiT's repository takes besides. B pictures, S pixels a side, G = S / 8 tokens a
-side, V visual tokens.
+auto-encoder that BEiT's repository takes besides. B pictures of Sy x Sx pixels, Gy x Gx tokens
+(an eighth of either), V visual tokens.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class DvaeConfig:
         check_sizes(self)
 
 
-def map_pixels(pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B 3 S S"]:
+def map_pixels(pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B 3 Sy Sx"]:
     """Pixels of 0..1 as DALL-E's encoder takes them."""
     return (1 - 2 * DALLE_MARGIN) * pixels + DALLE_MARGIN
 
@@ -68,12 +68,12 @@ class DalleBlock(nn.Module):
             )
         )
 
-    def forward(self, x: Float[Tensor, "B I s s"]) -> Float[Tensor, "B O s s"]:
+    def forward(self, x: Float[Tensor, "B I y x"]) -> Float[Tensor, "B O y x"]:
         """Keeps the size."""
         inner = x
         for convolution in self.convolutions:
             inner = convolution(F.relu(inner))
-        mixed: Float[Tensor, "B O s s"] = self.identity(x) + self.gain * inner
+        mixed: Float[Tensor, "B O y x"] = self.identity(x) + self.gain * inner
         return mixed
 
 
@@ -98,8 +98,8 @@ class DalleTokenizer(nn.Module):
             inputs = outputs
         self.last = nn.Conv2d(inputs, config.num_tokens, 1)
 
-    def forward(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B V G G"]:
-        """Logits of visual tokens; ``pixels`` in 0..1, S a multiple of what the groups halve."""
+    def forward(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B V Gy Gx"]:
+        """Logits of visual tokens; ``pixels`` in 0..1, in multiples of 8 as released."""
         _check_size(pixels, 2 ** (self.config.num_groups - 1))
         hidden = self.first(map_pixels(pixels))
         for number, blocks in enumerate(self.groups):
@@ -108,13 +108,13 @@ class DalleTokenizer(nn.Module):
             assert isinstance(blocks, nn.ModuleList)
             for block in blocks:
                 hidden = block(hidden)
-        logits: Float[Tensor, "B V G G"] = self.last(F.relu(hidden))
+        logits: Float[Tensor, "B V Gy Gx"] = self.last(F.relu(hidden))
         return logits
 
     @torch.no_grad()
-    def tokens(self, pixels: Float[Tensor, "B 3 S S"]) -> Int[Tensor, "B G G"]:
+    def tokens(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Int[Tensor, "B Gy Gx"]:
         """The most likely visual token of each place, of ``pixels`` in 0..1."""
-        tokens: Int[Tensor, "B G G"] = self(pixels).argmax(dim=1)
+        tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
 
@@ -131,9 +131,9 @@ class ResidualBlock(nn.Module):
             nn.Conv2d(width, width, 1),
         )
 
-    def forward(self, x: Float[Tensor, "B H s s"]) -> Float[Tensor, "B H s s"]:
+    def forward(self, x: Float[Tensor, "B H y x"]) -> Float[Tensor, "B H y x"]:
         """Keeps the size."""
-        mixed: Float[Tensor, "B H s s"] = x + self.net(x)
+        mixed: Float[Tensor, "B H y x"] = x + self.net(x)
         return mixed
 
 
@@ -148,23 +148,23 @@ class Dvae(nn.Module):
         self.encoder = _stages(nn.Conv2d, [3] + [width] * layers, config.num_tokens)
         self.decoder = _stages(nn.ConvTranspose2d, [config.codebook_width] + [width] * layers, 3)
 
-    def forward(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B V G G"]:
+    def forward(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B V Gy Gx"]:
         """Logits of visual tokens; ``pixels`` normalised by (x - 0.5) / 0.5."""
         _check_size(pixels, 2**self.config.num_layers)
-        logits: Float[Tensor, "B V G G"] = self.encoder(pixels)
+        logits: Float[Tensor, "B V Gy Gx"] = self.encoder(pixels)
         return logits
 
     @torch.no_grad()
-    def tokens(self, pixels: Float[Tensor, "B 3 S S"]) -> Int[Tensor, "B G G"]:
+    def tokens(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Int[Tensor, "B Gy Gx"]:
         """The most likely visual token of each place."""
-        tokens: Int[Tensor, "B G G"] = self(pixels).argmax(dim=1)
+        tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
     @torch.no_grad()
-    def decode(self, tokens: Int[Tensor, "B G G"]) -> Float[Tensor, "B 3 S S"]:
+    def decode(self, tokens: Int[Tensor, "B Gy Gx"]) -> Float[Tensor, "B 3 Sy Sx"]:
         """A picture from its tokens, normalised as the input is."""
         codes = self.codebook(tokens).permute(0, 3, 1, 2)
-        pixels: Float[Tensor, "B 3 S S"] = self.decoder(codes)
+        pixels: Float[Tensor, "B 3 Sy Sx"] = self.decoder(codes)
         return pixels
 
 

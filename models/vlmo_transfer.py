@@ -75,7 +75,7 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig
         if not name.startswith("classifier.")  # of other answers; always new, as released
     }
     own = model.state_dict()
-    for name in own.keys() & held.keys():
+    for name in sorted(own.keys() & held.keys()):
         if own[name].shape != held[name].shape:
             raise ValueError(
                 f"{name} is {list(own[name].shape)} here and {list(held[name].shape)} in the "
