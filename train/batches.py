@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import RegionReader
 from vlmill.train.block_masking import BlockMasking
@@ -262,7 +263,7 @@ def batch_loader(
     processes. Workers are spawned, not forked: Arrow's threads do not survive a fork.
     """
     planned = DataLoader(
-        batches,
+        _Plans(batches),
         batch_size=None,
         sampler=range(first, last, every),
         num_workers=workers,
@@ -271,8 +272,29 @@ def batch_loader(
         generator=torch.Generator(),
         multiprocessing_context="spawn" if workers else None,
     )
-    made = (assemble(one, batches.regions, pin_memory=pin_memory) for one in planned)
+    made = (assemble(_sound(one), batches.regions, pin_memory=pin_memory) for one in planned)
     return _ahead(made) if workers else made
+
+
+class _Plans(Dataset[PlannedBatch | InputError]):
+    """The plans of batches, or what is wrong with the data: an error that is raised in a worker
+    comes with a traceback in its message.
+    """
+
+    def __init__(self, batches: PretrainBatches) -> None:
+        self.batches = batches
+
+    def __getitem__(self, index: int) -> PlannedBatch | InputError:
+        try:
+            return self.batches[index]
+        except InputError as error:
+            return error
+
+
+def _sound(planned: PlannedBatch | InputError) -> PlannedBatch:
+    if isinstance(planned, InputError):
+        raise planned
+    return planned
 
 
 def _ahead(made: Iterator[StoredBatch]) -> Generator[StoredBatch, None, None]:

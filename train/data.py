@@ -19,38 +19,18 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from vlmill.schemas.commands import InputError
-from vlmill.schemas.ids import key64
 from vlmill.schemas.progress import Progress
 from vlmill.schemas.reading import iter_batches
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.row_index import ABSENT, Numbers
 from vlmill.schemas.shards import ShardWriter
-from vlmill.schemas.tables import NEGATIVES, PAIRS, REGIONS
-from vlmill.train.sampling import Ids, Keys, mix
+from vlmill.schemas.tables import PAIRS, REGIONS
+from vlmill.train.prepared import ROWS, Columns, prepare_negatives, write_known
 
 VALIDATION_SPLITS = frozenset({"val", "dev"})
 HELD_OUT_SPLITS = VALIDATION_SPLITS | {"test"}
 COLUMNS = ("pair_id", "image_id", "text", "source", "split")
-ROWS = 4096  # of each record batch, so that a row's batch is known without a search
-SAMPLES = pa.schema(
-    [
-        ("pair_id", pa.string()),
-        ("image_id", pa.string()),
-        ("source", pa.string()),
-    ]
-)
-HARD = pa.schema([("row", pa.int64()), ("negatives", pa.list_(pa.int64()))])
-NUMBERS: dict[str, np.dtype[Any]] = {
-    "pair_key": np.dtype(np.uint64),
-    "text_key": np.dtype(np.uint64),
-    "image_key": np.dtype(np.uint64),
-    "image_row": np.dtype(np.int64),
-    "num_tokens": np.dtype(np.int32),
-    "num_regions": np.dtype(np.int32),
-    "tokens": np.dtype(np.int32),  # of all texts, one after the other
-}
-NO_IMAGE = 0  # the picture's key of a text alone
 
 
 class Pictures(Protocol):
@@ -83,24 +63,40 @@ def pair_rows(pairs: str, flag: str = "--pairs") -> Iterator[list[dict[str, Any]
     return (batch.to_pylist() for batch in pair_batches(pairs, flag))
 
 
-def pairs_digest(pairs: str) -> tuple[int, str]:
-    """Number of pairs, and SHA-256 over the ids and texts that training reads, in their order.
+class PairsDigest:
+    """SHA-256 over the ids and texts that training reads, in their order, and their number.
 
-    How the table is cut into shards and row groups does not matter.
+    How the table is cut into shards, row groups and batches does not matter.
     """
-    # Lengths and characters apart, so that batches of another size give the same bytes.
-    digests, count = {name: (hashlib.sha256(), hashlib.sha256()) for name in COLUMNS}, 0
-    for batch in pair_batches(pairs):
-        count += batch.num_rows
-        for name, (of_lengths, of_text) in digests.items():
+
+    def __init__(self) -> None:
+        # Lengths and characters apart, so that batches of another size give the same bytes.
+        self._digests = {name: (hashlib.sha256(), hashlib.sha256()) for name in COLUMNS}
+        self.count = 0
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Go on with a batch of :func:`pair_batches`."""
+        self.count += batch.num_rows
+        for name, (of_lengths, of_text) in self._digests.items():
             column = batch.column(name).cast(pa.large_string())
             _, offsets, data = column.buffers()
             ends = np.frombuffer(offsets, np.int64)[column.offset :][: len(column) + 1]
             lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), -1)
             of_lengths.update(lengths.astype("<i8").tobytes())
             of_text.update(b"" if data is None else memoryview(data)[ends[0] : ends[-1]])
-    total = hashlib.sha256(b"".join(d.digest() for both in digests.values() for d in both))
-    return count, total.hexdigest()
+
+    def hexdigest(self) -> str:
+        """Of all batches so far."""
+        parts = (digest.digest() for both in self._digests.values() for digest in both)
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def pairs_digest(pairs: str) -> tuple[int, str]:
+    """Number of a table's pairs and their :class:`PairsDigest`."""
+    digest = PairsDigest()
+    for batch in pair_batches(pairs):
+        digest.update(batch)
+    return digest.count, digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +152,7 @@ def prepare_samples(
     tokenizer.enable_truncation(wanted.max_tokens)
     choose = _Chooser(pictures, wanted)
     with (
-        _Columns(folder) as writer,
+        Columns(folder) as writer,
         Progress(total=total, unit="pair", label="prepare") as progress,
     ):
         for batch in pair_batches(pairs):
@@ -175,9 +171,9 @@ def prepare_samples(
                 rejects.write(rejected)
             writer.write(kept)
             progress.advance(len(rows), rejects=len(rejected))
-    _write_known(folder)
+    write_known(folder)
     if negatives is not None and counts["kept"]:
-        counts["hard_negatives"] = _prepare_negatives(folder, negatives)
+        counts["hard_negatives"] = prepare_negatives(folder, negatives)
     return +counts
 
 
@@ -226,122 +222,3 @@ class _Chooser:
         if num_tokens <= 2:  # [CLS] and [SEP] alone
             return Reason.NO_TEXT
         return None
-
-
-Kept = tuple[dict[str, Any], list[int], int, int]  # row, tokens, picture's row, regions
-
-
-class _Columns:
-    """Writes kept pairs: an Arrow file of what is read by row, and a file for each number."""
-
-    def __init__(self, folder: Path) -> None:
-        self._samples = _Writer(folder / "samples.arrow", SAMPLES)
-        self._files = {name: (folder / name).open("wb") for name in NUMBERS}
-
-    def __enter__(self) -> "_Columns":
-        return self
-
-    def write(self, kept: Sequence[Kept]) -> None:
-        self._samples.write(
-            [
-                {
-                    "pair_id": row["pair_id"],
-                    "image_id": row["image_id"],
-                    "source": row["source"],
-                }
-                for row, *_ in kept
-            ]
-        )
-        numbers: dict[str, list[int]] = {
-            "pair_key": [key64(row["pair_id"]) for row, *_ in kept],
-            # As the model sees it: case does not count.
-            "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in kept],
-            "image_key": [
-                NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in kept
-            ],
-            "image_row": [at for _, _, at, _ in kept],
-            "num_tokens": [len(tokens) for _, tokens, *_ in kept],
-            "num_regions": [count for *_, count in kept],
-            "tokens": [token for _, tokens, *_ in kept for token in tokens],
-        }
-        for name, values in numbers.items():
-            self._files[name].write(np.array(values, dtype=NUMBERS[name]).tobytes())
-
-    def __exit__(self, *error: object) -> None:
-        self._samples.__exit__(*error)
-        for file in self._files.values():
-            file.close()
-
-
-class _Writer:
-    """Writes rows to an Arrow file in record batches of exactly ROWS, the last one excepted."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._schema, self._pending = schema, list[dict[str, Any]]()
-        self._file = pa.OSFile(str(path), "wb")
-        self._out = pa.ipc.new_file(self._file, schema)
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        self._pending += rows
-        while len(self._pending) >= ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        rows, self._pending = self._pending[:ROWS], self._pending[ROWS:]
-        self._out.write_batch(pa.RecordBatch.from_pylist(rows, schema=self._schema))
-
-    def __exit__(
-        self,
-        kind: object,
-        error: object,
-        trace: object,
-    ) -> None:
-        if self._pending:
-            self._flush()
-        self._out.close()
-        self._file.close()
-
-
-def _write_known(folder: Path) -> None:
-    """Write what follows from all rows: where each text ends, and the sorted keys of which text
-    belongs to which picture.
-    """
-    ends = np.cumsum(numbers_of(folder, "num_tokens"), dtype=np.int64)
-    (folder / "token_ends").write_bytes(ends.tobytes())
-    keys = mix(numbers_of(folder, "text_key"), numbers_of(folder, "image_key"))
-    (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
-
-
-def _prepare_negatives(folder: Path, negatives: str) -> int:
-    """Write each kept pair's negatives as row numbers; those not kept are left out."""
-    keys = numbers_of(folder, "pair_key")
-    order = np.argsort(keys, kind="stable")
-    ordered, total = keys[order], 0
-    with _Writer(folder / "hard.arrow", HARD) as writer:
-        for batch in iter_batches(negatives, NEGATIVES, batch_rows=ROWS, flag="--negatives"):
-            for row in batch.to_pylist():
-                place = _find([row["pair_id"]], ordered, order)
-                found = _find(row["negative_pair_ids"], ordered, order)
-                if len(place) and len(found):
-                    total += len(found)
-                    writer.write([{"row": int(place[0]), "negatives": found}])
-    return total
-
-
-def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
-    wanted = np.array([key64(i) for i in pair_ids], dtype=np.uint64)
-    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    found: Ids = order[at[ordered[at] == wanted]]
-    return found
-
-
-def numbers_of(folder: Path, name: str) -> Any:
-    """A prepared column of numbers, mapped."""
-    kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
-    path, kind = folder / name, kinds[name]
-    if not path.stat().st_size:
-        return np.empty(0, dtype=kind)
-    return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from vlmill.schemas.row_index import ABSENT
-from vlmill.train.data import ROWS, numbers_of
+from vlmill.train.prepared import ROWS, numbers_of
 from vlmill.train.sampling import Ids, mix
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
+from vlmill.schemas.progress import Progress
 from vlmill.schemas.reading import find_shards
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES
@@ -194,8 +195,10 @@ def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
         return read_vocabulary(sources.inputs.vocab)
 
     def texts() -> Iterator[str]:
-        for rows in pair_rows(sources.inputs.pairs):
-            yield from (row["text"] for row in rows if not is_held_out(row))
+        with Progress(total=sources.num_pairs, unit="pair", label="vocabulary") as progress:
+            for rows in pair_rows(sources.inputs.pairs):
+                progress.advance(len(rows))
+                yield from (row["text"] for row in rows if not is_held_out(row))
 
     return train_vocabulary(texts(), recipe.vocabulary_size)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
@@ -21,6 +22,7 @@ from vlmill.train.config import to_yaml
 from vlmill.train.data import Wanted, prepare_samples, require_pictures
 from vlmill.train.log import CURVES
 from vlmill.train.loop import StageRun, Stopped
+from vlmill.train.prepared import Preparation, remember, remembered
 from vlmill.train.recipes import Recipe
 from vlmill.train.report import write_report
 from vlmill.train.run import HELD_OUT, JOB, LOG, PREPARED, Place, Run
@@ -87,7 +89,12 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     """
     # Heads of objectives that a batch has no labels for get no gradient.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(mixed_precision=recipe.precision, kwargs_handlers=[unused])
+    accelerator = Accelerator(
+        mixed_precision=recipe.precision,
+        kwargs_handlers=[unused],
+        # Told, as it takes a launcher's processes for single ones where there is no accelerator.
+        cpu=not torch.accelerator.is_available(),
+    )
     for number, stage in enumerate(recipe.stages):
         parts = stage.accumulation * accelerator.num_processes
         if stage.batch_size % parts:
@@ -107,6 +114,8 @@ def _prepare(
     state = prepare_output(output, job=JOB, settings=settings, fresh=fresh)
     if state is State.FINISHED:
         return None
+    if before := remembered(output / PREPARED, output):
+        return before.rejects, before.counts, before.tokenizer
     tokenizer = make_tokenizer(recipe, sources)
     inputs, wanted = sources.inputs, _wanted(recipe)
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
@@ -137,7 +146,9 @@ def _prepare(
         )
         if not held_out["kept"]:
             say("warning: --pairs has no pair of split val or dev; nothing to validate on")
-    return rejects.shard, counts, tokenizer.to_str()
+    made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
+    remember(output / PREPARED, made)
+    return made.rejects, made.counts, made.tokenizer
 
 
 def _remove_run(output: Path) -> None:

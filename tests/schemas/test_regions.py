@@ -1,5 +1,6 @@
 """Regions: what is encoded is what is read, by any order of access."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,23 @@ def test_bfloat16_features_are_read_as_float32(tmp_path: Path) -> None:
     assert found.features is not None and found.global_feature is not None
     np.testing.assert_allclose(found.features, features, rtol=2**-8)
     assert np.array_equal(found.global_feature, found.features[0])
+
+
+def test_memory_is_bounded_by_the_rows_that_are_cached(tmp_path: Path) -> None:
+    write(tmp_path, [[row(f"{g}-{k}", 2) for k in range(4)] for g in range(20)])
+    reader = RegionReader(tmp_path, cached_rows=8)
+    for _ in range(2):
+        assert [found.image_id for found in reader] == reader.image_ids
+        assert sum(group.num_rows for group in reader._cache.values()) == reader._cached_rows <= 8
+
+
+def test_a_reader_is_sent_without_its_index(tmp_path: Path) -> None:
+    write(tmp_path, [[row(f"{g}-{k}", 2) for k in range(4)] for g in range(3)])
+    reader = RegionReader(tmp_path)
+    sent = pickle.dumps(reader)
+    again = pickle.loads(sent)
+    assert b"0-1" not in sent
+    assert_equal(again.row(5), reader.row(5))
+    assert again["2-3"].image_id == "2-3"
+    with pytest.raises(IndexError):
+        again.row(12)

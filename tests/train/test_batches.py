@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,17 +130,34 @@ def test_buckets_and_padding_leave_the_pairs_of_an_epoch(
         batch.to("cpu").inputs.validate()
 
 
-def test_an_error_of_a_worker_or_of_a_file_reaches_who_asks(
-    batches: PretrainBatches, tables: Tables
-) -> None:
-    loader = batch_loader(batches, 0, 2, workers=1, pin_memory=False)
+def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables: Tables) -> None:
     path = next(Path(tables.regions).glob("*.parquet"))
     data = bytearray(path.read_bytes())
     assert batches.regions is not None
-    _, offset, size = batches.regions.place("features", 0) or (0, 0, 0)
-    data[offset : offset + size] = b"\xff" * size  # NaN
+    _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
+    data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
     with pytest.raises(InputError, match="picture-0 has features that are not finite"):
-        for index in range(5):
-            batches.assembled(index)
-    del loader
+        list(batch_loader(batches, 0, 3, workers=1, pin_memory=False))
+
+
+def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
+    batches: PretrainBatches, tables: Tables
+) -> None:
+    path = next(Path(tables.regions).glob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    assert batches.regions is not None
+    _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
+    data[offset - 4 : offset] = b"\xff" * 4  # the length of the value
+    path.write_bytes(data)
+    sent = dataclasses.replace(batches, regions=RegionReader(tables.regions))
+    with pytest.raises(InputError, match="is damaged: a value of") as raised:
+        list(batch_loader(sent, 0, 3, workers=1, pin_memory=False))
+    assert "\n" not in str(raised.value)
+
+
+def test_who_stops_asking_leaves_no_thread(batches: PretrainBatches) -> None:
+    loader = batch_loader(batches, 0, 1000, workers=1, pin_memory=False)
+    assert len(next(loader).pair_ids) == 4
+    loader.close()
+    assert not [t for t in threading.enumerate() if t.name == "batches"]

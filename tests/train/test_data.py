@@ -11,7 +11,7 @@ from vlmill.schemas.reading import read_table
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.shards import ShardWriter, write_shard
 from vlmill.schemas.tables import PAIRS, REJECTS
-from vlmill.train import data, sample_table
+from vlmill.train import prepared, sample_table
 from vlmill.train.data import (
     Wanted,
     pair_rows,
@@ -67,7 +67,7 @@ def test_every_pair_is_kept_or_rejected(tables: Tables, tmp_path: Path) -> None:
 
 
 def test_samples_read_back(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "ROWS", 3)  # two record batches
+    monkeypatch.setattr(prepared, "ROWS", 3)  # two record batches
     monkeypatch.setattr(sample_table, "ROWS", 3)
     tables.write_pairs(ROWS, {"source": ["cc", "sbu", None, "cc"]})
     tables.write_regions(["p", "q", "r"])
