@@ -30,7 +30,7 @@ def vlmo(golden: GoldenSet, results: Results) -> None:
     model: Any = load_reference("vlmo", golden.weights, golden.config)
     compare_indices(golden, results, model.encoder)
     asked = {name for name, weight in golden.config["loss_names"].items() if weight}
-    compare = {
+    compare: Any = {
         frozenset({"itm", "itc", "mlm"}): pretraining,
         frozenset({"textmlm"}): text_stage,
         frozenset({"vqa"}): vqa,
@@ -52,7 +52,7 @@ def vlmo(golden: GoldenSet, results: Results) -> None:
         outputs, loss = compare(model, inputs)
         results.check_all({f"{case}.out.{name}": value for name, value in outputs.items()})
         if case == "case0" and golden.gradients:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             compare_gradients(golden, results, model)
 
 
