@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.pairs < 0 or args.held_out < 2:
         raise InputError("--pairs from 0, --held-out from 2: a retrieval needs two candidates")
     world = World(seed=args.seed)
-    found = oracles(make_scenes(world, "test", args.held_out))
+    found = oracles(world, make_scenes(world, "test", args.held_out))
     detector = Detector(extra_boxes=args.extra_boxes, class_error=args.class_error)
     state = write_world(
         args.output,

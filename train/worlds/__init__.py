@@ -6,18 +6,18 @@ only a part, ``writing.py`` writes tables.
 """
 
 from vlmill.train.worlds.detector import Detector
-from vlmill.train.worlds.oracles import VIEWS, oracles
+from vlmill.train.worlds.oracles import oracles, views
 from vlmill.train.worlds.scenes import Scene, Split, World, make_scenes, word_groups
 from vlmill.train.worlds.writing import write_world
 
 __all__ = [
-    "VIEWS",
     "Detector",
     "Scene",
     "Split",
     "World",
     "make_scenes",
     "oracles",
+    "views",
     "word_groups",
     "write_world",
 ]

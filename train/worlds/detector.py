@@ -28,8 +28,8 @@ class Detector:
     about 1.8; ``class_error`` the share of regions of a wrong class; ``extra_boxes`` how many boxes
     each thing has beside the tight one, shifted and scaled as a detector's duplicates are.
 
-    With the defaults a linear readout of a region names its colour in 92 of 100 cases, its shape
-    in 88 and its texture in 93.
+    With the defaults a linear readout of a region names its colour in 91 of 100 cases and its shape
+    in 84 (of 6), boxes around two things and wrong classes counted as errors.
     """
 
     seed: int = 0
@@ -92,7 +92,7 @@ class Detector:
     ) -> RegionRow:
         """The regions of a picture, the surest first. ``boxes`` are the things' tight ones."""
         every, owners = _with_duplicates(boxes, self.extra_boxes, world.side, rng)
-        kinds = np.array([world.kinds.index(f"{t.colour} {t.shape}") for t in scene.things])
+        kinds = np.array([world.kinds.index(t.kind) for t in scene.things])
         right = kinds[owners]
         wrong = rng.uniform(size=len(owners)) < self.class_error
         guesses = rng.integers(len(world.kinds), size=len(owners))

@@ -5,33 +5,35 @@ rank those of equal view first; among them it has no order, and ties count as th
 them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmill.train.metrics import retrieval_metrics
-from vlmill.train.worlds.scenes import Scene, combination_of, holds
+from vlmill.train.worlds.scenes import Scene, World, combination_of, holds
 
 View = Callable[[Scene], Hashable]
 
 
-def _bag(scene: Scene, *names: str) -> Hashable:
+def _bag(scene: Scene, names: tuple[str, ...]) -> Hashable:
     return tuple(sorted(tuple(getattr(t, name) for name in names) for t in scene.things))
 
 
-VIEWS: dict[str, View] = {
-    "colours": lambda scene: _bag(scene, "colour"),
-    "textures": lambda scene: _bag(scene, "texture"),
-    "shapes": lambda scene: _bag(scene, "shape"),
-    "colours_and_shapes": lambda scene: _bag(scene, "colour", "shape"),
-    "things": lambda scene: _bag(scene, "colour", "texture", "shape"),
-    "relations": lambda scene: tuple(
-        sorted(combination_of(scene.things, s)[2] for s in scene.statements)
-    ),
-}
-"""What a matcher sees; each holds everything of its kind. ``things``: all but the relations."""
+def views(world: World) -> dict[str, View]:
+    """What a matcher sees by name, among what captions of this world say.
+
+    ``things`` is the bag of all of them as captions name them, without their relations.
+    """
+    named = {"textures": "texture"} if world.name_textures else {}
+    single = {"colours": "colour", "shapes": "shape"} | named
+    return {name: partial(_bag, names=(part,)) for name, part in single.items()} | {
+        "things": partial(_bag, names=tuple(single.values())),
+        "relations": lambda scene: tuple(
+            sorted(combination_of(scene.things, s)[2] for s in scene.statements)
+        ),
+    }
 
 
 def oracle(scenes: Sequence[Scene], view: View) -> dict[str, float]:
@@ -46,11 +48,12 @@ def oracle(scenes: Sequence[Scene], view: View) -> dict[str, float]:
     return metrics_of((codes[:, None] == codes[None, :]).astype(np.float32))
 
 
-def truth(scenes: Sequence[Scene]) -> dict[str, float]:
+def truth(world: World, scenes: Sequence[Scene]) -> dict[str, float]:
     """The same for a matcher that sees everything: which captions are true of which pictures."""
+    view = views(world)["things"]
     alike: dict[Hashable, list[int]] = {}
     for number, scene in enumerate(scenes):
-        alike.setdefault(VIEWS["things"](scene), []).append(number)
+        alike.setdefault(view(scene), []).append(number)
     scores = np.zeros((len(scenes), len(scenes)), np.float32)
     for group in alike.values():
         for picture in group:
@@ -61,9 +64,10 @@ def truth(scenes: Sequence[Scene]) -> dict[str, float]:
 
 def is_true(caption: Scene, picture: Scene) -> bool:
     """Whether all that a scene's caption states holds in another scene of the same things."""
-    place = dict(zip(picture.things, picture.places, strict=True))
+    place = {t.kind: where for t, where in zip(picture.things, picture.places, strict=True)}
+    kinds = [thing.kind for thing in caption.things]
     return all(
-        holds(s.relation, place[caption.things[s.subject]], place[caption.things[s.object]])
+        holds(s.relation, place[kinds[s.subject]], place[kinds[s.object]])
         for s in caption.statements
     )
 
@@ -80,13 +84,8 @@ def metrics_of(scores: NDArray[np.float32]) -> dict[str, float]:
     return metrics
 
 
-def oracles(scenes: Sequence[Scene]) -> dict[str, dict[str, float]]:
+def oracles(world: World, scenes: Sequence[Scene]) -> dict[str, dict[str, float]]:
     """Every view's metrics by name, and those of ``everything``."""
-    return {name: oracle(scenes, view) for name, view in VIEWS.items()} | {
-        "everything": truth(scenes)
+    return {name: oracle(scenes, view) for name, view in views(world).items()} | {
+        "everything": truth(world, scenes)
     }
-
-
-def sizes(scenes: Sequence[Scene]) -> Counter[int]:
-    """How many scenes have how many things."""
-    return Counter(len(scene.things) for scene in scenes)

@@ -6,6 +6,7 @@ out of training. x grows to the right and y downwards, in pixels.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,7 @@ RELATIONS = (*INVERSES, *INVERSES.values())
 _OPENINGS = ("", "there is ", "a picture of ", "we see ")
 _NESTED = ("inside", "around")
 _DIRECTIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
+_DRAWS = 200
 _LAYOUTS = 60  # places tried for one set of statements
 _GAP = 3.0  # pixels at least between things that are not inside each other
 
@@ -44,16 +46,18 @@ class World:
 
     With 500 held-out pairs the defaults let a matcher that sees only colours reach R@1 of about
     0.3, and one that sees every thing but no relation about 0.95 (``oracles.py`` computes both).
-    Captions name all things and every statement; shapes come in ``num_shapes`` of
-    :data:`SHAPES`, and so on. ``held_out_share`` is the share of combinations (colour and shape,
-    relation, colour and shape) that no training picture states.
+    Captions name every thing by colour and shape, with ``name_textures`` by texture too; unnamed
+    textures only make pictures harder to read. Shapes come in ``num_shapes`` of :data:`SHAPES`, and
+    so on. ``held_out_share`` is the share of combinations (colour and shape, relation, colour and
+    shape) that no training picture states.
     """
 
     seed: int = 0
-    num_things: tuple[int, ...] = (2, 3, 4)
+    num_things: tuple[int, ...] = (2, 3, 3, 4)  # each as likely as it is often named
     num_colours: int = 9
-    num_textures: int = 2
-    num_shapes: int = 3
+    num_textures: int = 3
+    num_shapes: int = 6
+    name_textures: bool = False
     side: int = 128
     held_out_share: float = 0.2
 
@@ -99,14 +103,21 @@ class World:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Thing:
-    """What a caption can say of a thing; no two of a scene have the same colour and shape."""
+    """What can be seen of a thing; no two of a scene have the same colour and shape."""
 
     colour: str
     texture: str
     shape: str
 
-    def __str__(self) -> str:
-        return f"a {self.texture} {self.colour} {self.shape}"
+    @property
+    def kind(self) -> str:
+        """Colour and shape: what it is called, and its class."""
+        return f"{self.colour} {self.shape}"
+
+    def name(self, world: World) -> str:
+        """What captions call it."""
+        name = f"{self.texture} {self.kind}" if world.name_textures else self.kind
+        return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -164,23 +175,23 @@ Split = Literal["train", "test"]
 def make_scene(world: World, split: Split, index: int) -> Scene:
     """Scene ``index`` of a split: the same for any number of other scenes.
 
-    A test scene states held-out combinations only, a training scene none.
+    A test scene states held-out combinations only, a training scene none. Raises ValueError if the
+    world has no such scene.
     """
     rng = np.random.default_rng([world.seed, split == "test", index])
     count = int(rng.choice(world.num_things))  # before the rejections, which would favour few
-    while True:
-        things, statements = _draw(world, count, rng)
-        held = [is_held_out(world, combination_of(things, s)) for s in statements]
-        if held != [split == "test"] * len(held):
-            continue
-        places = _place(world, things, statements, rng)
-        if places is not None:
+    for _ in range(_DRAWS):
+        drawn = _draw(world, count, split == "test", rng)
+        places = None if drawn is None else _place(world, *drawn, rng)
+        if drawn is not None and places is not None:
+            things, statements = drawn
             return Scene(
                 things=things,
                 statements=statements,
                 places=places,
-                caption=_caption(things, statements, rng),
+                caption=_caption([thing.name(world) for thing in things], statements, rng),
             )
+    raise ValueError(f"no scene of {count} things for {split}: want more colours and shapes")
 
 
 def make_scenes(world: World, split: Split, count: int) -> list[Scene]:
@@ -189,27 +200,37 @@ def make_scenes(world: World, split: Split, count: int) -> list[Scene]:
 
 
 def _draw(
-    world: World, count: int, rng: np.random.Generator
-) -> tuple[tuple[Thing, ...], tuple[Statement, ...]]:
-    kinds = rng.permutation(world.num_colours * world.num_shapes)[:count]
-    textures = rng.integers(world.num_textures, size=count)
-    things = tuple(
-        Thing(
-            world.colours[kind // world.num_shapes],
-            world.textures[texture],
-            world.shapes[kind % world.num_shapes],
-        )
-        for kind, texture in zip(kinds, textures, strict=True)
-    )
+    world: World, count: int, held_out: bool, rng: np.random.Generator
+) -> tuple[tuple[Thing, ...], tuple[Statement, ...]] | None:
+    """Things and statements, drawn one after the other; None if a thing found no combination."""
+    things, statements = [_draw_thing(world, rng)], list[Statement]()
     star = bool(rng.integers(2))  # all of the first thing, or each of the one before
-    relations = rng.integers(len(RELATIONS), size=count - 1)
-    if sum(RELATIONS[r] in _NESTED for r in relations) > 1:
-        return _draw(world, count, rng)  # nested twice would be too small to see
-    statements = tuple(
-        Statement(0, RELATIONS[r], i + 1) if star else Statement(i, RELATIONS[r], i + 1)
-        for i, r in enumerate(relations)
+    for number in range(1, count):
+        for _ in range(_DRAWS):
+            thing = _draw_thing(world, rng)
+            relation = RELATIONS[rng.integers(len(RELATIONS))]
+            statement = Statement(0 if star else number - 1, relation, number)
+            if relation in _NESTED and (
+                thing.colour == things[statement.subject].colour  # could not be seen
+                or any(s.relation in _NESTED for s in statements)  # nested twice: too small
+            ):
+                continue
+            if thing.kind in {other.kind for other in things}:
+                continue
+            if is_held_out(world, combination_of((*things, thing), statement)) == held_out:
+                break
+        else:
+            return None
+        things.append(thing)
+        statements.append(statement)
+    return tuple(things), tuple(statements)
+
+
+def _draw_thing(world: World, rng: np.random.Generator) -> Thing:
+    colour, texture, shape = (
+        words[rng.integers(len(words))] for words in (world.colours, world.textures, world.shapes)
     )
-    return things, statements
+    return Thing(colour, texture, shape)
 
 
 # Places
@@ -301,14 +322,14 @@ def holds(relation: str, one: Placed, other: Placed) -> bool:
 
 
 def _caption(
-    things: tuple[Thing, ...], statements: tuple[Statement, ...], rng: np.random.Generator
+    names: Sequence[str], statements: Sequence[Statement], rng: np.random.Generator
 ) -> str:
     """``a is r1 b and r2 c`` where all statements are of a, else ``a r1 b which is r2 c``."""
-    text = str(things[0])
+    text = names[0]
     star = all(s.subject == 0 for s in statements)
     for number, s in enumerate(statements):
         link = "" if number == 0 else "and " if star else "which is "
-        text += f" {link}{s.relation} {things[s.object]}"
+        text += f" {link}{s.relation} {names[s.object]}"
     return str(rng.choice(_OPENINGS)) + text
 
 
@@ -317,9 +338,9 @@ def word_groups(world: World) -> dict[str, frozenset[str]]:
 
     A relation's telling word is its first (``left`` of ``left of``).
     """
-    return {
+    groups = {
         "colour": frozenset(world.colours),
-        "texture": frozenset(world.textures),
         "shape": frozenset(world.shapes),
         "relation": frozenset(relation.split()[0] for relation in RELATIONS),
     }
+    return groups | ({"texture": frozenset(world.textures)} if world.name_textures else {})
