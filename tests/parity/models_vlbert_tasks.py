@@ -1,0 +1,167 @@
+"""VL-BERT's task modules and its region network, and what all its sets share."""
+
+from typing import Any
+
+import torch
+from tests.parity.vl_cases import Case, check_gradients
+from torch import Tensor
+from torch.nn import functional as F
+
+from vlmill.models import VLInputs
+from vlmill.models.reference.vlbert import links
+from vlmill.models.vlbert_end_to_end import PictureRegions
+from vlmill.models.vlbert_tasks import ChoiceInputs
+from vlmill.models.vlbert_text import SpecialIds, TaskText, expression_text, vcr_text, vqa_text
+from vlmill.train.losses import mean_cross_entropy, summed_binary_cross_entropy
+
+BOXES = 4  # the leading columns of recorded boxes
+
+
+def located(boxes: Tensor, sizes: Tensor) -> Tensor:
+    """Corners and area of [..., 4] pixels as fractions of (width, height) [..., 2]."""
+    corners = boxes.double() / torch.cat([sizes, sizes], dim=-1).double()
+    area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)
+    return torch.cat([corners, area], dim=-1).float()
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """The switches under which a case was recorded."""
+    changes = case.golden.entry.get("overrides", {}).get(case.name, {})
+    return {**case.golden.config["network"], **changes.get("network", {})}
+
+
+def finish(case: Case, outputs: dict[str, Tensor], losses: dict[str, Tensor]) -> None:
+    """Compares outputs, losses, their sum, and the gradients of that."""
+    loss = torch.stack(list(losses.values())).sum()
+    case.check(**outputs, **losses, loss=loss)
+    if not any(key.split(":")[-1].startswith(case.name) for key in case.golden.gradients.values()):
+        return
+    gradients = check_gradients(case, loss, links(case.model))
+    for name, key in case.golden.gradient_norms.items():
+        norm = gradients[name].norm() if name in gradients else torch.tensor(-1.0)
+        case.results.check(key, norm.reshape(case.golden.tensors[key].shape))
+
+
+def special_ids(case: Case) -> SpecialIds:
+    ids = case.golden.config["tokens"]
+    return SpecialIds(cls=ids["cls_id"], sep=ids["sep_id"], mask=ids["mask_id"])
+
+
+def ids_of(padded: Tensor) -> list[list[int]]:
+    return [row[row > 0].tolist() for row in padded]
+
+
+def task_inputs(case: Case, text: TaskText) -> VLInputs:
+    boxes, sizes = case["in.boxes"], case["in.im_info"][:, None, :2]
+    mask = boxes[..., 0] > -1.5
+    return VLInputs(
+        tokens=text.tokens,
+        token_mask=text.token_mask,
+        segments=text.segments,
+        region_features=boxes[..., BOXES:].contiguous(),
+        region_locations=located(boxes[..., :BOXES], sizes.expand(-1, boxes.shape[1], -1)),
+        region_mask=mask,
+    )
+
+
+def wider(text: Tensor, like: Tensor) -> Tensor:
+    """The reference makes room for the longest of each part, in whichever texts they are."""
+    return F.pad(text, [0, like.shape[-1] - text.shape[-1]])
+
+
+def vqa(case: Case) -> None:
+    text = vqa_text(ids_of(case["in.question"]), special_ids(case))
+    assert text.answers is not None
+    logits = case.model(task_inputs(case, text), text.answers, pack=False)
+    loss = summed_binary_cross_entropy(logits, case["in.label"])
+    outputs = {
+        "label_logits": logits,
+        "answer_position": text.answers,
+        "text_input_ids": wider(text.tokens, case["out.text_input_ids"]),
+        "text_token_type_ids": wider(text.segments, case["out.text_input_ids"]),
+        "text_mask": wider(text.token_mask, case["out.text_input_ids"]),
+    }
+    finish(case, outputs, {"ans_loss": loss})
+
+
+def refcoco(case: Case) -> None:
+    """The reference's choice among all slots, padding too; ours must leave that out."""
+    text = expression_text(ids_of(case["in.expression"]), special_ids(case))
+    inputs, label = task_inputs(case, text), case["in.label"]
+    logits = case.model.candidate_logits(case.model.body(inputs, pack=False).regions)
+    ours = case.model(inputs)
+    assert inputs.region_mask.gather(1, ours.argmax(1, keepdim=True)).all()
+    torch.testing.assert_close(
+        ours[inputs.region_mask], logits[inputs.region_mask], atol=1e-5, rtol=1e-5
+    )
+    valid = label >= 0
+    best = case["in.boxes"][torch.arange(len(logits)), logits.argmax(1), :BOXES]
+    scale = case["in.im_info"][:, 2:4].repeat(1, 2)
+    outputs = {"label_logits": logits, "pred_boxes": best / scale}
+    loss = F.binary_cross_entropy_with_logits(logits[valid], label[valid])
+    finish(case, outputs, {"cls_loss": loss})
+
+
+def vcr(case: Case) -> None:
+    questions, choices = case["in.question"], case["in.answer_choices"]
+    pieces = [pairs_of(row) for row in questions]
+    pairs = [(pieces[n], pairs_of(c)) for n, four in enumerate(choices) for c in four]
+    text = vcr_text(pairs, special_ids(case))
+    shape = choices.shape[:2]
+    boxes, sizes = case["in.boxes"], case["in.im_info"][:, None, :2]
+    inputs = ChoiceInputs(
+        tokens=text.tokens.view(*shape, -1),
+        token_mask=text.token_mask.view(*shape, -1),
+        segments=text.segments.view(*shape, -1),
+        text_regions=text.text_regions.view(*shape, -1),
+        region_features=case["in.object_features"],
+        region_locations=located(boxes[..., :BOXES], sizes.expand(-1, boxes.shape[1], -1)),
+        region_mask=boxes[..., 3] > -0.5,
+    )
+    output = case.model(inputs, pack=False)
+    categories = boxes[output.pictures, output.regions, 5].long()
+    right, switches = case["in.answer_label"], settings(case)
+    answer_loss = mean_cross_entropy(output.answer_logits, right)
+    if switches["CLASSIFIER_SIGMOID"]:
+        wanted = F.one_hot(right, shape[1]).float()
+        answer_loss = F.binary_cross_entropy_with_logits(output.answer_logits, wanted)
+    losses = {
+        "ans_loss": answer_loss,
+        "cnn_regularization_loss": mean_cross_entropy(output.category_logits, categories),
+    }
+    like = case["out.text_input_ids"]
+    outputs = {
+        "label_logits": output.answer_logits,
+        "text_input_ids": wider(inputs.tokens, like),
+        "text_mask": wider(inputs.token_mask, like),
+        "text_tags": wider(inputs.text_regions, like),
+        "text_token_type_ids": wider(inputs.segments, like),
+    }
+    finish(case, outputs, losses)
+
+
+def pairs_of(padded: Tensor) -> list[tuple[int, int]]:
+    return [(int(i), int(tag)) for i, tag, _ in padded if i > 0]
+
+
+def region_network(case: Case) -> None:
+    """Each stage on what ours made before it, from the pixels on."""
+    cnn, body = case.model.cnn, case.model.model
+    mask = case.mask("in.box_mask", case["in.boxes"][..., 0])
+    regions = PictureRegions(
+        pictures=case["in.images"],
+        sizes=case["in.im_info"][:, :2],
+        boxes=case["in.boxes"],
+        region_mask=mask,
+        instance_masks=case.golden.tensors.get(f"{case.name}.in.segms"),
+    )
+    body4 = cnn.feature_map(regions.pictures)
+    pooled = cnn.pool(body4, regions.boxes, mask)
+    appearance = cnn(regions.pictures, regions.boxes, mask, regions.instance_masks)
+    case.check(
+        body4=body4,
+        roi_align=pooled,
+        conv5=cnn.res5(pooled).mean(dim=(2, 3)),
+        obj_reps_raw=appearance,
+        obj_reps=body.embed_regions(appearance, regions.locations(), mask, pack=False),
+    )
