@@ -15,11 +15,76 @@ from vlmill.train.recipes.base import (
     Recipe,
     Stage,
 )
-from vlmill.train.recipes.imagebert import imagebert, imagebert_small_recipe
+from vlmill.train.recipes.imagebert import (
+    imagebert,
+    imagebert_cc,
+    imagebert_cc_sbu,
+    imagebert_lait,
+    imagebert_mixed,
+    imagebert_small_recipe,
+)
+from vlmill.train.recipes.interbert import (
+    interbert,
+    interbert_chinese_recipe,
+    interbert_random_negatives,
+    interbert_released_recipe,
+    interbert_single_masks,
+    interbert_small_recipe,
+)
+from vlmill.train.recipes.vilbert import (
+    vilbert,
+    vilbert_paper,
+    vilbert_single_stream,
+    vilbert_small_recipe,
+)
+from vlmill.train.recipes.vlbert import (
+    vl_bert,
+    vl_bert_captions,
+    vl_bert_large,
+    vl_bert_paper,
+    vl_bert_small_recipe,
+)
+from vlmill.train.recipes.vlmo import (
+    vlmo_base_paper_recipe,
+    vlmo_base_recipe,
+    vlmo_images_base,
+    vlmo_images_large,
+    vlmo_large_recipe,
+    vlmo_small_recipe,
+    vlmo_texts_base,
+    vlmo_texts_large,
+)
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    "imagebert": imagebert,
+    "vilbert-small": vilbert_small_recipe,
+    "vl-bert-small": vl_bert_small_recipe,
     "imagebert-small": imagebert_small_recipe,
+    "interbert-small": interbert_small_recipe,
+    "vlmo-small": vlmo_small_recipe,
+    "vilbert": vilbert,
+    "vilbert-paper": vilbert_paper,
+    "vilbert-single-stream": vilbert_single_stream,
+    "vl-bert": vl_bert,
+    "vl-bert-captions": vl_bert_captions,
+    "vl-bert-large": vl_bert_large,
+    "vl-bert-paper": vl_bert_paper,
+    "imagebert": imagebert,
+    "imagebert-lait": imagebert_lait,
+    "imagebert-cc": imagebert_cc,
+    "imagebert-cc-sbu": imagebert_cc_sbu,
+    "imagebert-mixed": imagebert_mixed,
+    "interbert": interbert,
+    "interbert-random-negatives": interbert_random_negatives,
+    "interbert-single-masks": interbert_single_masks,
+    "interbert-released": interbert_released_recipe,
+    "interbert-chinese": interbert_chinese_recipe,
+    "vlmo-images-base": vlmo_images_base,
+    "vlmo-images-large": vlmo_images_large,
+    "vlmo-texts-base": vlmo_texts_base,
+    "vlmo-texts-large": vlmo_texts_large,
+    "vlmo-base": vlmo_base_recipe,
+    "vlmo-base-paper": vlmo_base_paper_recipe,
+    "vlmo-large": vlmo_large_recipe,
 }
 
 

@@ -1,0 +1,129 @@
+"""InterBERT (Lin et al., arXiv:2003.13198): the paper's runs, and the released code's."""
+
+from dataclasses import replace
+
+from vlmill.models.interbert import (
+    interbert_chinese,
+    interbert_paper,
+    interbert_released,
+    interbert_small,
+)
+from vlmill.train.recipes.base import Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.feeding import (
+    interbert_feeding,
+    interbert_masking,
+    interbert_single_masking,
+)
+from vlmill.train.recipes.small import small_recipe
+
+BERT = "--init from BERT: train-vl convert --family bert --as"
+CLASSES = Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0)  # equal weights [code]
+
+
+def interbert_stage() -> Stage:
+    """The paper's run on three data sets (sec. 4.1)."""
+    return Stage(
+        name="cc-sbu-coco",
+        sources=("cc", "sbu", "coco"),
+        epochs=20,  # sec. 4.2
+        batch_size=512,  # sec. 4.2
+        negative_text_share=1.0,  # [code]: captions are replaced, not pictures
+        hard_negative_share=0.2,  # sec. 3.2: of the negatives, from TF-IDF's hard ones
+        feeding=interbert_feeding(),
+        masking=interbert_masking(),
+        objectives=CLASSES,
+        # Sec. 4.2. Clipping is BERT's [choice].
+        optimizer=Optimizer(lr=1e-4, beta2=0.9999, warmup_steps=10_000),
+    )
+
+
+def interbert() -> Recipe:
+    """The paper's full run: masked segments and groups, and hard negatives."""
+    return Recipe(
+        name="interbert",
+        variant="interbert",
+        model=interbert_paper(),
+        stages=(interbert_stage(),),
+        about="InterBERT on Conceptual Captions, SBU and COCO, by the paper",
+        needs=f"--negatives; {BERT} interbert-paper",
+        save_every=5000,
+        log_every=100,
+        workers=4,
+    )
+
+
+def interbert_random_negatives() -> Recipe:
+    """Without hard negatives (table 5)."""
+    return replace(
+        interbert(),
+        name="interbert-random-negatives",
+        stages=(replace(interbert_stage(), hard_negative_share=0.0),),
+        about="InterBERT without hard negatives (ablation)",
+        needs=f"{BERT} interbert-paper",
+    )
+
+
+def interbert_single_masks() -> Recipe:
+    """Without masked groups: words and regions each for itself (table 4)."""
+    return replace(
+        interbert(),
+        name="interbert-single-masks",
+        stages=(replace(interbert_stage(), masking=interbert_single_masking()),),
+        about="InterBERT without masked segments and groups (ablation)",
+    )
+
+
+def interbert_released_recipe() -> Recipe:
+    """The released code: its depth, one masked span, distributions, BertAdam, random negatives."""
+    stage = replace(
+        interbert_stage(),
+        epochs=15,
+        hard_negative_share=0.0,
+        feeding=interbert_feeding(released=True),
+        masking=interbert_masking(released=True),
+        objectives=Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
+        # Decay on biases and norms alone is the scripts' mistake.
+        optimizer=Optimizer(kind="bert-adam", lr=1e-4, bert_rate=0.1, decay="inverted", warmup=0.1),
+    )
+    return replace(
+        interbert(),
+        name="interbert-released",
+        model=interbert_released(),
+        stages=(stage,),
+        about="InterBERT on Conceptual Captions, SBU and COCO, as released",
+        needs=f"regions with distributions of classes; {BERT} interbert-released",
+    )
+
+
+def interbert_chinese_recipe() -> Recipe:
+    """TaoMultimodal (sec. 5): titles of 36 characters, at most 16 regions. The rest as in sec. 4
+    [choice]."""
+    stage = replace(
+        interbert_stage(),
+        name="tao",
+        sources=("tao",),
+        feeding=replace(interbert_feeding(), max_tokens=38, max_regions=16),
+    )
+    return replace(
+        interbert(),
+        name="interbert-chinese",
+        model=interbert_chinese(),
+        stages=(stage,),
+        about="Chinese InterBERT on TaoMultimodal",
+        needs=f"--negatives; regions of a detector of Taobao's 33 classes; {BERT} "
+        "interbert-chinese from BERT-base Chinese",
+        vocabulary_size=21_128,
+    )
+
+
+def interbert_small_recipe() -> Recipe:
+    """Minutes on a CPU. Unlike the published run it guesses words in matching pairs alone."""
+    return small_recipe(
+        "interbert-small",
+        "interbert",
+        interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0),
+        "InterBERT for trials on a CPU: minutes for some thousand pairs",
+        feeding=interbert_feeding(),
+        masking=replace(interbert_masking(), mismatched_words=False),
+        objectives=CLASSES,
+    )

@@ -1,0 +1,142 @@
+"""VL-BERT (Su et al., arXiv:1908.08530) on Conceptual Captions and texts alone.
+
+[code] is the released one, which belongs to the article's second version; ``vl-bert-paper`` follows
+the first. The code's rates are for a row: 1e-7 times the rows of a step, texts alone counted.
+"""
+
+from dataclasses import replace
+
+from vlmill.models.vlbert_config import vlbert_base, vlbert_large, vlbert_paper, vlbert_small
+from vlmill.train.recipes.base import Masking, Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
+from vlmill.train.recipes.small import small_recipe
+
+DISTRIBUTIONS = "regions with distributions of classes"
+TEXTS = "texts of source books and wikipedia (pairs without image_id)"
+BERT = "--init from BERT: train-vl convert --family bert --as"
+CAPTIONS = 128  # of a step, in all released settings with texts alone
+
+
+def vlbert_objectives(*, texts: bool) -> Objectives:
+    """Words, classes of regions, and words of texts alone, a mean each, of weight 1 [code]."""
+    return Objectives(mlm=1.0, text_mlm=1.0 if texts else 0.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=0.0)
+
+
+def vlbert_optimizer(warmup_steps: int) -> Optimizer:
+    """[code]: decay on everything, clipped at 10; 1e-7 times 256 rows."""
+    return Optimizer(
+        kind="transformers-adamw",
+        lr=2.56e-5,
+        weight_decay=1e-4,
+        decay="everything",
+        clip=10.0,
+        warmup_steps=warmup_steps,
+    )
+
+
+def vlbert_stage() -> Stage:
+    """The settings base_prec_4x16G_fp32 [code]."""
+    return Stage(
+        name="cc",
+        sources=("cc", "books", "wikipedia"),
+        epochs=10,
+        batch_size=CAPTIONS,
+        negative_share=0.0,  # no matching task
+        feeding=vlbert_feeding(text_rows=CAPTIONS),
+        masking=vlbert_masking(),
+        objectives=vlbert_objectives(texts=True),
+        optimizer=vlbert_optimizer(16_000),
+    )
+
+
+def vl_bert() -> Recipe:
+    """The released code's run on precomputed regions, base size."""
+    return Recipe(
+        name="vl-bert",
+        variant="vl-bert",
+        model=vlbert_base(),
+        stages=(vlbert_stage(),),
+        about="VL-BERT on Conceptual Captions and texts alone, as released",
+        needs=f"{DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base",
+        seed=12_345,
+        save_every=5000,
+        log_every=100,
+        workers=4,
+    )
+
+
+def vl_bert_large() -> Recipe:
+    """The settings large_prec_4x16G_fp16 [code]: as many rows a step, in half precision."""
+    return replace(
+        vl_bert(),
+        name="vl-bert-large",
+        model=vlbert_large(),
+        about="VL-BERT large on Conceptual Captions and texts alone, as released",
+        needs=f"{DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large",
+        precision="fp16",
+    )
+
+
+def vl_bert_captions() -> Recipe:
+    """The settings base_prec_withouttextonly [code]: 256 captions, no texts alone."""
+    stage = replace(
+        vlbert_stage(),
+        sources=("cc",),
+        batch_size=256,
+        feeding=vlbert_feeding(),
+        objectives=vlbert_objectives(texts=False),
+        optimizer=vlbert_optimizer(8000),
+    )
+    return replace(
+        vl_bert(),
+        name="vl-bert-captions",
+        model=vlbert_base(text_only=False),
+        stages=(stage,),
+        about="VL-BERT on Conceptual Captions without texts alone, as released",
+        needs=f"{DISTRIBUTIONS}; {BERT} vl-bert-base text_only=false",
+    )
+
+
+def vl_bert_paper() -> Recipe:
+    """The article's first version (sec. 3.3, 4.1) on precomputed regions.
+
+    Matching is a task, masked words are always [MASK], masked regions always hidden and their class
+    guessed. It trains its region network along; epochs, clipping and decay of all are [code].
+    """
+    stage = replace(
+        vlbert_stage(),
+        sources=("cc",),
+        batch_size=256,
+        negative_share=0.5,
+        negative_text_share=1.0,
+        hard_negative_share=0.0,
+        feeding=replace(vlbert_feeding(), max_elements=None, region_targets="class", flip=0.0),
+        masking=replace(vlbert_masking(), word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0),
+        objectives=Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0),
+        optimizer=replace(vlbert_optimizer(8000), lr=1e-4),
+    )
+    return replace(
+        vl_bert(),
+        name="vl-bert-paper",
+        model=vlbert_paper(),
+        stages=(stage,),
+        about="VL-BERT on Conceptual Captions, by the article's first version",
+        needs=f"{BERT} vl-bert-base-paper",
+    )
+
+
+def vl_bert_small_recipe() -> Recipe:
+    """Minutes on a CPU, with the matching head, so that it can retrieve.
+
+    Unlike the published run: pairs that do not match are among the input, and only what matches is
+    guessed; boxes are not mirrored, for captions may say left and right.
+    """
+    return small_recipe(
+        "vl-bert-small",
+        "vl-bert",
+        vlbert_small(dropout=0.0),
+        "VL-BERT with matching for trials on a CPU: minutes for some thousand pairs",
+        feeding=replace(vlbert_feeding(), flip=0.0),
+        masking=Masking(word_rule="words"),
+        objectives=Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
+    )
