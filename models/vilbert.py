@@ -105,11 +105,15 @@ class Vilbert(PairHeads):
         another feature width, or a task where there is no token for it.
         """
         check_modalities(inputs, need_text=True, need_regions=True)
-        text = self.read_text(
-            inputs.tokens, inputs.token_mask, inputs.segments, task=task, pack=pack
+        return self.encode(
+            inputs.tokens,
+            inputs.token_mask,
+            self.embed_regions(inputs.region_features, inputs.region_locations),
+            inputs.region_mask,
+            segments=inputs.segments,
+            task=task,
+            pack=pack,
         )
-        embedded = self.embed_regions(inputs.region_features, inputs.region_locations)
-        return self.join(text, self.read_regions(embedded, inputs.region_mask, pack=pack))
 
     def encode(
         self,
@@ -118,10 +122,12 @@ class Vilbert(PairHeads):
         regions: Float[Tensor, "B R Hv"],
         region_mask: Bool[Tensor, "B R"],
         *,
+        segments: Int[Tensor, "B T"] | None = None,
+        task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
-        text = self.read_text(tokens, token_mask, pack=pack)
+        text = self.read_text(tokens, token_mask, segments, task=task, pack=pack)
         return self.join(text, self.read_regions(regions, region_mask, pack=pack))
 
     def embed_regions(

@@ -123,7 +123,11 @@ def vilbert_12in1(**changes: Any) -> VilbertConfig:
 
 
 def vilbert_small(**changes: Any) -> VilbertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config.
+
+    Its two ReLU poolers want a low learning rate: on 42 random pairs without dropout, R@1 is 1.0
+    after 240 steps of 24 at 1e-4 to 2e-4, 0.9 at 3e-4, and at 5e-4 all pairs become one vector.
+    """
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,
