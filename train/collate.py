@@ -30,6 +30,7 @@ from vlmill.train.samples import IGNORED, Sample, SampledRegions, box_locations,
 
 Array = npt.NDArray[np.float32]
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+NO_BOXES = np.empty((0, 4), dtype=np.float32)
 NOT_FINITE = {2: 0x7C00, 4: 0x7F800000}  # the least bits of an infinity or NaN, by size
 BFLOAT16_NOT_FINITE = 0x7F80
 
@@ -172,7 +173,11 @@ def _regions(
         classes.append(classes_of(regions.row, at, background=background))
         picked.append((regions, at))
     return {
-        "region_locations": _locations([r for r in found if r], mask),
+        "region_locations": _locations(
+            [r.boxes if r else NO_BOXES for r in found],
+            [(r.row.width, r.row.height) if r else (1, 1) for r in found],
+            shown,
+        ),
         "region_mask": mask,
         "hidden": hidden,
         "region_counts": counts,
@@ -181,14 +186,20 @@ def _regions(
     } | (_distributions(picked) if background else {})
 
 
-def _locations(found: Sequence[SampledRegions], mask: npt.NDArray[np.bool_]) -> Array:
-    """Locations [B, R, 5] of all pictures at once: one by one they cost as much as the features."""
-    boxes = np.concatenate([regions.boxes for regions in found])
-    sizes = [(regions.row.width, regions.row.height) for regions in found]
-    each = np.repeat(sizes, [len(regions.boxes) for regions in found], axis=0)
-    locations = np.zeros((*mask.shape, 5), dtype=np.float32)
-    locations[mask] = box_locations(boxes, each[:, 0], each[:, 1])
-    return locations
+def _locations(boxes: Sequence[Array], sizes: Sequence[tuple[int, int]], longest: int) -> Array:
+    """:func:`~vlmill.train.samples.box_locations` of all pictures at once, padded with zeros:
+    [B, R, 5]. One by one they would cost as much as the features.
+    """
+    corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
+    for i, of_picture in enumerate(boxes):
+        corners[i, : len(of_picture)] = of_picture
+    size = np.maximum(np.array(sizes, dtype=np.float32).reshape(-1, 2), 1)
+    corners /= np.concatenate([size, size], axis=1)[:, None]
+    np.clip(corners, 0, 1, out=corners)
+    found = np.empty((len(boxes), longest, 5), dtype=np.float32)
+    found[..., :4] = corners
+    found[..., 4] = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
+    return found
 
 
 def _distributions(
@@ -222,7 +233,7 @@ def assemble(
     """
     # Allocated by torch, whose memory is aligned: sums over numpy's may differ in the last bit from
     # one run to the next, as the order of a vectorised sum depends on where its input begins.
-    tensors = {name: torch.tensor(value) for name, value in planned.arrays.items()}
+    tensors = {name: torch.from_numpy(value).clone() for name, value in planned.arrays.items()}
     if pin_memory:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     if "hidden" in tensors:
@@ -256,13 +267,12 @@ def region_batch(
     ]
     shape = (len(places), max(counts, default=0))
     mask = np.arange(shape[1]) < np.array(counts)[:, None]
-    sizes = np.repeat([group.size(at) for group, at in places], counts, axis=0)
-    locations = np.zeros((*shape, 5), dtype=np.float32)
-    locations[mask] = box_locations(np.concatenate(boxes), sizes[:, 0], sizes[:, 1])
+    locations = _locations(boxes, [group.size(at) for group, at in places], shape[1])
     dtype = STORED[reader.arrays["features"]["dtype"]]
     features = torch.empty(*shape, reader.feature_dim, dtype=dtype, pin_memory=pin_memory)
     fill(features, sources, reader)
-    found = {"locations": torch.tensor(locations), "mask": torch.tensor(mask)}
+    found = {"locations": torch.from_numpy(locations), "mask": torch.from_numpy(mask)}
+    found = {name: tensor.clone() for name, tensor in found.items()}  # aligned, as in `assemble`
     if pin_memory:
         found = {name: tensor.pin_memory() for name, tensor in found.items()}
     return {"features": features, **found}

@@ -162,12 +162,9 @@ def mask_picture(
     )
 
 
-def box_locations(boxes: Array, width: int | Ids, height: int | Ids) -> Array:
-    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2).
-
-    Width and height are of one picture, or each box's own.
-    """
-    size = np.stack([width, height, width, height], axis=-1).astype(np.float32)
+def box_locations(boxes: Array, width: int, height: int) -> Array:
+    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2)."""
+    size = np.array([width, height, width, height], dtype=np.float32)
     corners = np.clip(boxes.reshape(-1, 4) / np.maximum(size, 1), 0, 1).astype(np.float32)
     area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     return np.concatenate([corners, area[:, None]], axis=1)
