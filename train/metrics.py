@@ -106,17 +106,20 @@ def chance_text_recall(owners: Ids, k: int) -> float:
     return float((1 - missed).mean())
 
 
-def retrieval_metrics(scores: Scores, owners: Ids, ks: Sequence[int] = KS) -> dict[str, float]:
+def retrieval_metrics(
+    scores: Scores, owners: Ids, ks: Sequence[int] = KS, *, by_image: Scores | None = None
+) -> dict[str, float]:
     """Both directions' figures under flat names, shares in 0..1.
 
-    ``scores`` [I, T], higher for better; ``owners`` [T] the row of each text's image. Of
+    ``scores`` [I, T], higher for better; ``by_image`` are those that images rank texts by, where
+    these are others. ``owners`` [T] is the row of each text's image. Of
     ``image_retrieval`` (the query is a text) and ``text_retrieval`` (the query is an image): r1,
     r5, r10 with ``_stderr`` and ``_chance``, r1_optimistic, median_rank and mean_rank (from 1),
     ties (queries whose rank depends on how equal scores are ordered) and n.
     """
     directions = {
         "image_retrieval": text_to_image_ranks(scores, owners),
-        "text_retrieval": image_to_text_ranks(scores, owners),
+        "text_retrieval": image_to_text_ranks(scores if by_image is None else by_image, owners),
     }
     metrics: dict[str, float] = {}
     for direction, ranks in directions.items():

@@ -1,47 +1,31 @@
-"""Scoring all pairs: the batching changes no score, the order of what was found never flatters."""
+"""What is ranked and what was found: pairs left out, texts cut, orders that never flatter."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from vlmill.models import VLInputs
-from vlmill.models.imagebert import ImageBert, ImageBertConfig
-from vlmill.train.collate import Regions
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.shards import write_shard
+from vlmill.schemas.tables import PAIRS
+from vlmill.train.data import pairs_digest
 from vlmill.train.metrics import Ranks, image_to_text_ranks, text_to_image_ranks
-from vlmill.train.tasks.retrieval import (
-    encode_texts,
+from vlmill.train.tasks.retrieval import Pair, encode_texts, read_pairs, select_candidates
+from vlmill.train.tasks.retrieval_found import (
+    evenly,
+    examples,
     found_images,
     found_texts,
-    score_matrix,
-    text_batches,
+    neighbours_json,
 )
-from vlmill.train.tasks.retrieval_report import evenly, percent
+from vlmill.train.tasks.retrieval_inputs import text_batches
+from vlmill.train.tasks.retrieval_report import percent
 from vlmill.train.vocabulary import SPECIAL, bert_tokenizer
 
 CPU = torch.device("cpu")
-
-
-def tiny_model() -> ImageBert:
-    torch.manual_seed(0)
-    model = ImageBert(
-        ImageBertConfig(
-            vocab_size=30,
-            width=16,
-            num_layers=2,
-            num_heads=2,
-            intermediate_width=32,
-            num_positions=12,
-            max_text_tokens=8,
-            visual_position_id=8,
-            region_width=6,
-            num_region_classes=3,
-        )
-    )
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model
 
 
 def random_texts(count: int, seed: int = 0) -> list[Any]:
@@ -49,56 +33,40 @@ def random_texts(count: int, seed: int = 0) -> list[Any]:
     return [generator.integers(0, 30, generator.integers(1, 9)) for _ in range(count)]
 
 
-def random_pictures(count: int, seed: int = 0) -> list[Regions]:
-    generator = np.random.default_rng(seed)
-    sizes = generator.integers(1, 6, count)
-    return [
-        Regions(
-            features=generator.standard_normal((n, 6)).astype(np.float32),
-            locations=generator.random((n, 5)).astype(np.float32),
-            class_ids=np.zeros(n, np.int64),
-        )
-        for n in sizes
+def pairs_of(*rows: tuple[str, str | None]) -> list[Pair]:
+    """Pairs by their ids and pictures."""
+    return [Pair(pair_id=key, image_id=image, text="a dog") for key, image in rows]
+
+
+def test_pairs_are_kept_in_their_order_or_rejected_with_a_reason() -> None:
+    pairs = pairs_of(("p", "b"), ("q", "a"), ("r", "b"), ("s", None), ("t", "c"), ("u", "a"))
+    tokens = [np.arange(n) for n in (4, 3, 5, 4, 4, 2)]
+    candidates, rejects = select_candidates(pairs, tokens, {"c": Reason.NOT_FINITE})
+    assert [pair.pair_id for pair in candidates.pairs] == ["p", "q", "r"]
+    assert candidates.image_ids == ("b", "a") and candidates.owners.tolist() == [0, 1, 0]
+    assert [len(text) for text in candidates.tokens] == [4, 3, 5]
+    assert {row["key"]: row["reason"] for row in rejects} == {
+        "s": "no_picture",
+        "t": "not_finite",
+        "u": "no_text",
+    }
+    with pytest.raises(InputError, match=r"2 pair_ids twice or more \(first: p, q\)"):
+        select_candidates(pairs_of(*[("p", "b"), ("q", "b")] * 2), tokens[:4], {})
+
+
+def test_the_table_is_read_once_for_pairs_and_digest(tmp_path: Path) -> None:
+    empty = dict.fromkeys(PAIRS.schema.names)
+    rows = [
+        {**empty, "pair_id": f"p{i}", "image_id": "a", "text": f"dog {i}", "split": split}
+        for i, split in enumerate(["test", None, "train", "test"])
     ]
-
-
-def score_one(model: ImageBert, text: Any, picture: Regions) -> float:
-    inputs = VLInputs(
-        tokens=torch.from_numpy(text)[None],
-        token_mask=torch.ones(1, len(text), dtype=torch.bool),
-        region_features=torch.from_numpy(picture.features)[None],
-        region_locations=torch.from_numpy(picture.locations)[None],
-        region_mask=torch.ones(1, len(picture.features), dtype=torch.bool),
-    )
-    with torch.no_grad():
-        return float(model.eval().match_logit(model(inputs).pooled))
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_scores_equal_the_model_pair_by_pair(batch_size: int) -> None:
-    model, texts, pictures = tiny_model(), random_texts(7), random_pictures(4)
-    told: list[int] = []
-    scores = score_matrix(
-        model, texts, pictures, device=CPU, batch_size=batch_size, advance=told.append
-    )
-    one_by_one = [[score_one(model, text, picture) for text in texts] for picture in pictures]
-    np.testing.assert_allclose(scores, one_by_one, atol=1e-5)
-    assert scores.dtype == np.float32
-    assert sum(told) == 28 and max(told) <= batch_size
-
-
-def test_no_picture_and_no_text_are_empty_matrices() -> None:
-    model = tiny_model()
-    assert score_matrix(model, random_texts(3), [], device=CPU, batch_size=2).shape == (0, 3)
-    empty = score_matrix(model, [], random_pictures(2), device=CPU, batch_size=2)
-    assert empty.shape == (2, 0)
-
-
-def test_features_that_are_not_finite_are_refused() -> None:
-    pictures = random_pictures(2)
-    pictures[1].features[0, 0] = np.nan
-    with pytest.raises(ValueError, match="picture 1: its features or locations are not finite"):
-        score_matrix(tiny_model(), random_texts(2), pictures, device=CPU, batch_size=2)
+    write_shard(tmp_path, PAIRS, rows)
+    digest = pairs_digest(str(tmp_path))[1]
+    whole, some = read_pairs(str(tmp_path)), read_pairs(str(tmp_path), "test")
+    assert whole.digest == some.digest == digest
+    assert len(whole.pairs) == 4 and [pair.text for pair in some.pairs] == ["dog 0", "dog 3"]
+    with pytest.raises(InputError, match="its splits are None, test, train"):
+        read_pairs(str(tmp_path), "dev")
 
 
 def test_batches_hold_each_text_once_with_little_padding() -> None:
@@ -115,7 +83,9 @@ def test_batches_hold_each_text_once_with_little_padding() -> None:
 
 def test_texts_are_cut_at_the_end_and_the_tokenizer_is_left_alone() -> None:
     tokenizer = bert_tokenizer({word: i for i, word in enumerate((*SPECIAL, "a", "b"))})
-    (short, long) = encode_texts(tokenizer, ["A b", "a a a b b b"], max_tokens=5)
+    texts = encode_texts(tokenizer, ["A b", "a a a b b b"], max_tokens=5)
+    (short, long) = texts.tokens
+    assert texts.cut == 1
     assert short.tolist() == [2, 5, 6, 3]
     assert long.tolist() == [2, 5, 5, 5, 3]
     assert len(tokenizer.encode("a a a b b b").ids) == 8
@@ -145,12 +115,40 @@ def test_the_shown_place_of_the_right_answer_is_its_rank() -> None:
             assert one.neighbours[one.rank] == one.right
 
 
+def test_examples_are_the_surest_the_furthest_off_and_some_spread_evenly() -> None:
+    # The texts' own pictures are 0 to 5; by rank, then by how far they are from the next.
+    scores = np.zeros((6, 6))
+    scores[range(6), range(6)] = [5.0, -1.0, 3.0, 9.0, 0.5, -2.0]
+    found = found_images(scores, np.arange(6), text_to_image_ranks(scores, np.arange(6)), k=2)
+    chosen = examples(found, 2)
+    assert [one.query for one in chosen.best] == [3, 0]
+    assert [(one.query, one.rank, one.margin) for one in chosen.worst] == [(5, 5, -2), (1, 5, -1)]
+    assert [one.query for one in chosen.spread] == [0, 5]
+    for count in range(7):
+        few = examples(found[:count], 4)
+        shown = [one.query for one in (*few.best, *few.worst)]
+        assert len(set(shown)) == len(shown) == min(count, 8)
+
+
 def test_examples_are_spread_evenly() -> None:
     ranks = Ranks(pessimistic=np.arange(10), optimistic=np.arange(10))
     found = found_images(np.eye(10), np.arange(10), ranks, k=1)
     assert [one.query for one in evenly(found, 4)] == [0, 3, 6, 9]
     assert [one.query for one in evenly(found[:2], 4)] == [0, 1]
     assert evenly([], 4) == []
+
+
+def test_what_stands_behind_a_shortlist_is_told_with_its_own_score() -> None:
+    pairs = pairs_of(("p", "a"), ("q", "b"))
+    candidates, _ = select_candidates(pairs, [np.arange(4)] * 2, {})
+    scores = np.array([[2.5, 0.25 - 1e6], [1.5, 7.0]])
+    owners = candidates.owners
+    by_text = found_images(scores, owners, text_to_image_ranks(scores, owners), k=2)
+    told = neighbours_json(candidates, by_text, [])["image_retrieval"][1]
+    assert told["neighbours"] == [
+        {"image_id": "b", "score": 7.0, "right": True},
+        {"image_id": "a", "score": 0.25, "right": False, "listed": False},
+    ]
 
 
 def test_percent_rounds_halves_up() -> None:

@@ -1,73 +1,86 @@
 """What is checked before retrieval is evaluated, and what its reader must be told."""
 
-from collections import Counter
+import dataclasses
 from collections.abc import Mapping, Sequence
-
-import pyarrow.compute as pc
+from typing import Literal
 
 from vlmill.schemas.commands import InputError
-from vlmill.schemas.reading import read_table
 from vlmill.schemas.regions import RegionReader
-from vlmill.schemas.tables import PAIRS
 from vlmill.train.checkpoint import LoadedCheckpoint
-from vlmill.train.data import HELD_OUT_SPLITS, pairs_digest
-from vlmill.train.tasks.retrieval import Candidates, Pair
+from vlmill.train.data import HELD_OUT_SPLITS
+from vlmill.train.recipes.base import Feeding
+from vlmill.train.recipes.feeding import PUBLISHED_FEEDING
+from vlmill.train.tasks.retrieval import Pair
 from vlmill.train.tasks.retrieval_report import DIRECTIONS, percent
 
 TIE_WARNING = 0.001  # the gap between R@1 by the two rules for equal scores that is worth a note
 
-
-def read_pairs(pairs: str, split: str | None = None) -> list[Pair]:
-    """The pairs to rank: all of a table, or those of one split. Raises InputError for none."""
-    table = read_table(
-        pairs, PAIRS, columns=["pair_id", "image_id", "text", "split"], flag="--pairs"
-    )
-    found = sorted({str(value) for value in table.column("split").unique().to_pylist()})
-    if split is not None:
-        table = table.filter(pc.equal(table.column("split"), split))
-    if not table.num_rows:
-        there = "an empty table" if not found else f"its splits are {', '.join(found)}"
-        raise InputError(f"--pairs {pairs}: nothing to rank; {there}")
-    return [Pair(**row) for row in table.to_pylist()]
+Ranking = Literal["matching", "contrast"]
 
 
-def check_candidates(
-    candidates: Candidates, rejects: Sequence[Mapping[str, object]], fold_images: int | None
-) -> None:
-    """Raise InputError if no pair is left, or the pictures do not fill whole folds."""
-    if not candidates.pairs:
-        reasons = Counter(row["reason"] for row in rejects)
+def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
+    """By which head the model ranks: the contrastive one where there is one.
+
+    Raises InputError if the model cannot say whether a text and a picture belong together, or not
+    in the way that is asked for.
+    """
+    who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", loaded.config
+    contrast = loaded.variant == "vlmo" and config.contrast
+    if not contrast and not _has_matching_head(loaded):
         raise InputError(
-            f"--pairs: none of {len(rejects)} pairs can be scored "
-            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}); "
-            "give the --regions of their pictures"
+            f"{who} without a matching or contrastive head, by which retrieval ranks; train one "
+            "with such an objective"
         )
-    num_images = len(candidates.image_ids)
-    if fold_images is not None and (fold_images < 1 or num_images % fold_images):
-        raise InputError(
-            f"--fold-images {fold_images} does not divide the {num_images} pictures into whole "
-            "folds; give a divisor"
-        )
+    if loaded.feeding is not None and loaded.feeding.kind not in ("regions", "pixels"):
+        raise InputError(f"{who} last trained on {loaded.feeding.kind} alone; train it on pairs")
+    if rerank is not None:
+        if not (contrast and _has_matching_head(loaded)):
+            raise InputError(
+                f"--rerank {rerank}: {who}, which has not both a contrastive and a matching head; "
+                "leave --rerank out"
+            )
+        if rerank < 1:
+            raise InputError(f"--rerank {rerank}: want at least 1")
+    if getattr(config, "num_tasks", 0) or getattr(config, "global_widths", ()):
+        needs = "a task's token" if getattr(config, "num_tasks", 0) else "whole-picture features"
+        raise InputError(f"{who} that wants {needs}, which retrieval does not feed it")
+    return "contrast" if contrast else "matching"
 
 
-def check_matching_head(loaded: LoadedCheckpoint) -> None:
-    """Raise InputError if the model cannot say whether a text and a picture belong together."""
-    model = loaded.model
-    if not hasattr(model, "match_logit") or getattr(model, "match_head", model) is None:
-        raise InputError(
-            f"--checkpoint {loaded.path} is a {loaded.variant} without a matching head, by which "
-            "retrieval ranks; train one with the matching objective"
-        )
+def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
+    head = getattr(loaded.model, "match_head", None)
+    return hasattr(loaded.model, "match_logit") and head is not None
 
 
-def notes_on_data(
-    loaded: LoadedCheckpoint, regions: RegionReader, table: str, pairs: Sequence[Pair]
-) -> list[str]:
-    """What a reader of the figures must know of checkpoint, regions and pairs.
+def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
+    """What the model was fed at the end of its training; a published model's, what its paper says.
 
-    ``pairs`` are those of ``table`` that are ranked.
+    ``max_regions`` overrides that many. Raises InputError for less than one.
+    """
+    feeding = loaded.feeding
+    if feeding is None:
+        feeding = PUBLISHED_FEEDING[loaded.variant]()
+        if not getattr(loaded.config, "global_region", True):
+            feeding = dataclasses.replace(feeding, whole_image="none")
+    if max_regions is not None:
+        if max_regions < 1:
+            raise InputError(f"--max-regions {max_regions}: want at least 1")
+        feeding = dataclasses.replace(feeding, max_regions=max_regions)
+    if feeding.kind == "pixels":
+        feeding = dataclasses.replace(feeding, image_size=loaded.config.image_size)
+    return feeding
 
-    Raises InputError if the regions are another detector's than the checkpoint was trained on.
+
+def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
+    """How many tokens the model is fed of a text."""
+    longest: int = loaded.config.max_text_tokens
+    return min(feeding.max_tokens or longest, longest)
+
+
+def notes_on_regions(loaded: LoadedCheckpoint, regions: RegionReader) -> list[str]:
+    """What a reader of the figures must know of the regions.
+
+    Raises InputError if they are another detector's than the checkpoint was trained on.
     """
     expected, found = loaded.detector_fingerprint, regions.detector_fingerprint
     if expected is not None and found is not None and expected != found:
@@ -88,18 +101,24 @@ def notes_on_data(
         )
     if str(regions.producer.get("weights", "")).startswith("random"):
         notes.append("The regions' detector has random weights: it recognises nothing.")
+    return notes
+
+
+def notes_on_training(loaded: LoadedCheckpoint, digest: str, pairs: Sequence[Pair]) -> list[str]:
+    """What a reader must know of the checkpoint; ``pairs`` are ranked, of a table of ``digest``."""
     training = loaded.training
     if training.step == 0:
-        notes.append("The checkpoint is untrained: figures are those of random weights.")
-    elif pairs_digest(table)[1] == training.pairs_digest:
-        # Training reads the same table, but for its held-out splits.
-        learnt = sum(pair.split not in HELD_OUT_SPLITS for pair in pairs)
-        if learnt:
-            notes.append(
-                f"The checkpoint was trained on {learnt} of these {len(pairs)} pairs: the figures "
-                "show what it knows by heart."
-            )
-    return notes
+        if loaded.feeding is None and not training.stage:
+            return ["The checkpoint was converted: it is fed what its publication says."]
+        return ["The checkpoint is untrained: figures are those of random weights."]
+    # Training reads the same table, but for its held-out splits.
+    learnt = sum(pair.split not in HELD_OUT_SPLITS for pair in pairs)
+    if learnt and digest == training.pairs_digest:
+        return [
+            f"The checkpoint was trained on {learnt} of these {len(pairs)} pairs: the figures "
+            "show what it knows by heart."
+        ]
+    return []
 
 
 def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:

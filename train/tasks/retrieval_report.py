@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -16,9 +16,9 @@ from vlmill.schemas.report import (
     thumbnails,
 )
 from vlmill.train.metrics import KS
-from vlmill.train.tasks.retrieval import Candidates, Found
+from vlmill.train.tasks.retrieval import Candidates
+from vlmill.train.tasks.retrieval_found import Found, Neighbour, examples, unmoved
 
-T = TypeVar("T")
 DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
 
 _CARDS = template(
@@ -41,10 +41,8 @@ _PICTURE = template(
 )
 
 
-def evenly(found: Sequence[T], count: int) -> list[T]:
-    """``count`` of all, evenly spread: not the best, and the same on every run."""
-    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
-    return [found[place] for place in places]
+KINDS = {"best": "surest right", "worst": "furthest off", "spread": "evenly spread over all"}
+EXAMPLES = 4  # of each kind
 
 
 def shown_image_ids(
@@ -64,12 +62,12 @@ def sections(
     rejects: Mapping[str, int],
     settings: Mapping[str, object],
     images: str | Path | None,
-    examples: int = 10,
+    score: str,
 ) -> list[Section]:
-    """All of the page but its title."""
-    shown_texts, shown_images = evenly(by_text, examples), evenly(by_image, examples)
-    uris = thumbnails(images, shown_image_ids(candidates, shown_texts, shown_images))
-    spread = f"{examples} queries at most, evenly spread over all. Scores are logits."
+    """All of the page but its title; ``score`` says what kind of number ranks."""
+    texts, pictures = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
+    ids = shown_image_ids(candidates, texts.all, pictures.all)
+    uris = thumbnails(images, ids)
     return [
         Section(
             title="Recall",
@@ -77,17 +75,23 @@ def sections(
             "would reach. Equal scores count against the model.",
             body=_recall_table(metrics),
         ),
-        Section(
-            title="Pictures found for captions",
-            intro=f"The first pictures for a caption; framed the right one, wherever it "
-            f"stands. {spread}",
-            body=_image_examples(shown_texts, candidates, uris),
+        *(
+            Section(
+                title=f"Pictures found for captions: {name}",
+                intro="The first pictures for a caption; framed the right one, wherever it stands. "
+                f"Scores are {score}.",
+                body=_image_examples(getattr(texts, kind), candidates, uris),
+            )
+            for kind, name in KINDS.items()
         ),
-        Section(
-            title="Captions found for pictures",
-            intro=f"The first captions for a picture; marked the right ones, or the best "
-            f"placed of them. {spread}",
-            body=_text_examples(shown_images, candidates, uris),
+        *(
+            Section(
+                title=f"Captions found for pictures: {name}",
+                intro="The first captions for a picture; marked the right ones, or the best placed "
+                f"of them. Scores are {score}.",
+                body=_text_examples(getattr(pictures, kind), candidates, uris),
+            )
+            for kind, name in KINDS.items()
         ),
         Section(title="Ranks of the right answer", body=_rank_charts(by_text, by_image)),
         Section(
@@ -172,9 +176,14 @@ def _shown(found: Found) -> list[dict[str, Any]]:
     if not any(n.right for n in found.neighbours):
         rows.append((found.rank, found.right))
     return [
-        {"candidate": n.candidate, "score": f"{n.score:.2f}", "right": n.right, "place": place + 1}
+        {"candidate": n.candidate, "score": _score(n), "right": n.right, "place": place + 1}
         for place, n in rows
     ]
+
+
+def _score(shown: Neighbour) -> str:
+    score, listed = unmoved(shown.score)
+    return f"{score:.2f}" if listed else f"not listed, {score:.2f}"
 
 
 def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> Markup:
