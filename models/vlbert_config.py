@@ -124,7 +124,8 @@ def vlbert_small(**changes: Any) -> VlBertConfig:
         "num_positions": 64,
         "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
         "init_std": 0.07,  # 0.02 is made for a width of 768
-        # Nothing to leave undisturbed: pictures start as loud as words.
+        # Nothing to leave undisturbed: pictures start as loud as words (42 pairs, 300 steps of 16
+        # and as many mismatched, no dropout: texts find their picture in 0.81; from 1.0 in 0.12).
         "visual_scale_text": 0.07,
         "visual_scale_region": 0.07,
         "text_only": False,
