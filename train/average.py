@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from vlmill.train.optim import laid_out_like
+
 
 class MovingAverage:
     """``shadow`` follows a model's trained parameters: shadow <- rate shadow + (1 - rate) weight.
@@ -18,6 +20,11 @@ class MovingAverage:
             raise ValueError(f"rate={rate}: want a number from 0 to 1")
         self.rate = rate
         self.shadow = {name: p.detach().clone() for name, p in _trained(model)}
+
+    def follow(self, model: nn.Module) -> None:
+        """Go where the model went: to its device, and divided among processes as it is."""
+        for name, parameter in _trained(model):
+            self.shadow[name] = laid_out_like(self.shadow[name], parameter.detach())
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.schemas.progress import Progress
@@ -182,6 +183,8 @@ def clip_gradients(training: Training, stage: Stage) -> float:
         largest = math.inf  # that optimiser clips each tensor for itself
     parameters = [p for p in training.step_module.parameters() if p.requires_grad]
     norm = training.accelerator.clip_grad_norm_(parameters, largest)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
     return 0.0 if norm is None else float(norm.item())
 
 

@@ -159,7 +159,7 @@ def training_state(
     held = {} if optimizer is None else optimizer.state
     for name, parameter in model.named_parameters():
         for key, value in held.get(parameter, {}).items():
-            state[f"optimizer.{key}.{name}"] = _whole(value)
+            state[f"optimizer.{key}.{name}"] = whole(value)
     own = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         own["cuda"] = torch.cuda.get_rng_state()
@@ -172,15 +172,17 @@ def training_state(
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state dict, each tensor whole where processes hold parts of it; all have to call this."""
-    return {name: _whole(value.detach()) for name, value in model.state_dict().items()}
+    return {name: whole(value.detach()) for name, value in model.state_dict().items()}
 
 
-def _whole(value: Tensor) -> Tensor:
+def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """``value`` on the parameter's device, and cut as the parameter is."""
+def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """``value`` on the parameter's device, and divided among processes as the parameter is."""
+    if isinstance(value, DTensor):
+        return value
     moved = value.to(parameter.device)
     if isinstance(parameter, DTensor) and moved.ndim:
         return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
@@ -209,7 +211,7 @@ def restore_training_state(
             if (value := state.get(f"optimizer.{key}.{name}")) is not None:
                 # Adam counts steps on the CPU, unless it is fused.
                 here = key == "step" and not fused
-                optimizer.state[parameter][key] = value if here else _like(value, parameter)
+                optimizer.state[parameter][key] = value if here else laid_out_like(value, parameter)
     torch.set_rng_state(state[f"rng.cpu.{process}"])
     if torch.cuda.is_available() and f"rng.cuda.{process}" in state:
         torch.cuda.set_rng_state(state[f"rng.cuda.{process}"])

@@ -1,0 +1,95 @@
+"""Two processes on the CPU train as one does, whole models or divided ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vlmill.train.checkpoint import load_checkpoint
+from vlmill.train.config import to_yaml
+from vlmill.train.log import read_log
+from vlmill.train.recipes import Recipe, change_recipe
+
+if TYPE_CHECKING:
+    from tests.train.conftest import Tables
+
+TRAIN = """
+import sys
+from pathlib import Path
+from vlmill.train.config import from_plain, read_yaml
+from vlmill.train.recipes import Recipe
+from vlmill.train.sources import Inputs
+from vlmill.train.stages import pretrain
+config, pairs, regions, output = sys.argv[1:]
+inputs = Inputs(pairs=pairs, regions=regions)
+print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
+"""
+
+
+def train(folder: Path, tables: Tables, recipe: Recipe, processes: int) -> Path:
+    """Run the recipe under torchrun; returns the output folder."""
+    output = folder / f"of-{processes}"
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "recipe.yaml").write_text(to_yaml(recipe))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), str(folder / "train.py")]
+    command += [str(folder / "recipe.yaml"), tables.pairs, tables.regions, str(output)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [["accumulation=2"], ["shard=true", "average=0.9"]])
+def test_two_processes_give_the_losses_and_weights_of_one(
+    changes: list[str], tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    tables.write()
+    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
+    wanted = change_recipe(recipe, [*still, *changes])
+    one = train(tmp_path, tables, wanted, 1)
+    two = train(tmp_path, tables, wanted, 2)
+    for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
+        losses = {name: value for name, value in line.items() if name.startswith("loss")}
+        assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-5)
+    expected = load_checkpoint(one).model.state_dict()
+    for name, value in load_checkpoint(two).model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
+    state = load_file(two / "checkpoints" / "step-00000004" / "training_state.safetensors")
+    assert {"rng.cpu.0", "rng.cpu.1"} <= set(state)
+
+
+@pytest.mark.slow
+def test_two_processes_continue_what_two_left(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    tables.write()
+    short = change_recipe(recipe, ["batch_size=8", "steps=4"])
+    whole = train(tmp_path / make(tmp_path, "whole"), tables, short, 2)
+    part = train(tmp_path / make(tmp_path, "part"), tables, short, 2)
+    # As if it had been killed after step 2.
+    (part / "_manifest.json").unlink()
+    for folder in (part / "checkpoints").iterdir():
+        if folder.name != "step-00000002":
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+    part = train(tmp_path / "part", tables, short, 2)
+    losses = [
+        [json.dumps(line["loss"]) for line in read_log(o / "log.jsonl")] for o in (whole, part)
+    ]
+    assert losses[0] == losses[1]
+
+
+def make(folder: Path, name: str) -> str:
+    (folder / name).mkdir()
+    return name
