@@ -107,12 +107,16 @@ class PretrainBatches(Dataset[PlannedBatch]):
             loading=self.stage.loading,
             seed=self.seed,
             stage=self.stage_number + TEXT_STAGE,
-            size=self.stage.feeding.text_rows,
+            size=self._texts_of_a_batch,
         )
+
+    @property
+    def _texts_of_a_batch(self) -> int:
+        return self.stage.feeding.text_rows // self.stage.accumulation // self.processes
 
     @cached_property
     def _block_masking(self) -> BlockMasking:
-        return BlockMasking(grid=self.stage.feeding.image_size // PATCH_SIZE)
+        return BlockMasking.of_grid(self.stage.feeding.image_size // PATCH_SIZE)
 
     @property
     def _longest(self) -> int:
@@ -123,7 +127,7 @@ class PretrainBatches(Dataset[PlannedBatch]):
         feeding, masking = self.stage.feeding, self.stage.masking
         made = [self.sample(visit) for visit in self.order.batch(index)]
         texts: list[Sample] = []
-        if feeding.text_rows and len(self.texts.rows):
+        if self._texts_of_a_batch and len(self.texts.rows):
             texts = [self.text_alone(visit) for visit in self.texts.batch(index)]
         planned = plan(
             [sample for sample, _, _ in made] + texts,

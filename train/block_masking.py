@@ -24,6 +24,14 @@ class BlockMasking:
     largest: int | None = None  # no bound but ``patches``
     aspect: float = 0.3
 
+    @staticmethod
+    def of_grid(grid: int) -> "BlockMasking":
+        """The same shares of another grid; of 14 x 14 these values."""
+        like = BlockMasking()
+        share = (grid / like.grid) ** 2
+        smallest = max(int(like.smallest * share), 1)
+        return BlockMasking(grid=grid, patches=round(like.patches * share), smallest=smallest)
+
     def draw(self, draws: Draws) -> Flags:
         """Which patches [grid, grid] are masked."""
         mask = np.zeros((self.grid, self.grid), dtype=np.bool_)

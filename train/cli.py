@@ -10,6 +10,7 @@ from vlmill.train.config import from_plain, read_yaml, to_yaml
 from vlmill.train.convert import add_convert_arguments, run_convert
 from vlmill.train.evaluate import add_evaluate_arguments, run_evaluate
 from vlmill.train.loop import NonFiniteLoss
+from vlmill.train.recipe_list import HEAD, describe
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.sources import Inputs
 from vlmill.train.stages import pretrain
@@ -117,7 +118,9 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         vocab=args.vocab,
     )
     try:
-        print(pretrain(recipe, inputs, args.output, fresh=args.fresh))
+        said = pretrain(recipe, inputs, args.output, fresh=args.fresh)
+        if said:  # by the first of several processes
+            print(said)
     except NonFiniteLoss as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
@@ -138,8 +141,9 @@ def _recipe(config: str | None, words: list[str]) -> Recipe:
 
 def _recipes(args: argparse.Namespace) -> int:
     if args.action == "list":
-        for name, make in RECIPES.items():
-            print(f"{name:20} {(make.__doc__ or '').splitlines()[0]}")
+        for make in RECIPES.values():
+            print("\n".join(describe(make())))
+        print(f"\n{HEAD}")
         return 0
     if args.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")

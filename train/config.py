@@ -157,6 +157,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_read(args[0], v, _join(where, str(i))) for i, v in enumerate(value))
     if origin is Literal:
+        if value is False and "no" in args:  # YAML 1.1 takes no for false
+            return "no"
         if value in args:
             return value
         raise InputError(f"{where}: {value!r} is none of {', '.join(map(str, args))}")

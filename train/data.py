@@ -44,13 +44,15 @@ class Pictures(Protocol):
 class Wanted:
     """What a run trains on: pairs, texts alone, or both; and how long texts may be.
 
-    ``held_out``: what it is validated on in place of that, the splits val and dev.
+    ``held_out``: what it is validated on in place of that, the splits val and dev. Without
+    ``words`` (pictures alone) a text may be empty.
     """
 
     max_tokens: int
     pairs: bool = True
     texts: bool = False
     held_out: bool = False
+    words: bool = True
 
 
 def pair_batches(pairs: str, flag: str = "--pairs") -> Iterator[pa.RecordBatch]:
@@ -219,6 +221,6 @@ class _Chooser:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
         elif self._counts is not None and not self._counts[at]:
             return Reason.NO_BOXES
-        if num_tokens <= 2:  # [CLS] and [SEP] alone
+        if self._wanted.words and num_tokens <= 2:  # [CLS] and [SEP] alone
             return Reason.NO_TEXT
         return None

@@ -4,12 +4,13 @@ Every loss is a mean; :func:`label_counts` says over how many labels, from what 
 are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vlmill.models import Vlmo
+from vlmill.models import Beit, Vlmo
 from vlmill.train.collate import PretrainBatch, StoredBatch
 from vlmill.train.distributed import world_size
 from vlmill.train.global_contrast import contrast_and_matching, matching_loss
@@ -22,6 +23,8 @@ from vlmill.train.losses import (
     mean_squared_error,
 )
 from vlmill.train.recipes.base import Objectives
+
+PictureTokens = Callable[[Tensor], Tensor]  # `picture_tokenizer.PictureTokenizer.reader`
 
 
 def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
@@ -45,13 +48,18 @@ def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
 
 
 def pretraining_losses(
-    model: nn.Module, batch: PretrainBatch, weights: Objectives
+    model: nn.Module,
+    batch: PretrainBatch,
+    weights: Objectives,
+    picture_tokens: PictureTokens | None = None,
 ) -> dict[str, Tensor]:
     """The losses with a weight above 0, each unweighted and a mean over its labels.
 
-    Means over nothing are 0 with a gradient, not NaN. Raises ValueError for an objective that the
-    model has no head for.
+    Means over nothing are 0 with a gradient, not NaN. ``picture_tokens`` gives masked picture
+    modelling its targets. Raises ValueError for an objective that the model has no head for.
     """
+    if isinstance(model, Beit):
+        return {"mim": _picture_loss(model, batch, picture_tokens)}
     if isinstance(model, Vlmo):
         return _vlmo_losses(model, batch, weights)
     return _region_losses(model, batch, weights)
@@ -75,6 +83,19 @@ def _region_losses(model: Any, batch: PretrainBatch, weights: Objectives) -> dic
         logit = model.match_logit(encoded.pooled[:pairs])
         losses["itm"] = mean_matching(logit, batch.matching)
     return losses
+
+
+def _picture_loss(
+    model: Beit, batch: PretrainBatch, picture_tokens: PictureTokens | None
+) -> Tensor:
+    """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
+    if picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
+        raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
+    assert batch.token_pixels is not None
+    masked = batch.patch_mask.flatten(1)
+    targets = picture_tokens(batch.token_pixels).flatten(1)[masked]
+    states = model(batch.pixels, masked)[:, 1:]
+    return mean_cross_entropy(model.visual_logits(states[masked]), targets)
 
 
 def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
@@ -134,15 +155,18 @@ def _vlmo_losses(model: Vlmo, batch: PretrainBatch, weights: Objectives) -> dict
 class PretrainingStep(nn.Module):
     """A model with its objectives: what is wrapped for several devices, and compiled."""
 
-    def __init__(self, model: nn.Module, weights: Objectives) -> None:
+    def __init__(
+        self, model: nn.Module, weights: Objectives, picture_tokens: PictureTokens | None = None
+    ) -> None:
         super().__init__()
         self.model, self.weights = model, weights
+        self.picture_tokens = picture_tokens
 
     def forward(
         self, batch: PretrainBatch, shares: dict[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum, and each loss unweighted; ``shares`` are the batch's of all labels."""
-        losses = pretraining_losses(self.model, batch, self.weights)
+        losses = pretraining_losses(self.model, batch, self.weights, self.picture_tokens)
         losses = {name: loss * shares[name] for name, loss in losses.items()}
         terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
         return torch.stack(terms).sum(), losses

@@ -16,11 +16,16 @@ import torch
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from vlmill.models import VARIANTS, Vlmo
 from vlmill.models.bert_sources import BERT_SOURCES
 from vlmill.models.blocks import CoAttentionBlock, PostNormBlock, PreNormBlock
+from vlmill.models.initialise_vlmo import initialise_from_beit
+from vlmill.models.reference import export_reference
 from vlmill.models.vlmo import frozen_on_text
 from vlmill.models.vlmo_transfer import start_from
 from vlmill.schemas.commands import InputError
@@ -49,9 +54,10 @@ from vlmill.train.optim import (
     make_optimizer,
     restore_training_state,
     training_state,
+    whole,
     whole_weights,
 )
-from vlmill.train.recipes import Recipe
+from vlmill.train.recipes import Optimizer, Recipe
 from vlmill.train.sample_table import SampleTable
 from vlmill.train.samples import Lexicon
 from vlmill.train.sources import Sources, feature_statistics, say
@@ -78,7 +84,7 @@ class Place:
     @property
     def longest(self) -> int:
         """Tokens that the model takes."""
-        return int(self.recipe.model.max_text_tokens)
+        return self.recipe.max_text_tokens
 
 
 class Run:
@@ -110,7 +116,9 @@ class Run:
         torch.manual_seed(self.recipe.seed)
         fresh: nn.Module = VARIANTS[self.recipe.variant].model(self.recipe.model)
         init = self.place.sources.init
-        if init is not None and isinstance(fresh, Vlmo):
+        if init is not None and init.variant == "beit" and isinstance(fresh, Vlmo):
+            initialise_from_beit(fresh, export_reference("beit", init.model))
+        elif init is not None and isinstance(fresh, Vlmo):
             new = start_from(fresh, init.model.state_dict(), self.recipe.model)
             if new:
                 say(f"new, as --init lacks it: {', '.join(sorted(new)[:6])}")
@@ -208,13 +216,38 @@ class Run:
         frozen = set(frozen_on_text(self.model)) if run.stage.frozen == "text-stage" else set()
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        module: nn.Module = PretrainingStep(self.model, run.stage.objectives)
-        from_bert = names_from_bert(self.model) if run.stage.optimizer.bert_rate != 1 else set()
-        module = self.accelerator.prepare(module)
+        tokenizer = self.place.sources.picture_tokenizer
+        module: nn.Module = PretrainingStep(
+            self.model,
+            run.stage.objectives,
+            None if tokenizer is None else tokenizer.reader(self.accelerator.device),
+        )
+        settings = started(run.stage.optimizer, self.place.sources.init is not None)
+        from_bert = names_from_bert(self.model) if settings.bert_rate != 1 else set()
+        module = self._wrapped(module)
+        if self.average is not None:
+            self.average.follow(self.model)
         if self.recipe.compile:
             module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
-        optimizer = make_optimizer(self.model.named_parameters(), run.stage.optimizer, from_bert)
+        optimizer = make_optimizer(self.model.named_parameters(), settings, from_bert)
         return Training(step_module=module, optimizer=optimizer, accelerator=self.accelerator)
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        """On the device, for all processes: whole in each, or divided."""
+        processes, device = self.accelerator.num_processes, self.accelerator.device
+        if processes == 1 or not self.recipe.shard:
+            wrapped: nn.Module = self.accelerator.prepare(module)
+            return wrapped
+        module.to(device)
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            fully_shard(module)  # a later stage: the model is divided already
+            return module
+        mesh = init_device_mesh(device.type, (processes,))
+        for part in module.modules():
+            if isinstance(part, BLOCKS):
+                fully_shard(part, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        return module
 
     def _loader(self, run: StageRun, done: int) -> Iterator[Any]:
         parts = run.stage.accumulation * self.accelerator.num_processes
@@ -309,7 +342,7 @@ class Run:
         weights = whole_weights(self.model)
         if self.average is not None:
             state |= {f"{RAW}{name}": weights[name].clone() for name in self.average.shadow}
-            weights |= self.average.state_dict()
+            weights |= {name: whole(value) for name, value in self.average.shadow.items()}
         loss = measured.get("validation/loss")
         if loss is not None:
             self.losses[step] = loss
@@ -357,6 +390,14 @@ class Run:
             f"{self.recipe.name}: {last} steps on {counts['kept']} pairs{rejected}; "
             f"checkpoint {chosen}{which}"
         )
+
+
+def started(settings: Optimizer, from_checkpoint: bool) -> Optimizer:
+    """The settings, without what scripts do to what has started from BERT where nothing has."""
+    if from_checkpoint:
+        return settings
+    decay = "matrices" if settings.decay == "inverted" else settings.decay
+    return dataclasses.replace(settings, bert_rate=1.0, decay=decay)
 
 
 def unaugmented(run: StageRun) -> Any:

@@ -31,12 +31,14 @@ from vlmill.train.data import (
     pairs_digest,
     region_facts,
 )
+from vlmill.train.picture_tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
 from vlmill.train.recipes import Recipe
 from vlmill.train.vocabulary import read_vocabulary, train_vocabulary
 
 NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
 PICTURES_MEASURED, MAX_REGIONS = 1000, 100
 NO_EFFECT = ("workers", "keep_checkpoints")  # may differ when a run is continued
+STARTS = {("beit", "vlmo")}  # which other variant's weights --init may bring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class Sources:
     num_pairs: int
     pairs_digest: str
     init: LoadedCheckpoint | None
+    picture_tokenizer: PictureTokenizer | None = None
 
     @property
     def reader(self) -> RegionReader:
@@ -89,7 +92,7 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
         facts = region_facts(inputs.regions)
         _check_classes(inputs.regions, regions, facts, recipe)
     init = load_checkpoint(inputs.init, "--init") if inputs.init else None
-    if init is not None and inputs.vocab is not None:
+    if init is not None and inputs.vocab is not None and _same_words(init, recipe):
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
     if regions is not None:
         _check_detector(regions.detector_fingerprint, init, inputs.init)
@@ -102,7 +105,24 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
         num_pairs=count,
         pairs_digest=digest,
         init=init,
+        picture_tokenizer=_open_tokenizer(recipe),
     )
+
+
+def _open_tokenizer(recipe: Recipe) -> PictureTokenizer | None:
+    if not any(stage.objectives.mim for stage in recipe.stages):
+        return None
+    if recipe.picture_tokenizer is None:
+        raise InputError(
+            f"{FIELD} is missing: {recipe.name} guesses tokens of pictures; add {FIELD}=FILE with "
+            "the weights of DALL-E's encoder or of BEiT's tokenizer"
+        )
+    return read_picture_tokenizer(recipe.picture_tokenizer)
+
+
+def _same_words(init: LoadedCheckpoint, recipe: Recipe) -> bool:
+    """Whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
+    return init.variant == recipe.variant
 
 
 def _open_pictures(
@@ -157,12 +177,14 @@ def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     inputs, init = sources.inputs, sources.init
     fields = {k: v for k, v in flatten(to_plain(recipe)).items() if k not in NO_EFFECT}
     negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
+    tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
     return fields | {
         "pairs": f"{sources.num_pairs} pairs, {sources.pairs_digest[:16]}",
         "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
         "images": _table_digest(sources.images, "encoded"),
         "negatives": _digest(negatives, "--negatives"),
         "vocab": _digest([Path(inputs.vocab)] if inputs.vocab else [], "--vocab"),
+        FIELD: _digest(tokenizer, FIELD),
         "init": _digest([init.path / MODEL] if init else [], "--init"),
     }
 
@@ -189,7 +211,7 @@ def _digest(paths: list[Path], flag: str) -> str | None:
 
 def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
     """``--init``'s, ``--vocab``'s, or one trained on the captions that are not held out."""
-    if sources.init is not None:
+    if sources.init is not None and _same_words(sources.init, recipe):
         return sources.init.tokenizer
     if sources.inputs.vocab is not None:
         return read_vocabulary(sources.inputs.vocab)
@@ -206,8 +228,11 @@ def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
 def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     """The recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
     init = sources.init
-    if init is not None and init.variant != recipe.variant:
-        raise InputError(f"--init is a {init.variant}, the recipe's is {recipe.variant}")
+    variants = (init.variant if init else recipe.variant, recipe.variant)
+    if variants[0] != variants[1] and variants not in STARTS:
+        raise InputError(f"--init is a {variants[0]}, the recipe's is {recipe.variant}")
+    if sources.picture_tokenizer is not None:
+        return _picture_config(recipe, sources.picture_tokenizer)
     sizes: dict[str, int] = {"vocab_size": tokenizer.get_vocab_size()}
     if sources.regions is not None:
         width, classes = sources.reader.feature_dim, _num_classes(sources)
@@ -218,6 +243,18 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     if init is None or sources.regions is None:  # VLMo's stages differ in their heads and positions
         return dataclasses.replace(recipe.model, **sizes)
     return init.config
+
+
+def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:
+    for number, stage in enumerate(recipe.stages):
+        size = (stage.feeding.token_size or 0) // tokenizer.stride
+        if size != recipe.model.side:
+            raise InputError(
+                f"stages.{number}.feeding.token_size={stage.feeding.token_size} gives {size} "
+                f"tokens a side, the model has {recipe.model.side} patches; "
+                f"set it to {recipe.model.side * tokenizer.stride}"
+            )
+    return dataclasses.replace(recipe.model, num_visual_tokens=tokenizer.num_tokens)
 
 
 def _num_classes(sources: Sources) -> int:

@@ -87,6 +87,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     """Devices and precision; under a launcher, processes. Raises InputError for batches that
     cannot be dealt out.
     """
+    if recipe.precision == "fp16" and not torch.accelerator.is_available():
+        raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
     # Heads of objectives that a batch has no labels for get no gradient.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     accelerator = Accelerator(
@@ -101,6 +103,11 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
             raise InputError(
                 f"stages.{number}.batch_size={stage.batch_size} is no multiple of accumulation="
                 f"{stage.accumulation} times {accelerator.num_processes} processes; change one"
+            )
+        if stage.feeding.text_rows % parts:
+            raise InputError(
+                f"stages.{number}.feeding.text_rows={stage.feeding.text_rows} is no multiple of "
+                f"accumulation times processes, {parts}; change one"
             )
     return accelerator
 
@@ -164,11 +171,12 @@ def _remove_run(output: Path) -> None:
 def _wanted(recipe: Recipe) -> Wanted:
     """What the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
-    lengths = [feed.max_tokens or recipe.model.max_text_tokens for feed in feeds]
+    lengths = [feed.max_tokens or recipe.max_text_tokens for feed in feeds]
     return Wanted(
         max_tokens=max(lengths),
         pairs=any(feed.kind != "text" for feed in feeds),
         texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
+        words=any(feed.kind != "pictures" for feed in feeds),
     )
 
 

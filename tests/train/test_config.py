@@ -6,7 +6,7 @@ import yaml
 
 from vlmill.models import PRESETS, preset
 from vlmill.schemas.commands import InputError
-from vlmill.train.config import flatten, from_plain, read_yaml, to_plain, to_yaml
+from vlmill.train.config import flatten, from_plain, override, read_yaml, to_plain, to_yaml
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 
 
@@ -93,6 +93,10 @@ def test_a_file_that_is_no_recipe(text: str | bytes, message: str, tmp_path: Pat
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=message):
         read_yaml(path)
+
+
+def test_no_is_a_word_where_one_is_wanted(recipe: Recipe) -> None:
+    assert override(recipe, ["precision=no"]).precision == "no"
 
 
 def test_a_missing_field_is_named(recipe: Recipe) -> None:

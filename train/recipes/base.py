@@ -6,6 +6,8 @@ from typing import Any, Literal, get_type_hints
 
 from vlmill.models import VARIANTS
 
+FEWEST_TOKENS = 3  # [CLS], a word, [SEP]
+
 
 def _share(name: str, value: float) -> None:
     if not 0 <= value <= 1:
@@ -60,7 +62,7 @@ class Feeding:
     masked (VL-BERT). ``max_elements`` bounds tokens and regions together (VL-BERT).
     ``region_targets``: the detector's ``class``, or its ``distribution`` where the regions have it.
     ``flip`` is the share of pictures whose boxes (of pixels: all) are mirrored. ``text_rows``
-    texts without a picture follow the pairs of a batch, ``text_row_tokens`` long (VL-BERT).
+    texts without a picture come with the pairs of a step, ``text_row_tokens`` long (VL-BERT).
     ``image_size``, ``crop`` (share of the area), ``augment`` (RandAugment), ``jitter`` (of colours)
     and ``token_size`` (of the second picture, for the tokenizer of pictures; null for none) are
     those of pixels.
@@ -87,7 +89,7 @@ class Feeding:
         for name, least in (("max_regions", 1), ("text_rows", 0), ("image_size", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"feeding.{name}={getattr(self, name)}: want at least {least}")
-        for name, least in (("max_tokens", 3), ("max_elements", 4), ("token_size", 1)):
+        for name, least in (("max_tokens", FEWEST_TOKENS), ("max_elements", 4), ("token_size", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"feeding.{name}={value}: want at least {least}")
         low, high = self.crop
@@ -127,7 +129,8 @@ class Optimizer:
     ``decay``: on ``matrices`` alone, on ``everything`` (VL-BERT), or ``inverted``, on biases and
     layer norms alone (a mistake of the scripts of ViLBERT and InterBERT). ``clip`` is the largest
     norm of the whole gradient, of each tensor's for ``bert-adam``, 0 for no clipping.
-    ``bert_rate`` is the share of the rate for what BERT has, too (ViLBERT: 0.1).
+    ``bert_rate`` is the share of the rate for what BERT has, too (ViLBERT: 0.1). This and
+    ``inverted`` hold for runs with ``--init`` alone, as in those scripts.
 
     ``schedule``: up in a line over the first ``warmup_steps`` (null: the share ``warmup`` of the
     steps), then down in a line, by a ``cosine``, or ``constant``; down to ``end`` of the peak.
@@ -218,6 +221,11 @@ class Stage:
             raise ValueError(
                 f"batch_size={self.batch_size} is no multiple of accumulation={self.accumulation}"
             )
+        if self.feeding.text_rows % self.accumulation:
+            raise ValueError(
+                f"feeding.text_rows={self.feeding.text_rows} is no multiple of accumulation="
+                f"{self.accumulation}"
+            )
         _share("negative_share", self.negative_share)
         _share("negative_text_share", self.negative_text_share)
         _share("hard_negative_share", self.hard_negative_share)
@@ -232,6 +240,7 @@ class Recipe:
     beyond pairs and their pictures (`train-vl recipes` prints both).
     ``standardise_features`` starts new weights as if the regions' features had mean 0 and variance
     1 (`ImageBert.standardise_regions`).
+    ``picture_tokenizer`` is the file of the network whose tokens masked picture modelling guesses.
     ``vocabulary_size`` is used where no ``--vocab`` is given. A checkpoint is written every
     ``save_every`` steps and after each stage; the last ``keep_checkpoints`` stay, and the best.
     Every ``validate_every`` steps (0: never) up to ``validation_pairs`` pairs of the splits val and
@@ -239,7 +248,8 @@ class Recipe:
     ``workers`` are processes that load batches; any number gives the same batches.
     ``average`` above 0 keeps a moving average of the weights at that rate, which is what evaluation
     gets. ``compile`` has torch.compile translate the model; ``checkpoint_activations`` computes
-    each layer again in the backward pass instead of keeping what it needs.
+    each layer again in the backward pass instead of keeping what it needs; ``shard`` divides
+    weights, gradients and moments among the processes (FSDP) instead of giving each all of them.
     """
 
     name: str
@@ -248,6 +258,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     about: str = ""
     needs: str = ""
+    picture_tokenizer: str | None = None
     vocabulary_size: int = 30_522
     standardise_features: bool = False
     seed: int = 0
@@ -261,6 +272,7 @@ class Recipe:
     average: float = 0.0
     compile: bool = False
     checkpoint_activations: bool = False
+    shard: bool = False
 
     @classmethod
     def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -270,6 +282,11 @@ class Recipe:
         if variant not in VARIANTS:
             raise ValueError(f"variant: {variant!r} is none of {', '.join(VARIANTS)}")
         return hints | {"model": VARIANTS[variant].config}
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Tokens that the model takes; a model of pictures alone takes no text, however short."""
+        return FEWEST_TOKENS if self.variant == "beit" else int(self.model.max_text_tokens)
 
     def __post_init__(self) -> None:
         _share("average", self.average)

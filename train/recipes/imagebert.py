@@ -33,7 +33,7 @@ def imagebert() -> Recipe:
         model=imagebert_base(),
         stages=(imagebert_stage("lait", "lait"), imagebert_stage("cc-sbu", "cc", "sbu")),
         about="ImageBERT on LAIT, then on Conceptual Captions and SBU",
-        needs="100 regions a picture; --init from BERT: train-vl convert --family bert --as imagebert-base",
+        needs="--init from BERT: train-vl convert --family bert --as imagebert-base",
         save_every=10_000,
         log_every=100,
         workers=4,

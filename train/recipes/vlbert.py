@@ -136,7 +136,7 @@ def vl_bert_small_recipe() -> Recipe:
         "vl-bert",
         vlbert_small(dropout=0.0),
         "VL-BERT with matching for trials on a CPU: minutes for some thousand pairs",
-        feeding=replace(vlbert_feeding(), flip=0.0),
+        feeding=replace(vlbert_feeding(), max_tokens=36, flip=0.0),
         masking=Masking(word_rule="words"),
         objectives=Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
     )
