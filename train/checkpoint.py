@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -151,7 +151,8 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
                 f"{flag} {folder}: variant {variant!r} is none of {', '.join(VARIANTS)}"
             )
         config = from_plain(VARIANTS[variant].config, settings["model"], "model")
-        with torch.device("meta"):  # weights come from the file: none are drawn
+        # Weights come from the file: none are drawn. Buffers may be none of the file's.
+        with init_empty_weights(include_buffers=False):
             model = VARIANTS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
         fed = settings.get("feeding")

@@ -1,11 +1,12 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from vlmill.models import ImageBert, ImageBertConfig
+from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
 from vlmill.schemas.commands import InputError
 from vlmill.train.checkpoint import (
     CHECKPOINTS,
@@ -65,6 +66,23 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     save(tmp_path / "one")  # writing it again replaces it
     assert_whole(load_checkpoint(tmp_path / "one"), model)
     assert [p.name for p in tmp_path.iterdir()] == ["one"]
+
+
+def test_what_a_model_computes_for_itself_comes_back_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = train_vocabulary(["a dog"], 20)
+    sizes: dict[str, Any] = {"width": 8, "num_layers": 1, "num_heads": 2, "intermediate_width": 8}
+    config = VlmoConfig(vocab_size=20, first_vl_layer=0, image_size=16, patch_size=8, **sizes)
+    model = Vlmo(config).eval()
+    save_checkpoint(
+        tmp_path / "one", variant="vlmo", model=model, tokenizer=tokenizer, training=RECORD
+    )
+    loaded = load_checkpoint(tmp_path / "one").model
+    assert len(list(model.buffers())) == 2
+    for name, buffer in model.named_buffers():
+        assert torch.equal(loaded.get_buffer(name), buffer)
+    pixels = torch.rand(1, 3, 16, 16)
+    assert torch.equal(loaded.image_vectors(pixels), model.image_vectors(pixels))
 
 
 def test_a_run_means_its_last_checkpoint(tmp_path: Path) -> None:

@@ -275,8 +275,8 @@ def test_shortlists_by_hand() -> None:
     listed = Shortlists.of(scores, 1)
     assert listed.by_text.tolist() == [[True, True, True], [False, False, False]]
     assert listed.by_image.tolist() == [[True, False, False], [True, False, False]]
-    logits = np.where(listed.either, np.float32([[-5, -6, -7], [4, 4, 4]]), -np.inf)
-    ranked = ranked_again(scores, listed, logits.astype(np.float32))
+    logits = np.array([[-5, -6, -7], [4, -np.inf, -np.inf]], np.float32)
+    ranked = ranked_again(scores, listed, logits)
     assert ranked.by_text[0].tolist() == [-5, -6, -7]
     assert (ranked.by_text[1] < -900_000).all() and (np.diff(ranked.by_text[1]) != 0).all()
     assert ranked.by_image[:, 0].tolist() == [-5, 4]

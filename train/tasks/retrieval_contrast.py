@@ -71,7 +71,8 @@ def image_vectors(
             asked = image_ids[start : start + batch_size]
             loaded = dict(zip(asked, pool.map(pictures.load, asked), strict=True))
             faults |= {at: one for at, one in loaded.items() if isinstance(one, Reason)}
-            if good := {at: one for at, one in loaded.items() if at not in faults}:
+            good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+            if good:
                 pixels = pictures.together(good).to(device).pixels
                 assert pixels is not None
                 own = model.image_vectors(pixels).float().cpu().numpy()

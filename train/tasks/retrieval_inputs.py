@@ -157,13 +157,15 @@ class PixelPictures:
         return found if isinstance(found, Reason) else None
 
     def batch(self, image_ids: Sequence[str]) -> StoredBatch:
-        """Pictures without fault."""
-        return self.together({image_id: self.load(image_id) for image_id in image_ids})
+        """Pictures without a fault. Raises InputError for another."""
+        loaded = {image_id: self.load(image_id) for image_id in image_ids}
+        good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+        for image_id in loaded.keys() - good.keys():
+            raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")
+        return self.together(good)
 
-    def together(self, loaded: Mapping[str, NDArray[np.uint8] | Reason]) -> StoredBatch:
-        """A batch of what :meth:`load` gave, by image_id. Raises InputError for a fault."""
-        if wrong := [image_id for image_id, one in loaded.items() if isinstance(one, Reason)]:
-            raise InputError(f"--images: {wrong[0]} is {loaded[wrong[0]]}")
+    def together(self, loaded: Mapping[str, NDArray[np.uint8]]) -> StoredBatch:
+        """A batch of pixels, by image_id."""
         planned = plan(
             [_without_text(image_id, None) for image_id in loaded],
             [],

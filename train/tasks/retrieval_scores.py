@@ -7,7 +7,7 @@ matching logit ranks, and not its sigmoid: it has the same order and does not sa
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,10 @@ def silent(count: int) -> None:
 class PairScorer(Protocol):
     """A model with a matching head, taken apart into what texts, pictures and pairs cost."""
 
-    keeps_texts: bool  # whether read texts are hidden states, which take memory
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether read texts are hidden states, which take memory."""
+        ...
 
     def read_texts(self, texts: TextBatch) -> Any:
         """What a batch of texts has in common for all pictures."""
@@ -56,7 +59,7 @@ class EncodeScorer:
 
     model: Any
     max_elements: int | None = None
-    keeps_texts: bool = False
+    keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
         """Nothing but their ids."""
@@ -99,7 +102,7 @@ class StreamScorer:
     """ViLBERT: each text and each picture is read once up to the first co-attention."""
 
     model: Vilbert
-    keeps_texts: bool = True
+    keeps_texts: ClassVar[bool] = True
 
     def read_texts(self, texts: TextBatch) -> Stream:
         """The text's own layers."""
@@ -123,7 +126,7 @@ class PixelScorer:
     """VLMo's fusion encoder: a picture's patches are embedded once."""
 
     model: Vlmo
-    keeps_texts: bool = False
+    keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
         """Nothing but their ids."""
@@ -183,7 +186,7 @@ def match_scores(
     if chosen is not None:
         for at, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)
-            own = text_batches([texts[c] for c in columns], batch_size, device, columns)
+            own = text_batches([texts[c] for c in columns.tolist()], batch_size, device, columns)
             if own:
                 score(at, own, [scorer.read_texts(batch) for batch in own])
         return scores
