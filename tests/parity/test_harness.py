@@ -84,6 +84,9 @@ SHIFTED = {
         "out.object_positions",
         "out.pooled_output",
     ),
+    "vlmo/beit_finetuned": ("out.hidden", "out.pooled", "out.logits"),
+    "vlmo/dvae_customized": ("out.codebook_indices", "out.logits"),
+    "vlmo/nlvr2_rel": ("out.nlvr2_logits", "out.loss"),
 }
 
 
