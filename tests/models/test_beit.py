@@ -68,7 +68,10 @@ def hugging_face(masked: bool) -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(0)
     if masked:
         kind: Any = transformers.BeitForMaskedImageModeling
-        changes: dict[str, Any] = {"use_shared_relative_position_bias": True, "use_mask_token": True}
+        changes: dict[str, Any] = {
+            "use_shared_relative_position_bias": True,
+            "use_mask_token": True,
+        }
     else:
         kind = transformers.BeitForImageClassification
         changes = {"use_relative_position_bias": True, "num_labels": 5}
