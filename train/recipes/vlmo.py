@@ -179,14 +179,19 @@ def vlmo_base_paper_recipe() -> Recipe:
 def vlmo_small_recipe() -> Recipe:
     """Minutes on a CPU, from pairs and pictures. Pictures are hardly cropped and neither mirrored
     nor recoloured, for captions may say left and red."""
+    model = vlmo_small()
     return small_recipe(
         "vlmo-small",
         "vlmo",
-        vlmo_small(),
+        model,
         "VLMo for trials on a CPU: minutes for some thousand pairs",
         negative_share=0.0,
         feeding=replace(
-            vlmo_feeding(image_size=96), max_tokens=24, crop=(0.9, 1.0), augment=False, flip=0.0
+            vlmo_feeding(image_size=model.image_size),
+            max_tokens=model.max_text_tokens,
+            crop=(0.9, 1.0),
+            augment=False,
+            flip=0.0,
         ),
         masking=vlmo_masking(),
         objectives=Objectives(mlm=0.25, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
