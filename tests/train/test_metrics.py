@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from vlmill.train.metrics import (
     KS,
@@ -22,7 +23,8 @@ from vlmill.train.metrics import (
     text_to_image_ranks,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "evaluation" / "retrieval"
+RECORDINGS = Path(__file__).parents[1] / "golden"
+GOLDEN = RECORDINGS / "evaluation" / "retrieval"
 DIRECTIONS = {"image_to_text": "text_retrieval", "text_to_image": "image_retrieval"}
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text())
 EXPECTED: dict[str, dict[str, Any]] = {
@@ -84,6 +86,25 @@ def test_folds_equal_the_official_loop() -> None:
         assert ours[f"{name}/median_rank"] == pytest.approx(official[f"{short}_medr"], abs=1e-4)
         assert ours[f"{name}/mean_rank"] == pytest.approx(official[f"{short}_meanr"], abs=1e-4)
     assert ours["mean_recall"] * 100 == pytest.approx(official["mean_recall"], abs=1e-4)
+
+
+@pytest.mark.parametrize("case", ["case0", "case1"])
+def test_recalls_by_vectors_equal_vlmos_recordings(case: str) -> None:
+    recorded = load_file(RECORDINGS / "vlmo" / "recall" / "cases.safetensors")
+    ours = {key.rpartition(".")[2]: value for key, value in recorded.items() if case in key}
+    rows = {image: row for row, image in enumerate(ours["image_ids"].tolist())}
+    owners = np.array([rows[image] for image in ours["text_image_ids"].tolist()])
+    metrics = retrieval_metrics(ours["image_vec"] @ ours["text_vec"].T, owners)
+    for short, name in (("ir", "image_retrieval"), ("tr", "text_retrieval")):
+        for k in KS:
+            assert metrics[f"{name}/r{k}"] == pytest.approx(float(ours[f"{short}_r{k}"]), abs=1e-6)
+
+
+def test_each_direction_can_have_scores_of_its_own() -> None:
+    owners = np.arange(3)
+    metrics = retrieval_metrics(np.eye(3), owners, by_image=-np.eye(3))
+    assert metrics["image_retrieval/r1"] == 1 and metrics["text_retrieval/r1"] == 0
+    assert metrics["text_retrieval/median_rank"] == 3
 
 
 @st.composite
