@@ -1,0 +1,130 @@
+"""The pages say what is true: commands, recipes, presets, counts of parameters, links."""
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from vlmill.extract import cli as extract_cli
+from vlmill.models import PRESETS, VARIANTS, preset
+from vlmill.models.reference import FAMILIES
+from vlmill.pipelines import hard_negatives, manifest, regions, web_pairs
+from vlmill.train import cli as train_cli
+from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+Main = Callable[[Sequence[str]], object]
+COMMANDS: dict[str, Main] = {
+    "python -m vlmill.pipelines.hard_negatives": hard_negatives.main,
+    "python -m vlmill.pipelines.manifest": manifest.main,
+    "python -m vlmill.pipelines.regions": regions.main,
+    "python -m vlmill.pipelines.web_pairs": web_pairs.main,
+    "extract-rois": extract_cli.parser().parse_args,
+    "train-vl": train_cli.main,
+}
+SUBCOMMANDS = ("python -m vlmill.pipelines.manifest", "extract-rois", "train-vl")
+# What starts several processes of one of the commands.
+LAUNCHED = re.compile(r"^(?:torchrun|accelerate launch) .*?-m vlmill\.train\.cli\b")
+
+
+def commands(page: str) -> list[str]:
+    """Our commands in a page's shell blocks, one line each."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    named = [LAUNCHED.sub("train-vl", line) for line in lines]
+    return [line for line in named if line.startswith(("train-vl", "extract-rois", "python -m"))]
+
+
+ALL = [
+    pytest.param(command, id=f"{name}: {' '.join(command.split())}")
+    for name, page in PAGES.items()
+    for command in commands(page)
+]
+
+
+def words_of(command: str) -> tuple[str, list[str]]:
+    """The command's name, and its arguments."""
+    name = next(name for name in COMMANDS if command.startswith(name))
+    return name, shlex.split(command.removeprefix(name), comments=True)
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_a_command_is_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its choices are accepted, and its help knows its flags."""
+    name, words = words_of(command)
+    with pytest.raises(SystemExit) as left:  # what stands before --help is read first
+        COMMANDS[name]([*words, "--help"])
+    said = capsys.readouterr()
+    assert left.value.code == 0, said.err
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    missing = [flag for flag in flags if not re.search(rf"{flag}\b(?!-)", said.out)]
+    assert not missing
+    assert name not in SUBCOMMANDS or words
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if "train-vl" in str(c.values[0])])
+def test_its_recipes_presets_and_fields_exist(command: str) -> None:
+    _, words = words_of(command)
+    changes = [word for word in words if re.match(r"[a-z][a-z_.\d]*=", word)]
+    if words[0] == "pretrain":
+        named = [word for word in words[1:2] if not word.startswith("--")]
+        recipe = change_recipe(recipe_named(named[0] if named else "imagebert-small"), changes)
+        assert recipe.stages
+    if words[0] == "recipes" and "show" in words:
+        assert words[words.index("show") + 1] in RECIPES
+    if "--as" in words:
+        assert preset(words[words.index("--as") + 1], **read(changes))
+    if words[0] == "convert":
+        assert words[words.index("--family") + 1] in FAMILIES
+
+
+def read(changes: Sequence[str]) -> dict[str, int | bool]:
+    """The assignments of a preset's fields, numbers and flags."""
+    pairs = (change.split("=") for change in changes)
+    return {
+        name: value == "true" if value in ("true", "false") else int(value) for name, value in pairs
+    }
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
+        assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def test_every_page_is_linked_from_the_front() -> None:
+    for name in PAGES:
+        assert name == "README.md" or f"({name})" in PAGES["README.md"], name
+
+
+def counted(name: str) -> str:
+    """The parameters of a preset as the page writes them: ours are rounded."""
+    config = preset(name)
+    variant = next(variant for variant in VARIANTS.values() if variant.config is type(config))
+    with torch.device("meta"):
+        model = variant.model(config)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"{count / 1e6:.1f} million" if name.endswith("-small") else f"{count:,}"
+
+
+def test_the_page_on_models_counts_every_preset() -> None:
+    section = PAGES["docs/models.md"].split("## Presets")[1].split("\n## ")[0]
+    told = {
+        name: count
+        for names, count in re.findall(r"^\| (`.*?`) \| ([\d,.]+(?: million)?) \|", section, re.M)
+        for name in re.findall(r"`(.+?)`", names)
+    }
+    assert told == {name: counted(name) for name in PRESETS}
+
+
+def test_the_page_on_training_lists_every_recipe() -> None:
+    section = PAGES["docs/training.md"].split("## The recipes")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([\w-]+)`", section))
+    assert set(RECIPES) <= named
