@@ -95,7 +95,7 @@ def imagebert_small(**changes: Any) -> ImageBertConfig:
 
 
 class ImageBert(nn.Module):
-    """The encoder and its four pretraining heads."""
+    """The encoder and its four pretraining heads (sec. 3.3)."""
 
     def __init__(self, config: ImageBertConfig) -> None:
         super().__init__()

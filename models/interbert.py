@@ -107,7 +107,8 @@ def interbert_released(**changes: Any) -> InterBertConfig:
 def interbert_chinese(**changes: Any) -> InterBertConfig:
     """The paper's model on TaoMultimodal: titles of 36 characters, a detector of 33 classes.
 
-    [choice] The vocabulary of BERT-base Chinese, and background beside the classes.
+    [choice] The vocabulary of BERT-base Chinese, and background beside the classes. 191.1 million
+    parameters.
     """
     chinese = {"vocab_size": 21128, "num_region_classes": 34, "max_text_tokens": 38}
     return InterBertConfig(**(chinese | changes))
