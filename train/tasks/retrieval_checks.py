@@ -26,6 +26,8 @@ def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
     """
     who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", loaded.config
     contrast = loaded.variant == "vlmo" and config.contrast
+    if loaded.variant == "vl-bert-end-to-end":
+        raise InputError(f"{who}, which reads pixels and boxes; retrieval feeds regions' features")
     if not contrast and not _has_matching_head(loaded):
         raise InputError(
             f"{who} without a matching or contrastive head, by which retrieval ranks; train one "

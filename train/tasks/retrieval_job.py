@@ -18,7 +18,6 @@ from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoint import MODEL, LoadedCheckpoint, load_checkpoint
-from vlmill.train.config import to_plain
 from vlmill.train.recipes.base import Feeding
 from vlmill.train.tasks.retrieval import (
     Candidates,
@@ -48,6 +47,12 @@ from vlmill.train.tasks.retrieval_contrast import (
 )
 from vlmill.train.tasks.retrieval_inputs import PixelPictures, RegionPictures
 from vlmill.train.tasks.retrieval_scores import match_scores, scorer_of
+
+# The fields of a feeding that act where nothing is learnt.
+FED = {
+    "regions": ("max_tokens", "max_regions", "whole_image", "max_elements"),
+    "pixels": ("max_tokens", "image_size"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +163,9 @@ def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Re
 
 
 def settings_of(opened: Opened) -> dict[str, Any]:
-    """What decides the figures, contents included: the same settings give the same output."""
+    """What decides the figures, contents included: the same settings give the same output, up to
+    rounding on another device or in batches of another size.
+    """
     options, loaded, reader = opened.options, opened.loaded, opened.regions or opened.images
     assert reader is not None
     with (loaded.path / MODEL).open("rb") as file:
@@ -182,10 +189,8 @@ def settings_of(opened: Opened) -> dict[str, Any]:
         "images": options.images,
         "pictures_bytes": [path.stat().st_size for path in reader.paths],
         **about,
-        "feeding": to_plain(opened.feeding),
+        **{f"feeding.{name}": getattr(opened.feeding, name) for name in FED[opened.feeding.kind]},
         "fold_images": options.fold_images,
-        "batch_size": options.batch_size,
-        "device": options.device,
     }
 
 
