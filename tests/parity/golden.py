@@ -23,6 +23,17 @@ from torch import Tensor
 WEIGHTS = "weights.safetensors"
 
 
+# Recordings that the official code itself does not meet on another processor, with what it is off
+# by at most there (AMD EPYC, PyTorch 2.15, its own weights and inputs): 1.55e-5 and 1.81e-5 where
+# index.json allows 1e-5. Values inside reach 600; a model in float64 is off by 1.4e-5.
+NOISIER: dict[str, tuple[tuple[str, dict[str, float]], ...]] = {
+    "vlmo/textmlm_from_beit": (
+        ("case*.out.text_feats", {"abs": 2e-5}),
+        ("case*.out.mlm_logits", {"abs": 2e-5}),
+    )
+}
+
+
 class NotComparable(Exception):
     """A set that these tests cannot handle."""
 
@@ -120,7 +131,8 @@ class GoldenSet:
         of_gradients = self.entry.get("gradients", {}).get("tolerance")
         is_gradient = key in {*self.gradients.values(), *self.gradient_norms.values()}
         own = [("*", of_gradients)] if of_gradients and is_gradient else []
-        for pattern, bounds in (*own, *self.entry["tolerance"]):
+        noisier = NOISIER.get(self.name, ())
+        for pattern, bounds in (*noisier, *own, *self.entry["tolerance"]):
             if fnmatchcase(bare(key), pattern):
                 largest = float(values.max()) if values.numel() else 0.0
                 fixed = bounds.get("abs", 0.0) + bounds.get("of_max", 0.0) * largest
