@@ -16,6 +16,7 @@ from vlmill.models.interbert import (
     interbert_released,
     interbert_small,
 )
+from vlmill.models.reference import export_reference, load_reference, read_reference
 from vlmill.models.single_stream import SingleStream, SingleStreamConfig, single_stream_base
 from vlmill.models.vilbert import Vilbert
 from vlmill.models.vilbert_config import (
@@ -141,5 +142,8 @@ __all__ = [
     "VlBertEndToEndConfig",
     "Vlmo",
     "VlmoConfig",
+    "export_reference",
+    "load_reference",
     "preset",
+    "read_reference",
 ]
