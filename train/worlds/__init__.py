@@ -2,15 +2,17 @@
 
 ``scenes.py`` says what is in a picture and what its caption states, ``pictures.py`` draws it,
 ``detector.py`` gives its regions, ``oracles.py`` computes how well a matcher could do that sees
-only a part, ``writing.py`` writes tables.
+only a part, ``writing.py`` writes tables, ``noise.py`` pairs whose captions went astray.
 """
 
 from vlmill.train.worlds.detector import Detector
+from vlmill.train.worlds.noise import NOISY, write_noisy_pairs
 from vlmill.train.worlds.oracles import oracles, views
 from vlmill.train.worlds.scenes import Scene, Split, World, make_scenes, word_groups
 from vlmill.train.worlds.writing import write_world
 
 __all__ = [
+    "NOISY",
     "Detector",
     "Scene",
     "Split",
@@ -19,5 +21,6 @@ __all__ = [
     "oracles",
     "views",
     "word_groups",
+    "write_noisy_pairs",
     "write_world",
 ]
