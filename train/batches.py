@@ -17,6 +17,7 @@ from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import RegionReader
 from vlmill.train.block_masking import BlockMasking
+from vlmill.train.boxed_pictures import boxed_picture
 from vlmill.train.collate import (
     PlannedBatch,
     Source,
@@ -44,6 +45,7 @@ from vlmill.train.vlbert_samples import kept_tokens
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
 PATCH_SIZE = 16
+PAIRED = ("regions", "pixels", "picture-regions")  # kinds whose texts and pictures may not match
 AHEAD = 2  # assembled batches that wait
 
 
@@ -165,7 +167,7 @@ class PretrainBatches(Dataset[PlannedBatch]):
         key = int(self.table.pair_keys[visit.row])
         rng = generator(self.seed, self.stage_number, visit.epoch, key)
         text_row, image_row, matching = visit.row, visit.row, True
-        if self.stage.negative_share and self.stage.feeding.kind in ("regions", "pixels"):
+        if self.stage.negative_share and self.stage.feeding.kind in PAIRED:
             text_row, image_row, matching = choose_pairing(
                 visit.row,
                 visit.near,
@@ -189,6 +191,9 @@ class PretrainBatches(Dataset[PlannedBatch]):
         match self.stage.feeding.kind:
             case "regions":
                 return *self._with_regions(sample, at, draws), {}
+            case "picture-regions":
+                shown, source = self._with_regions(sample, at, draws)
+                return shown, source, self._boxed(shown)
             case "text":
                 return sample, None, {}
         return sample, None, self._pixels(at, image_row, draws)
@@ -240,6 +245,11 @@ class PretrainBatches(Dataset[PlannedBatch]):
             matching=sample.matching,
         )
         return shown, source_of(group, within, regions.count)
+
+    def _boxed(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        assert self.images is not None and sample.regions is not None
+        (at,) = self.images.find([sample.regions.row.image_id])
+        return boxed_picture(self.images.bytes_of(int(at)), sample.regions, self.stage.feeding)
 
     def _pixels(self, at: int, row: int, draws: Uniforms) -> dict[str, npt.NDArray[Any]]:
         assert self.images is not None

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from vlmill.models.inputs import PixelInputs, VLInputs
+from vlmill.models.vlbert_end_to_end import PictureRegions
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.region_groups import RegionGroup
 from vlmill.schemas.regions import RegionReader, RegionRow
+from vlmill.train.boxed_pictures import padded_pictures, picture_regions_of
 from vlmill.train.masking import Ids
 from vlmill.train.recipes.base import Feeding
 from vlmill.train.samples import IGNORED, Sample, SampledRegions, box_locations, classes_of
@@ -103,8 +105,11 @@ def plan(
     with_regions = [s.regions for s in samples if s.regions is not None]
     if with_regions:
         arrays |= _regions(samples, feeding, pad_to, mismatched_regions)
-    for name in pixels[0] if pixels else ():
-        arrays[name] = np.stack([one[name] for one in pixels])
+    if pixels and "picture" in pixels[0]:
+        arrays |= padded_pictures(pixels, arrays["region_mask"].shape[1])
+    else:
+        for name in pixels[0] if pixels else ():
+            arrays[name] = np.stack([one[name] for one in pixels])
     num_texts = len(samples) - len(with_regions) if with_regions else 0
     arrays["matching"] = np.array(
         [s.matching for s in samples[: len(samples) - num_texts]], dtype=np.float32
@@ -370,6 +375,7 @@ class StoredBatch:
             token_pixels=_unit(held.get("token_pixels")),
             patch_mask=held.get("patch_mask"),
             num_texts=self.num_texts,
+            picture_regions=picture_regions_of(held),
         )
 
     def _features(self, held: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -429,7 +435,8 @@ class PretrainBatch:
     ``inputs`` has no regions (R = 0) where pairs come with pixels, or texts alone. What a batch
     lacks is None: ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32
     [M, K], ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
-    ``patch_mask`` bool [B, n, n] of masked picture modelling.
+    ``patch_mask`` bool [B, n, n] of masked picture modelling. ``picture_regions``: the pictures of
+    all rows but the texts alone, for a model that computes the regions' features itself.
     """
 
     inputs: VLInputs
@@ -446,6 +453,7 @@ class PretrainBatch:
     token_pixels: Tensor | None = None
     patch_mask: Tensor | None = None
     num_texts: int = 0
+    picture_regions: PictureRegions | None = None
 
     def pixel_inputs(self, *, masked: bool) -> PixelInputs:
         """Texts, ``masked`` or as they are, with their pictures' pixels."""

@@ -140,19 +140,21 @@ def prepare_samples(
     wanted: Wanted,
     rejects: ShardWriter | None,
     total: int | None = None,
+    images: Pictures | None = None,
 ) -> Counter[str]:
     """Write what :class:`SampleTable` reads; count ``kept`` and each reason of a reject.
 
     Pairs are rejected that are held out for validation or test, whose picture has no regions (or
     no row of images), and whose text has no word. Texts longer than ``wanted.max_tokens`` are cut
     before [SEP], and counted as ``cut``; they are kept. ``total`` pairs are for the progress.
+    ``images``: beside regions in ``pictures``, where their pictures have to be too.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     counts: Counter[str] = Counter()
     tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
     tokenizer.enable_truncation(wanted.max_tokens)
-    choose = _Chooser(pictures, wanted)
+    choose = _Chooser(pictures, wanted, images)
     with (
         Columns(folder) as writer,
         Progress(total=total, unit="pair", label="prepare") as progress,
@@ -193,8 +195,8 @@ def require_pictures(counts: Counter[str], missing: str) -> None:
 class _Chooser:
     """Which pairs are kept, and where their pictures are."""
 
-    def __init__(self, pictures: Pictures | None, wanted: Wanted) -> None:
-        self._pictures, self._wanted = pictures, wanted
+    def __init__(self, pictures: Pictures | None, wanted: Wanted, images: Pictures | None) -> None:
+        self._pictures, self._wanted, self._images = pictures, wanted, images
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(pictures, RegionReader):
             self._counts = pictures.box_counts()
@@ -202,7 +204,11 @@ class _Chooser:
     def places(self, rows: list[dict[str, Any]]) -> list[int]:
         if self._pictures is None:
             return [ABSENT] * len(rows)
-        found: list[int] = self._pictures.find([row["image_id"] or "" for row in rows]).tolist()
+        ids = [row["image_id"] or "" for row in rows]
+        places = self._pictures.find(ids)
+        if self._images is not None:
+            places = np.where(self._images.find(ids) == ABSENT, ABSENT, places)
+        found: list[int] = places.tolist()
         return found
 
     def num_regions(self, at: int) -> int:

@@ -4,13 +4,15 @@ Every loss is a mean; :func:`label_counts` says over how many labels, from what 
 are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vlmill.models import Beit, Vlmo
+from vlmill.models import Beit, VLInputs, Vlmo
+from vlmill.models.vlbert_end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.collate import PretrainBatch, StoredBatch
 from vlmill.train.distributed import world_size
 from vlmill.train.global_contrast import contrast_and_matching, matching_loss
@@ -60,14 +62,36 @@ def pretraining_losses(
     """
     if isinstance(model, Beit):
         return {"mim": _picture_loss(model, batch, picture_tokens)}
+    if isinstance(model, VlBertEndToEnd):
+        encoded = model.model(with_features(model, batch))
+        return _region_losses(model.model, batch, weights, encoded)
     if isinstance(model, Vlmo):
         return _vlmo_losses(model, batch, weights)
-    return _region_losses(model, batch, weights)
+    return _region_losses(model, batch, weights, model(batch.inputs))
 
 
-def _region_losses(model: Any, batch: PretrainBatch, weights: Objectives) -> dict[str, Tensor]:
+def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
+    """The inputs with features computed from pictures; texts alone, which come last, have none."""
+    regions, inputs = batch.picture_regions, batch.inputs
+    if regions is None or inputs.masked_regions is None:
+        raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
+    pairs, shown = regions.region_mask.shape
+    pictures = without_pixels(regions.pictures, regions.boxes, inputs.masked_regions[:pairs])
+    features = model.cnn(pictures, regions.boxes, regions.region_mask)
+    rows = len(inputs.tokens) - pairs
+    none = features.new_zeros(rows, shown, features.shape[2])
+    locations = regions.locations()
+    return dataclasses.replace(
+        inputs,
+        region_features=torch.cat([features, none]),
+        region_locations=torch.cat([locations, locations.new_zeros(rows, shown, 5)]),
+    )
+
+
+def _region_losses(
+    model: Any, batch: PretrainBatch, weights: Objectives, encoded: Any
+) -> dict[str, Tensor]:
     """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
-    encoded = model(batch.inputs)
     words, pairs = encoded.text.flatten(0, 1), len(batch.pair_ids) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]

@@ -61,18 +61,19 @@ def training_pictures(
     if feeding.augment:
         pixels = rand_augment(pixels, draws)
     if feeding.token_size is None:
-        return _planes(pixels), None
+        return planes(pixels), None
     small = image.resize((feeding.token_size, feeding.token_size), Image.Resampling.LANCZOS)
-    return _planes(pixels), _planes(np.asarray(small))
+    return planes(pixels), planes(np.asarray(small))
 
 
 def evaluation_picture(data: bytes | None, image_id: str, size: int) -> Picture:
     """The whole picture at S x S (the aspect is not kept), bicubic: uint8 [3, S, S]."""
     image = decode(data, image_id).resize((size, size), Image.Resampling.BICUBIC)
-    return _planes(np.asarray(image))
+    return planes(np.asarray(image))
 
 
-def _planes(pixels: npt.NDArray[np.uint8]) -> Picture:
+def planes(pixels: npt.NDArray[np.uint8]) -> Picture:
+    """uint8 [H, W, 3] as [3, H, W]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 

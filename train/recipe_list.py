@@ -60,7 +60,7 @@ def activations(model: nn.Module, stage: Stage, config: Any) -> int:
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or config.max_text_tokens
     picture = 0
-    if feeding.kind == "regions":
+    if feeding.reads_regions:
         picture = feeding.max_regions + (feeding.whole_image != "none")
         if feeding.max_elements is not None:
             picture = min(picture, feeding.max_elements - 1)

@@ -104,6 +104,7 @@ class Run:
         self.done = self.resumed.training.step if self.resumed else 0
         self.losses = validation_losses(saved)
         self.model = self._model()
+        self.trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         self.average = self._average()
         if self.recipe.checkpoint_activations:
             recompute_activations(self.model)
@@ -180,9 +181,7 @@ class Run:
         training = self._prepared(run)
         torch.manual_seed(self.recipe.seed + run.number + (self.accelerator.process_index << 16))
         if done:
-            restore_training_state(
-                self.model, training.optimizer, self.state, self.accelerator.process_index
-            )
+            restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         measured: dict[str, float] = {}
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
             self.recipe.precision, torch.float32
@@ -215,7 +214,7 @@ class Run:
         """The model wrapped for the devices, with the stage's optimiser."""
         frozen = set(frozen_on_text(self.model)) if run.stage.frozen == "text-stage" else set()
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name not in frozen)
+            parameter.requires_grad_(name in self.trained and name not in frozen)
         tokenizer = self.place.sources.picture_tokenizer
         module: nn.Module = PretrainingStep(
             self.model,
@@ -230,6 +229,8 @@ class Run:
         if self.recipe.compile:
             module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
         optimizer = make_optimizer(self.model.named_parameters(), settings, from_bert)
+        if self.accelerator.scaler is not None:  # float16: it takes the gradients' scale away
+            optimizer = self.accelerator.prepare(optimizer)
         return Training(step_module=module, optimizer=optimizer, accelerator=self.accelerator)
 
     def _wrapped(self, module: nn.Module) -> nn.Module:

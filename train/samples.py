@@ -176,7 +176,7 @@ class SampledRegions:
 
     ``count`` regions of the row are read, of which the first ``kept`` are shown (VL-BERT's picture
     is the mean of all). ``boxes`` float32 [kept, 4] or, with the whole picture first,
-    [1 + kept, 4]; ``masks`` [count]; ``row`` is the whole row.
+    [1 + kept, 4], ``mirrored`` or not; ``masks`` [count]; ``row`` is the whole row.
     """
 
     count: int
@@ -184,6 +184,7 @@ class SampledRegions:
     boxes: Array
     masks: MaskedRegions
     row: RegionRow
+    mirrored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +223,8 @@ def sample_regions(
         raise InputError(f"--regions: {row.image_id} has no features; extract them with them")
     count = min(len(row.boxes), feeding.max_regions)
     size = (row.width, row.height)
-    boxes = _placed(row.boxes[:count], size, feeding, draws)
+    mirrored = bool(feeding.flip) and draws.random() < feeding.flip
+    boxes = _placed(row.boxes[:count], size, feeding, mirrored=mirrored)
     masks = mask_picture(boxes, draws, masking, size)
     whole = feeding.whole_image != "none"
     words, kept = len(tokens.tokens), count
@@ -234,12 +236,15 @@ def sample_regions(
         last = int(feeding.whole_image == "rest")  # where VL-BERT's boxes end
         picture = np.array([[0, 0, size[0] - last, size[1] - last]], dtype=np.float32)
         boxes = np.concatenate([picture, boxes])
-    return SampledRegions(count=count, kept=kept, boxes=boxes, masks=masks, row=row), words
+    regions = SampledRegions(
+        count=count, kept=kept, boxes=boxes, masks=masks, row=row, mirrored=mirrored
+    )
+    return regions, words
 
 
-def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, draws: Uniforms) -> Array:
-    """Boxes mirrored if drawn, and clamped to the last pixel where the model counts so."""
-    if feeding.flip and draws.random() < feeding.flip:
+def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: bool) -> Array:
+    """Boxes mirrored, and clamped to the last pixel where the model counts so."""
+    if mirrored:
         last = size[0] - 1
         boxes = np.stack([last - boxes[:, 2], boxes[:, 1], last - boxes[:, 0], boxes[:, 3]], axis=1)
     if feeding.whole_image == "rest":

@@ -128,13 +128,13 @@ def _same_words(init: LoadedCheckpoint, recipe: Recipe) -> bool:
 def _open_pictures(
     inputs: Inputs, recipe: Recipe
 ) -> tuple[RegionReader | None, ImageReader | None]:
-    kinds = {stage.feeding.kind for stage in recipe.stages}
+    feeds = [stage.feeding for stage in recipe.stages]
     regions = images = None
-    if "regions" in kinds:
+    if any(feeding.reads_regions for feeding in feeds):
         if inputs.regions is None:
             raise InputError(f"--regions is missing: {recipe.name} learns from regions")
         regions = RegionReader(inputs.regions)
-    if kinds & {"pixels", "pictures"}:
+    if any(feeding.reads_pictures for feeding in feeds):
         if inputs.images is None:
             raise InputError(f"--images is missing: {recipe.name} learns from pictures")
         images = ImageReader(inputs.images)
@@ -236,6 +236,8 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     sizes: dict[str, int] = {"vocab_size": tokenizer.get_vocab_size()}
     if sources.regions is not None:
         width, classes = sources.reader.feature_dim, _num_classes(sources)
+        if recipe.variant == "vl-bert-end-to-end":
+            return _end_to_end_config(recipe, sizes["vocab_size"], classes, init)
         if init is not None:
             _check_sizes(init.config, width, classes)
         sizes["region_width"] = width
@@ -243,6 +245,20 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     if init is None or sources.regions is None:  # VLMo's stages differ in their heads and positions
         return dataclasses.replace(recipe.model, **sizes)
     return init.config
+
+
+def _end_to_end_config(
+    recipe: Recipe, words: int, classes: int, init: LoadedCheckpoint | None
+) -> Any:
+    """Features are the network's own, of its own width."""
+    if init is not None:
+        inner = init.config.model
+        _check_sizes(inner, inner.region_width, classes)
+        return init.config
+    inner = recipe.model.model
+    classes = max(inner.num_region_classes, classes)
+    inner = dataclasses.replace(inner, vocab_size=words, num_region_classes=classes)
+    return dataclasses.replace(recipe.model, model=inner)
 
 
 def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:

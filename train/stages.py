@@ -89,6 +89,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     """
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
         raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
+    if recipe.precision == "fp16" and not torch.accelerator.is_available():
+        raise InputError("precision=fp16 needs a GPU; set precision=bf16 or precision=no")
     # Heads of objectives that a batch has no labels for get no gradient.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     accelerator = Accelerator(
@@ -131,6 +133,7 @@ def _prepare(
             output / PREPARED,
             pairs=inputs.pairs,
             pictures=sources.pictures,
+            images=None if sources.regions is None else sources.images,
             negatives=inputs.negatives,
             tokenizer=tokenizer,
             wanted=wanted,
@@ -145,6 +148,7 @@ def _prepare(
             output / HELD_OUT,
             pairs=inputs.pairs,
             pictures=sources.pictures,
+            images=None if sources.regions is None else sources.images,
             negatives=None,
             tokenizer=tokenizer,
             wanted=dataclasses.replace(wanted, held_out=True),

@@ -40,6 +40,8 @@ from vlmill.train.recipes.vilbert import (
 from vlmill.train.recipes.vlbert import (
     vl_bert,
     vl_bert_captions,
+    vl_bert_end_to_end,
+    vl_bert_end_to_end_large,
     vl_bert_large,
     vl_bert_paper,
     vl_bert_small_recipe,
@@ -67,6 +69,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "vl-bert": vl_bert,
     "vl-bert-captions": vl_bert_captions,
     "vl-bert-large": vl_bert_large,
+    "vl-bert-end-to-end": vl_bert_end_to_end,
+    "vl-bert-end-to-end-large": vl_bert_end_to_end_large,
     "vl-bert-paper": vl_bert_paper,
     "imagebert": imagebert,
     "imagebert-lait": imagebert_lait,

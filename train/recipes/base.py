@@ -55,7 +55,8 @@ class Masking:
 class Feeding:
     """What a stage's model is fed of a pair; the papers' numbers stand in ``feeding.py``.
 
-    ``kind``: text with ``regions``, text with ``pixels``, ``text`` alone, or ``pictures`` alone.
+    ``kind``: text with ``regions``, text with ``pixels``, ``text`` alone, ``pictures`` alone, or
+    ``picture-regions``: text with pictures and the boxes of their regions (VL-BERT end to end).
     ``max_tokens`` counts [CLS] and [SEP]; null: as many as the model takes. ``max_regions``: the
     first of a picture's row, which the extractor has ranked. ``whole_image`` is a further region in
     row 0: the ``mean`` of the masked features (ViLBERT, InterBERT), or of the ``rest`` that is not
@@ -65,10 +66,11 @@ class Feeding:
     texts without a picture come with the pairs of a step, ``text_row_tokens`` long (VL-BERT).
     ``image_size``, ``crop`` (share of the area), ``augment`` (RandAugment), ``jitter`` (of colours)
     and ``token_size`` (of the second picture, for the tokenizer of pictures; null for none) are
-    those of pixels.
+    those of pixels. Pictures with regions keep their shape: ``short_side`` pixels, unless the other
+    side would pass ``long_side``.
     """
 
-    kind: Literal["regions", "pixels", "text", "pictures"] = "regions"
+    kind: Literal["regions", "pixels", "text", "pictures", "picture-regions"] = "regions"
     max_tokens: int | None = None
     max_regions: int = 100
     whole_image: Literal["none", "mean", "rest"] = "none"
@@ -82,11 +84,24 @@ class Feeding:
     augment: bool = True
     jitter: float = 0.0
     token_size: int | None = None
+    short_side: int = 600
+    long_side: int = 1000
+
+    @property
+    def reads_regions(self) -> bool:
+        """Whether the table of regions is read."""
+        return self.kind in ("regions", "picture-regions")
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether the table of images is read."""
+        return self.kind in ("pixels", "pictures", "picture-regions")
 
     def __post_init__(self) -> None:
         _share("feeding.flip", self.flip)
         _share("feeding.jitter", self.jitter)
-        for name, least in (("max_regions", 1), ("text_rows", 0), ("image_size", 1)):
+        sides = (("image_size", 1), ("short_side", 1), ("long_side", 1))
+        for name, least in (("max_regions", 1), ("text_rows", 0), *sides):
             if getattr(self, name) < least:
                 raise ValueError(f"feeding.{name}={getattr(self, name)}: want at least {least}")
         for name, least in (("max_tokens", FEWEST_TOKENS), ("max_elements", 4), ("token_size", 1)):
@@ -286,7 +301,10 @@ class Recipe:
     @property
     def max_text_tokens(self) -> int:
         """Tokens that the model takes; a model of pictures alone takes no text, however short."""
-        return FEWEST_TOKENS if self.variant == "beit" else int(self.model.max_text_tokens)
+        if self.variant == "beit":
+            return FEWEST_TOKENS
+        whole = self.variant == "vl-bert-end-to-end"
+        return int((self.model.model if whole else self.model).max_text_tokens)
 
     def __post_init__(self) -> None:
         _share("average", self.average)

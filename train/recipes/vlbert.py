@@ -7,6 +7,7 @@ the first. The code's rates are for a row: 1e-7 times the rows of a step, texts 
 from dataclasses import replace
 
 from vlmill.models.vlbert_config import vlbert_base, vlbert_large, vlbert_paper, vlbert_small
+from vlmill.models.vlbert_end_to_end import vlbert_base_end_to_end, vlbert_large_end_to_end
 from vlmill.train.recipes.base import Masking, Objectives, Optimizer, Recipe, Stage
 from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
 from vlmill.train.recipes.small import small_recipe
@@ -74,6 +75,34 @@ def vl_bert_large() -> Recipe:
         about="VL-BERT large on Conceptual Captions and texts alone, as released",
         needs=f"{DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large",
         precision="fp16",
+    )
+
+
+def vl_bert_end_to_end() -> Recipe:
+    """The settings base_e2e_16x16G_fp16 [code]: the region network is trained along."""
+    stage = vlbert_stage()
+    return replace(
+        vl_bert(),
+        name="vl-bert-end-to-end",
+        variant="vl-bert-end-to-end",
+        model=vlbert_base_end_to_end(),
+        stages=(replace(stage, feeding=replace(stage.feeding, kind="picture-regions")),),
+        about="VL-BERT from pixels on Conceptual Captions and texts alone, as released",
+        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base-end-to-end",
+        precision="fp16",
+    )
+
+
+def vl_bert_end_to_end_large() -> Recipe:
+    """The settings large_e2e_16x16G_fp16 [code]: each step in two parts."""
+    recipe = vl_bert_end_to_end()
+    return replace(
+        recipe,
+        name="vl-bert-end-to-end-large",
+        model=vlbert_large_end_to_end(),
+        stages=(replace(recipe.stages[0], accumulation=2),),
+        about="VL-BERT large from pixels on Conceptual Captions and texts alone, as released",
+        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large-end-to-end",
     )
 
 
