@@ -160,6 +160,9 @@ def training_state(
     for name, parameter in model.named_parameters():
         for key, value in held.get(parameter, {}).items():
             state[f"optimizer.{key}.{name}"] = whole(value)
+    if accelerator.scaler is not None:
+        for key, value in accelerator.scaler.state_dict().items():
+            state[f"scaler.{key}"] = torch.tensor(value, dtype=torch.float64)
     own = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         own["cuda"] = torch.cuda.get_rng_state()
@@ -193,12 +196,13 @@ def restore_training_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Tensor],
-    process: int = 0,
+    accelerator: Accelerator,
 ) -> None:
     """Put back what :func:`training_state` gave.
 
     Raises InputError if another number of processes wrote it.
     """
+    process = accelerator.process_index
     if f"rng.cpu.{process}" not in state:
         processes = sum(name.startswith("rng.cpu.") for name in state)
         raise InputError(
@@ -212,6 +216,10 @@ def restore_training_state(
                 # Adam counts steps on the CPU, unless it is fused.
                 here = key == "step" and not fused
                 optimizer.state[parameter][key] = value if here else laid_out_like(value, parameter)
+    if accelerator.scaler is not None:
+        held = accelerator.scaler.state_dict()
+        kept = {key: type(value)(state[f"scaler.{key}"].item()) for key, value in held.items()}
+        accelerator.scaler.load_state_dict(kept)
     torch.set_rng_state(state[f"rng.cpu.{process}"])
     if torch.cuda.is_available() and f"rng.cuda.{process}" in state:
         torch.cuda.set_rng_state(state[f"rng.cuda.{process}"])

@@ -82,6 +82,6 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened() -> None:
     again = nn.Linear(2, 3)
     again.load_state_dict(weights)
     other = make_optimizer(again.named_parameters(), Optimizer(lr=1e-2))
-    restore_training_state(again, other, state)
+    restore_training_state(again, other, state, Accelerator())
     step(again, other)
     assert torch.equal(again.weight, expected)

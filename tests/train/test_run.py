@@ -202,6 +202,17 @@ def test_a_rate_for_what_starts_from_bert(tables: Tables, recipe: Recipe, tmp_pa
     assert not torch.equal(before["match_head.weight"], after["match_head.weight"])
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
+def test_float16_without_a_gpu_is_refused(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="precision=fp16 needs a GPU"):
+        pretrain(change_recipe(recipe, ["precision=fp16"]), tables.write(), tmp_path / "out")
+
+
+def test_bfloat16_trains(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    pretrain(change_recipe(recipe, ["precision=bf16", "steps=2"]), tables.write(), tmp_path / "out")
+    assert len(logged(tmp_path / "out")) == 2
+
+
 def test_an_unknown_variant_is_refused(recipe: Recipe) -> None:
     with pytest.raises(InputError, match="variant: 'albert' is none of"):
         change_recipe(recipe, ["variant=albert"])
