@@ -1,9 +1,11 @@
 """Tiny tables of pairs, regions and negatives, and a recipe that trains on them in a second."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from accelerate.state import AcceleratorState
 
 from vlmill.models import ImageBertConfig
 from vlmill.schemas.ids import pair_id_of
@@ -40,7 +42,7 @@ class Tables:
         return Inputs(pairs=self.pairs, regions=self.regions)
 
     def write_pairs(
-        self, rows: list[tuple[str, str]], columns: dict[str, list[str | None]] | None = None
+        self, rows: list[tuple[str, str]], columns: Mapping[str, Sequence[str | None]] | None = None
     ) -> list[str]:
         """Pairs of (image_id, text), with further columns; returns their ids."""
         ids = [pair_id_of(image_id, text) for image_id, text in rows]
@@ -97,6 +99,13 @@ class Tables:
         ]
         write_shard(self.negatives, NEGATIVES, rows)
         return self.negatives
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator() -> Iterator[None]:
+    """accelerate keeps a process's precision for good; here every test may have its own."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from vlmill.schemas.commands import InputError
-from vlmill.train import loop
+from vlmill.train import checkpoint, loop
 from vlmill.train.checkpoint import load_checkpoint, load_training_state, saved_steps
 from vlmill.train.log import CURVES, read_log
 from vlmill.train.recipes import Recipe, change_recipe
@@ -166,9 +168,7 @@ def test_how_layers_are_computed_changes_no_loss(
 def test_a_full_disk_leaves_the_checkpoint_before(
     tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlmill.train import checkpoint
-
-    inputs, save = tables.write(), checkpoint.save_file
+    inputs, save = tables.write(), safetensors.torch.save_file
 
     def full(tensors: Any, path: Path) -> None:
         if "step-00000004" in str(path):
@@ -194,7 +194,7 @@ def test_a_rate_for_what_starts_from_bert(tables: Tables, recipe: Recipe, tmp_pa
     slow = change_recipe(recipe, ["steps=1", "optimizer.bert_rate=0.0", "optimizer.weight_decay=0"])
     inputs = tables.write()
     pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "start")
-    pretrain(slow, inputs, tmp_path / "out")
+    pretrain(slow, dataclasses.replace(inputs, init=str(tmp_path / "start")), tmp_path / "out")
     before = load_checkpoint(tmp_path / "start").model.state_dict()
     after = load_checkpoint(tmp_path / "out").model.state_dict()
     name = "layers.0.attention.qkv.weight"
