@@ -24,7 +24,8 @@ from vlmill.schemas.report import (
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
 from vlmill.train.log import read_log
 from vlmill.train.report import loss_chart
-from vlmill.train.tasks.retrieval_report import DIRECTIONS, evenly, percent
+from vlmill.train.tasks.retrieval_found import evenly
+from vlmill.train.tasks.retrieval_report import DIRECTIONS, percent
 
 NOTICE = (
     "This page shows the path, not quality. The detector's weights are random numbers, and "

@@ -39,7 +39,7 @@ def test_recipes_are_listed_and_shown(
     assert main(["recipes", "show", "imagebert-small"]) == 0
     (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
     inputs = tables.write()
-    arguments = ["--pairs", inputs.pairs, "--regions", inputs.regions, "--output"]
+    arguments = ["--pairs", inputs.pairs, "--regions", str(inputs.regions), "--output"]
     shown = ["pretrain", "--config", str(tmp_path / "mine.yaml"), *arguments]
     assert main([*shown, str(tmp_path / "a"), "steps=0"]) == 0
     named = ["pretrain", "imagebert-small", *arguments, str(tmp_path / "b"), "steps=0"]
@@ -53,7 +53,7 @@ def test_options_and_changes_may_come_in_any_order(
 ) -> None:
     inputs = tables.write()
     words = ["pretrain", "steps=1", "--pairs", inputs.pairs, "seed=5", "--config", config]
-    words += ["--output", str(tmp_path / "out"), "--regions", inputs.regions, "batch_size=2"]
+    words += ["--output", str(tmp_path / "out"), "--regions", str(inputs.regions), "batch_size=2"]
     assert main(words) == 0
     assert "tiny: 1 steps on 12 pairs" in capsys.readouterr().out
     assert main(words) == 0
@@ -84,7 +84,7 @@ def test_wrong_arguments_exit_with_2_and_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     inputs = tables.write()
-    given = ["--pairs", inputs.pairs, "--regions", inputs.regions]
+    given = ["--pairs", inputs.pairs, "--regions", str(inputs.regions)]
     assert main(["pretrain", *given, "--output", str(tmp_path / "out"), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
@@ -136,7 +136,15 @@ def test_a_run_killed_by_the_system_continues_bit_for_bit(
     tables: Tables, config: str, tmp_path: Path
 ) -> None:
     inputs = tables.write()
-    common = ["pretrain", "--config", config, "--pairs", inputs.pairs, "--regions", inputs.regions]
+    common = [
+        "pretrain",
+        "--config",
+        config,
+        "--pairs",
+        inputs.pairs,
+        "--regions",
+        str(inputs.regions),
+    ]
     common += ["steps=20", "save_every=10", "--output"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-c", KILLED_AFTER_STEP_15, *common, str(killed)]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -78,8 +79,10 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened(kind: type[Bert
     optimizer, other = kind(model.parameters(), lr=0.1), kind(again.parameters(), lr=0.1)
     update(model, optimizer)
     again.load_state_dict(model.state_dict())
-    saved = {key: value.clone() for key, value in training_state(model, optimizer).items()}
-    restore_training_state(again, other, saved)
+    saved = {
+        key: value.clone() for key, value in training_state(model, optimizer, Accelerator()).items()
+    }
+    restore_training_state(again, other, saved, Accelerator())
     for net, one in ((model, optimizer), (again, other)):
         update(net, one)
     assert torch.equal(model.weight, again.weight)

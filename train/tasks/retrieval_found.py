@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from vlmill.train.metrics import Ranks, Scores
 from vlmill.train.tasks.retrieval import Candidates
 from vlmill.train.tasks.retrieval_contrast import BELOW
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ def examples(found: Sequence[Found], count: int) -> Examples:
     )
 
 
-def evenly(found: Sequence[Found], count: int) -> list[Found]:
+def evenly(found: Sequence[T], count: int) -> list[T]:
     """``count`` of all, evenly spread: not the best, and the same on every run."""
     places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
     return [found[place] for place in places]
