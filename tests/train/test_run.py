@@ -37,7 +37,7 @@ def with_splits(tables: Tables) -> Inputs:
     """Twelve pairs to train on and four to validate with."""
     pictures = [f"picture-{i}" for i in range(16)]
     rows = [(name, f"a dog beside {i} cats") for i, name in enumerate(pictures)]
-    splits: list[str | None] = ["train"] * 12 + ["val"] * 3 + ["dev"]
+    splits = ["train"] * 12 + ["val"] * 3 + ["dev"]
     tables.write_pairs(rows, {"split": splits})
     tables.write_regions(pictures)
     return Inputs(pairs=tables.pairs, regions=tables.regions)
