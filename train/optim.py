@@ -23,13 +23,8 @@ def make_optimizer(
     """The stage's optimiser over named parameters; ``from_bert`` are trained at ``bert_rate``."""
 
     def rule(name: str, parameter: Tensor) -> Treatment:
-        decayed = {
-            "matrices": parameter.ndim > 1,
-            "everything": True,
-            "inverted": parameter.ndim <= 1,
-        }
         rate = settings.bert_rate if name in from_bert else 1.0
-        return Treatment(decayed[settings.decay], rate)
+        return Treatment(is_decayed(name, parameter, settings.decay), rate)
 
     groups = parameter_groups(named, rule, lr=settings.lr, weight_decay=settings.weight_decay)
     betas = (settings.beta1, settings.beta2)
@@ -40,6 +35,21 @@ def make_optimizer(
             return TransformersAdamW(groups, settings.lr, betas=betas, eps=settings.eps)
     # One pass over the weights instead of a dozen: 5 times as fast on a CPU.
     return AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
+
+
+def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
+    """Whether a parameter of ours is decayed; what ``decay`` means is said at `Optimizer`."""
+    match decay:
+        case "everything":
+            return True
+        case "inverted":
+            return parameter.ndim <= 1
+        case "vlmo":
+            exempt = "bias" in name or "relative." in name or name.endswith("norm.weight")
+            return not exempt
+        case "beit":
+            return parameter.ndim > 1 and not name.endswith(("position", "class_token"))
+    return parameter.ndim > 1
 
 
 class Treatment(NamedTuple):

@@ -3,11 +3,16 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from vlmill.models import Beit, Vlmo, preset
+from vlmill.models.reference import FAMILIES
 from vlmill.train.optim import (
+    beit_rule,
+    is_decayed,
     learning_rate,
     make_optimizer,
     restore_training_state,
     training_state,
+    vlmo_rule,
 )
 from vlmill.train.optimizers import BertAdam, TransformersAdamW
 from vlmill.train.recipes import Optimizer
@@ -52,6 +57,20 @@ def test_kinds_of_optimizers_and_groups() -> None:
     )
     assert isinstance(other, TransformersAdamW)
     assert [g["weight_decay"] for g in other.param_groups] == [0.01]
+
+
+def test_vlmo_and_beit_are_decayed_as_in_their_codes() -> None:
+    """On our names what the rules on the released names say, tensor by tensor."""
+    sizes = {"width": 8, "num_layers": 2, "num_heads": 2, "intermediate_width": 8}
+    positions = {"image_size": 32, "absolute_positions": True}
+    vlmo = Vlmo(preset("vlmo-base", vocab_size=9, first_vl_layer=1, **sizes, **positions))
+    beit = Beit(preset("beit-base", num_visual_tokens=5, **sizes, **positions))
+    for family, model, rule in (("vlmo", vlmo, vlmo_rule), ("beit", beit, beit_rule)):
+        links = FAMILIES[family].links(model)
+        theirs = {link.ours: link.theirs[0] for link in links}
+        for name, parameter in model.named_parameters():
+            wanted = rule(theirs[name], parameter).decayed
+            assert is_decayed(name, parameter, family) == wanted, (name, theirs[name])
 
 
 def test_biases_and_layer_norms_are_not_decayed() -> None:

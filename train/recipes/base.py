@@ -141,8 +141,10 @@ class Optimizer:
 
     ``kind``: ``adamw`` is PyTorch's, ``bert-adam`` that of ViLBERT and InterBERT (no bias
     correction, each gradient clipped for itself), ``transformers-adamw`` that of VL-BERT and VLMo.
-    ``decay``: on ``matrices`` alone, on ``everything`` (VL-BERT), or ``inverted``, on biases and
-    layer norms alone (a mistake of the scripts of ViLBERT and InterBERT). ``clip`` is the largest
+    ``decay``: on ``matrices`` alone, on ``everything`` (VL-BERT), ``inverted``, on biases and layer
+    norms alone (a mistake of the scripts of ViLBERT and InterBERT), or as the codes of ``vlmo``
+    (experts' norms and scales too, relative positions not) and ``beit`` (matrices, but neither
+    positions nor the class token). ``clip`` is the largest
     norm of the whole gradient, of each tensor's for ``bert-adam``, 0 for no clipping.
     ``bert_rate`` is the share of the rate for what BERT has, too (ViLBERT: 0.1). This and
     ``inverted`` hold for runs with ``--init`` alone, as in those scripts.
@@ -157,7 +159,7 @@ class Optimizer:
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
-    decay: Literal["matrices", "everything", "inverted"] = "matrices"
+    decay: Literal["matrices", "everything", "inverted", "vlmo", "beit"] = "matrices"
     clip: float = 1.0
     bert_rate: float = 1.0
     schedule: Literal["linear", "cosine", "constant"] = "linear"

@@ -34,6 +34,7 @@ def vlmo_optimizer(lr: float) -> Optimizer:
         kind="transformers-adamw",
         lr=lr,
         beta2=0.98,
+        decay="vlmo",  # [code], with side effects that its names have
         eps=1e-8,
         clip=0.0,
         warmup_steps=2500,
@@ -70,6 +71,7 @@ def vlmo_images(size: Size) -> Recipe:
             lr=1.5e-3,
             eps=1e-8,
             weight_decay=0.05,
+            decay="beit",
             clip=3.0,
             schedule="cosine",
             warmup_steps=10_000,  # [code]
