@@ -40,9 +40,9 @@ from peers.official_models import (
 )
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
+from vlmill.train.throughput import operations_counter
 
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 Work = RegionWork | PixelWork
@@ -236,7 +236,7 @@ def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backwar
         works = [make_work(case, texts, rows)]
     total = 0
     for work in works:
-        counter = FlopCounterMode(display=False)
+        counter = operations_counter()
         # The fused attention kernel of the CPU is not in the counter's list.
         with counter, sdpa_kernel(SDPBackend.MATH):
             make_step(model, work, variant)(backward)

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.models.dropout import dropout as drop
 from vlmill.models.layout import Layout
+from vlmill.models.linear import Linear, linear
 
 Bias = Float[Tensor, "heads N N"]
 
@@ -35,7 +37,16 @@ def attend(
     if bias is not None:
         full = bias.to(q.dtype)[None]
         mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    if dropout and q.device.type == "cpu" and not torch.compiler.is_compiling():
+        # PyTorch has no fused kernel with dropout on a CPU: this is its own way, with our draws.
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        elif mask is not None:
+            scores = scores + mask
+        mixed = drop(scores.softmax(dim=-1), dropout) @ v
+    else:
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -63,10 +74,10 @@ class SelfAttention(nn.Module):
         _check_heads(width, num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=key_bias)
+        self.qkv = Linear(width, 3 * width, bias=key_bias)
         self.query_bias = None if key_bias else nn.Parameter(torch.zeros(width))
         self.value_bias = None if key_bias else nn.Parameter(torch.zeros(width))
-        self.out = nn.Linear(width, width)
+        self.out = Linear(width, width)
 
     def forward(
         self, hidden: Float[Tensor, "*rows H"], layout: Layout, bias: Bias | None = None
@@ -76,7 +87,7 @@ class SelfAttention(nn.Module):
         ``bias`` is added to the scores. A sequence needs one real position at least: without any
         key the softmax is undefined.
         """
-        projected = layout.unpack(F.linear(hidden, self.qkv.weight, self._bias()))
+        projected = layout.unpack(linear(hidden, self.qkv.weight, self._bias()))
         q, k, v = three_of_heads(projected, self.num_heads)
         mixed = attend(q, k, v, layout, self.dropout if self.training else 0.0, bias)
         merged: Float[Tensor, "*rows H"] = self.out(layout.pack(mixed))
@@ -107,8 +118,8 @@ class CoAttention(nn.Module):
         _check_heads(width, num_heads)
         self.num_heads = num_heads
         self.dropouts = dropouts
-        self.first_qkv = nn.Linear(first_width, 3 * width)
-        self.second_qkv = nn.Linear(second_width, 3 * width)
+        self.first_qkv = Linear(first_width, 3 * width)
+        self.second_qkv = Linear(second_width, 3 * width)
 
     def forward(
         self,

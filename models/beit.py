@@ -17,6 +17,7 @@ from vlmill.models.blocks import INIT_STD, FeedForward, PreNormBlock, layer_norm
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import PatchEmbedding
 from vlmill.models.layout import Layout
+from vlmill.models.linear import Linear
 from vlmill.models.relative_position import RelativeBias, image_index, num_image_rows
 
 EXPERT = "image"  # the one feed-forward part; VLMo's vision expert begins as it
@@ -132,11 +133,11 @@ class Beit(nn.Module):
             self.register_buffer("image_index", image_index(config.side), persistent=False)
         if config.num_visual_tokens:
             self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-            self.visual_head = nn.Linear(width, config.num_visual_tokens)
+            self.visual_head = Linear(width, config.num_visual_tokens)
         if config.num_classes:
             if config.mean_pooling:
                 self.pooled_norm = layer_norm(width, config.eps)
-            self.class_head = nn.Linear(width, config.num_classes)
+            self.class_head = Linear(width, config.num_classes)
         _init_beit(self)
 
     def forward(

@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.attention import Bias, CoAttention, SelfAttention
+from vlmill.models.dropout import Dropout
 from vlmill.models.layout import Layout
+from vlmill.models.linear import Linear
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
 INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
@@ -41,8 +43,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, intermediate_width: int, act: str = "gelu") -> None:
         super().__init__()
-        self.up = nn.Linear(width, intermediate_width)
-        self.down = nn.Linear(intermediate_width, width)
+        self.up = Linear(width, intermediate_width)
+        self.down = Linear(intermediate_width, width)
         self.act = activation(act)
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
@@ -60,7 +62,7 @@ class FeedForwardSublayer(nn.Module):
         super().__init__()
         self.feed_forward = FeedForward(width, intermediate_width, act)
         self.norm = layer_norm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
         """Apply to each position by itself."""
@@ -85,7 +87,7 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.attention = SelfAttention(width, num_heads, attention_dropout)
         self.norm = layer_norm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.feed_forward = FeedForwardSublayer(width, intermediate_width, dropout, act)
 
     def forward(self, hidden: Float[Tensor, "*rows H"], layout: Layout) -> Float[Tensor, "*rows H"]:
@@ -114,9 +116,9 @@ class CoAttentionBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attention = CoAttention(*widths, attention_width, num_heads, attention_dropouts)
-        self.outs = nn.ModuleList(nn.Linear(attention_width, width) for width in widths)
+        self.outs = nn.ModuleList(Linear(attention_width, width) for width in widths)
         self.norms = nn.ModuleList(layer_norm(width) for width in widths)
-        self.dropouts = nn.ModuleList(nn.Dropout(rate) for rate in dropouts)
+        self.dropouts = nn.ModuleList(Dropout(rate) for rate in dropouts)
         self.feed_forwards = nn.ModuleList(
             FeedForwardSublayer(width, intermediate, rate, act)
             for width, intermediate, rate, act in zip(

@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.blocks import layer_norm
+from vlmill.models.dropout import Dropout
+from vlmill.models.linear import Linear
 
 
 class TextEmbedding(nn.Module):
@@ -36,7 +38,7 @@ class TextEmbedding(nn.Module):
         self.position = nn.Embedding(num_positions, width)
         self.segment = nn.Embedding(num_segments, width)
         self.norm = layer_norm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.padding_id = padding_id
         self.add_positions = add_positions
         self.position.weight.requires_grad_(add_positions)
@@ -83,12 +85,12 @@ class RegionEmbedding(nn.Module):
         self, region_width: int, width: int, dropout: float, pre_norm: bool = False
     ) -> None:
         super().__init__()
-        self.feature = nn.Linear(region_width, width)
-        self.location = nn.Linear(5, width)
+        self.feature = Linear(region_width, width)
+        self.location = Linear(5, width)
         self.feature_norm = layer_norm(width) if pre_norm else nn.Identity()
         self.location_norm = layer_norm(width) if pre_norm else nn.Identity()
         self.norm = layer_norm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

@@ -1,11 +1,11 @@
 """Heads with parameters.  N labelled positions, H width, V vocabulary, C outputs."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.blocks import activation, layer_norm
+from vlmill.models.linear import Linear, linear
 
 
 class Transform(nn.Module):
@@ -19,7 +19,7 @@ class Transform(nn.Module):
     ) -> None:
         super().__init__()
         out_width = out_width or width
-        self.dense = nn.Linear(width, out_width)
+        self.dense = Linear(width, out_width)
         self.norm = layer_norm(out_width) if norm else nn.Identity()
         self.act = activation(act)
 
@@ -44,7 +44,7 @@ class MlmHead(nn.Module):
         self, hidden: Float[Tensor, "*N H"], word_table: Float[Tensor, "V H"]
     ) -> Float[Tensor, "*N V"]:
         """Logits over the vocabulary."""
-        return F.linear(self.transform(hidden), word_table, self.bias)
+        return linear(self.transform(hidden), word_table, self.bias)
 
 
 class RegionHead(nn.Module):
@@ -53,7 +53,7 @@ class RegionHead(nn.Module):
     def __init__(self, width: int, outputs: int, act: str = "gelu", *, norm: bool = True) -> None:
         super().__init__()
         self.transform = Transform(width, act, norm=norm)
-        self.decoder = nn.Linear(width, outputs)
+        self.decoder = Linear(width, outputs)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
         """Logits or features, one row for each region."""
@@ -66,7 +66,7 @@ class Pooler(nn.Module):
 
     def __init__(self, width: int, pooled_width: int | None = None, act: str = "tanh") -> None:
         super().__init__()
-        self.dense = nn.Linear(width, pooled_width or width)
+        self.dense = Linear(width, pooled_width or width)
         self.act = torch.tanh if act == "tanh" else activation(act)
 
     def forward(self, first: Float[Tensor, "B H"]) -> Float[Tensor, "B C"]:

@@ -18,6 +18,7 @@ from vlmill.models.heads import MlmHead, Pooler
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
 from vlmill.models.layout import joined_layout
+from vlmill.models.linear import Linear
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
 WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
@@ -108,7 +109,7 @@ class ImageBert(nn.Module):
             config.region_width, width, config.dropout, pre_norm=config.image_pre_ln
         )
         self.global_features = nn.ModuleList(
-            nn.Linear(features, width) for features in config.global_widths
+            Linear(features, width) for features in config.global_widths
         )
         self.layers = nn.ModuleList(
             PostNormBlock(
@@ -121,10 +122,10 @@ class ImageBert(nn.Module):
             for _ in range(config.num_layers)
         )
         self.mlm_head = MlmHead(width, config.vocab_size)
-        self.class_head = nn.Linear(width, config.num_region_classes)
-        self.feature_head = nn.Linear(width, config.region_width)
+        self.class_head = Linear(width, config.num_region_classes)
+        self.feature_head = Linear(width, config.region_width)
         self.pooler = Pooler(width) if config.itm_pooler else nn.Identity()
-        self.match_head = nn.Linear(width, config.match_outputs)
+        self.match_head = Linear(width, config.match_outputs)
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:

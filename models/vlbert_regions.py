@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.blocks import layer_norm
+from vlmill.models.dropout import Dropout
+from vlmill.models.linear import Linear
 from vlmill.models.vlbert_config import Geometry, VlBertConfig
 
 LONGEST_WAVE = 1000.0
@@ -48,8 +50,8 @@ class RegionVectors(nn.Module):
         super().__init__()
         self.config = config
         self.geometry_width = 8 * config.num_wavelengths
-        self.dropout = nn.Dropout(config.dropout)
-        self.projection = nn.Linear(self.geometry_width + config.region_width, config.vector_width)
+        self.dropout = Dropout(config.dropout)
+        self.projection = Linear(self.geometry_width + config.region_width, config.vector_width)
 
     def forward(
         self, features: Float[Tensor, "*rows D"], locations: Float[Tensor, "*rows 5"]
@@ -73,7 +75,7 @@ class VisualInput(nn.Module):
         super().__init__()
         vector, width = config.vector_width, config.width
         self.start = start
-        self.projection = nn.Linear(vector, width) if vector != width else None
+        self.projection = Linear(vector, width) if vector != width else None
         self.norm = layer_norm(width) if config.visual_norm else None
         self.scale = None if config.visual_norm else nn.Parameter(torch.tensor(start))
 

@@ -1,0 +1,38 @@
+"""Dropout that draws its random numbers fast on a CPU."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LEVELS = 1 << 16  # the rate is rounded to so many: 0.1 becomes 0.100006
+
+
+def dropout(hidden: Tensor, rate: float) -> Tensor:
+    """Each number is 0 with chance ``rate``, else divided by 1 - ``rate``; any shape.
+
+    PyTorch draws 32 bits for each float32 on a CPU, one after the other, which was 3 % of a
+    training step; here four numbers share a draw of 64.
+    """
+    if rate == 0.0:
+        return hidden
+    ours = hidden.device.type == "cpu" and hidden.dtype == torch.float32
+    if not ours or torch.compiler.is_compiling():
+        return F.dropout(hidden, rate)
+    dropped = round(rate * LEVELS)
+    bits = torch.empty(-(-hidden.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    kept = bits.view(torch.int16)[: hidden.numel()] >= dropped - LEVELS // 2
+    return hidden * torch.where(kept, LEVELS / (LEVELS - dropped), 0.0).view(hidden.shape)
+
+
+class Dropout(nn.Module):
+    """`dropout` while training."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout rate {rate}: want a share from 0 to below 1")
+        self.rate = rate
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The same shape; unchanged in evaluation."""
+        return dropout(hidden, self.rate) if self.training else hidden

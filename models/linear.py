@@ -1,0 +1,75 @@
+"""Linear layers through oneDNN where that is faster.  M rows, K inputs, N outputs.
+
+On CPUs PyTorch multiplies float32 matrices with MKL. oneDNN, which PyTorch carries for
+convolutions, is faster at the sizes of transformers: at 288 x 768 x 3072 on two cores of an AMD
+EPYC 205 against 180 GFLOP/s forward and 210 against 190 for the gradient of the input, at 112 rows
+174 against 113 and 184 against 115; for the gradient of the weights it is not.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+HAS_ONEDNN: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _product(
+    rows: Float[Tensor, "M K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
+) -> Float[Tensor, "M N"]:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """x W^T + b, with oneDNN for the product and for the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.has_bias = bias is not None
+        return _product(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        (grad,) = grads
+        grad = grad.contiguous()
+        need_rows, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            _product(grad, weight.t(), None) if need_rows else None,
+            grad.t().mm(rows) if need_weight else None,
+            grad.sum(0) if need_bias and ctx.has_bias else None,
+        )
+
+
+def linear(
+    hidden: Float[Tensor, "*rows K"],
+    weight: Float[Tensor, "N K"],
+    bias: Float[Tensor, " N"] | None = None,
+) -> Float[Tensor, "*rows N"]:
+    """``F.linear``, by oneDNN for float32 on a CPU outside autocast and torch.compile."""
+    if (
+        not HAS_ONEDNN
+        or hidden.device.type != "cpu"
+        or hidden.dtype != torch.float32
+        or weight.dtype != torch.float32
+        or not hidden.numel()
+        or torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return F.linear(hidden, weight, bias)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    compute = _OneDnnLinear.apply if torch.is_grad_enabled() else _product
+    product: Tensor = compute(rows, weight, bias)
+    return product.view(*hidden.shape[:-1], len(weight))
+
+
+class Linear(nn.Linear):
+    """A linear layer that computes with `linear`."""
+
+    def forward(self, hidden: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
+        """x W^T + b, row by row."""
+        return linear(hidden, self.weight, self.bias)

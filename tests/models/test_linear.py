@@ -1,0 +1,65 @@
+"""Our linear layer equals PyTorch's, in outputs and gradients, whatever computes it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vlmill.models import linear as linear_module
+from vlmill.models.linear import Linear, linear
+
+
+def both(shape: tuple[int, ...], *, bias: bool = True) -> tuple[Linear, nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    ours, theirs = Linear(24, 40, bias=bias), nn.Linear(24, 40, bias=bias)
+    theirs.load_state_dict(ours.state_dict())
+    hidden = torch.randn(*shape, 24)
+    return ours, theirs, hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (2, 3, 4), (1,), (0,), (2, 0)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_and_gradients_equal_pytorchs(shape: tuple[int, ...], bias: bool) -> None:
+    ours, theirs, mine, other = both(shape, bias=bias)
+    out, expected = ours(mine), theirs(other)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    direction = torch.randn_like(out)
+    (out * direction).sum().backward()
+    (expected * direction).sum().backward()
+    torch.testing.assert_close(mine.grad, other.grad, atol=1e-5, rtol=1e-5)
+    for one, like in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, like.grad, atol=1e-4, rtol=1e-5)
+
+
+def test_parts_of_tensors_are_taken_as_they_lie() -> None:
+    ours, theirs, mine, _ = both((6, 5))
+    view = mine.transpose(0, 1)[:, 1:]
+    torch.testing.assert_close(ours(view), theirs(view), atol=1e-5, rtol=1e-5)
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    ours, _, mine, _ = both((4,))
+    ours.weight.requires_grad_(False)
+    ours(mine).sum().backward()
+    assert ours.weight.grad is None and ours.bias.grad is not None and mine.grad is not None
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    ours, theirs, mine, _ = both((4,))
+    with torch.no_grad():
+        out = ours(mine)
+        torch.testing.assert_close(out, theirs(mine), atol=1e-5, rtol=1e-5)
+    assert out.grad_fn is None
+
+
+def test_autocast_and_other_dtypes_are_pytorchs() -> None:
+    ours, _, mine, _ = both((4,))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(mine).dtype == torch.bfloat16
+    double = linear(mine.double(), ours.weight.double(), ours.bias.double())
+    assert double.dtype == torch.float64
+
+
+def test_without_onednn_it_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs, mine, _ = both((4,))
+    monkeypatch.setattr(linear_module, "HAS_ONEDNN", False)
+    assert torch.equal(ours(mine), theirs(mine))
