@@ -79,7 +79,5 @@ def imagebert_small_recipe() -> Recipe:
         "imagebert",
         imagebert_small(dropout=0.0),
         "ImageBERT for trials on a CPU: minutes for some thousand pairs",
-        steps=600,
-        batch_size=32,
         feeding=imagebert_feeding(),
     )

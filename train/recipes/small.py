@@ -15,7 +15,7 @@ def small_recipe(name: str, variant: str, model: Any, about: str, **stage: Any) 
     """
     defaults: dict[str, Any] = {
         "name": "pairs",
-        "steps": 1500,
+        "steps": 1000,
         "batch_size": 64,
         "optimizer": Optimizer(lr=5e-4),
     }

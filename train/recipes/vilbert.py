@@ -88,4 +88,6 @@ def vilbert_small_recipe() -> Recipe:
         feeding=vilbert_feeding(),
         masking=Masking(),
         objectives=vilbert_objectives(),
+        # At 5e-4 its product of two ReLU poolers makes all pairs one vector.
+        optimizer=Optimizer(lr=2e-4),
     )
