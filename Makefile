@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast lint types format bench image clean
+.PHONY: help install demo test test-fast lint types format bench bench-long image clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -55,8 +55,11 @@ format: $(READY) ## let ruff format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## benchmarks, as JSON lines
+bench: $(READY) ## benchmarks, as JSON lines (under half an hour on two idle cores)
 	@set -e; for script in benchmarks/*.py; do echo "# $$script" >&2; $(BIN)/python $$script; done
+
+bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)
+	$(BIN)/python benchmarks/learning.py --long --output build/learning-long
 
 image: ## a container image that runs make demo
 	docker build --file docker/demo.Dockerfile --tag vlmill-demo .

@@ -1,0 +1,107 @@
+"""The runs of the learning proof: small recipes as they are, and with one thing changed."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.worlds import NOISY
+from vlmill.train.worlds.writing import SOURCE
+
+Tables = Literal["world", "shuffled", "staged"]
+
+# Each small recipe, and by how much it has to beat the matcher that sees colours alone.
+WANTED = {
+    "vilbert-small": 0.1,
+    "vl-bert-small": 0.1,
+    "imagebert-small": 0.1,
+    "interbert-small": 0.1,
+    "vlmo-small": 0.02,
+}
+BASE = "base"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A small recipe with ``changes`` to its fields, trained on one of the tables of pairs.
+
+    ``longer`` multiplies the steps. ``noisy_first`` puts a stage on the noisy pairs before the
+    stage on the others, of as many steps. ``negatives``: the pairs' hard negatives are given.
+    """
+
+    recipe: str
+    name: str = BASE
+    changes: tuple[str, ...] = ()
+    tables: Tables = "world"
+    longer: int = 1
+    noisy_first: bool = False
+    negatives: bool = False
+
+
+def recipe_of(arm: Arm, seed: int, steps: int | None = None) -> Recipe:
+    """The arm's recipe; ``steps`` in place of its own. Raises InputError for unknown fields."""
+    named = recipe_named(arm.recipe)
+    recipe = change_recipe(named, [*arm.changes, f"seed={seed}", "keep_checkpoints=1"])
+    (stage,) = recipe.stages
+    count = stage.steps if steps is None else steps
+    assert count is not None  # small recipes say it
+    stage = dataclasses.replace(stage, steps=count * arm.longer)
+    if not arm.noisy_first:
+        return dataclasses.replace(recipe, stages=(stage,))
+    noisy = dataclasses.replace(stage, name="noisy", sources=(NOISY,))
+    clean = dataclasses.replace(stage, sources=(SOURCE,))
+    return dataclasses.replace(recipe, stages=(noisy, clean))
+
+
+GROUPS = ("masking.region_rule=groups", "masking.regions=0.1", "masking.region_to_zero=1.0")
+SINGLE_REGIONS = (
+    "masking.region_rule=regions",
+    "masking.regions=0.15",
+    "masking.region_to_zero=0.9",
+)
+SINGLE_WORDS = ("masking.word_rule=tokens", "masking.words=0.15")
+HALF = ("hard_negative_share=0.5",)
+
+
+def ablations(recipe: str, *masks: Arm) -> tuple[Arm, ...]:
+    """What is asked of ImageBERT and InterBERT alike, and their own ``masks``.
+
+    The first stage is on twice as many pairs, of which three in ten have another picture's
+    caption. It is measured against the same steps on clean pairs alone, and on all at once.
+    """
+    return (
+        Arm(recipe=recipe),
+        *masks,
+        Arm(recipe=recipe, name="hard-negatives", negatives=True),
+        Arm(recipe=recipe, name="hard-negatives-half", negatives=True, changes=HALF),
+        Arm(recipe=recipe, name="stage-1", tables="staged", noisy_first=True),
+        Arm(recipe=recipe, name="twice-as-long", longer=2),
+        Arm(recipe=recipe, name="mixed", tables="staged", longer=2),
+        Arm(recipe=recipe, name="shuffled", tables="shuffled"),
+    )
+
+
+def long_arms() -> tuple[Arm, ...]:
+    """The ablations, arm by arm; the recipes that have none come as they are."""
+    image, inter, vlmo = "imagebert-small", "interbert-small", "vlmo-small"
+    no_joint = ("model.first_vl_layer=4", "model.num_contrast_pairs=1")
+    return (
+        Arm(recipe="vilbert-small"),
+        Arm(recipe="vl-bert-small"),
+        *ablations(image, Arm(recipe=image, name="masked-groups", changes=GROUPS)),
+        *ablations(
+            inter,
+            Arm(recipe=inter, name="single-regions", changes=SINGLE_REGIONS),
+            Arm(recipe=inter, name="single-masks", changes=(*SINGLE_REGIONS, *SINGLE_WORDS)),
+        ),
+        Arm(recipe=vlmo),
+        Arm(recipe=vlmo, name="without-contrast", changes=("objectives.itc=0",)),
+        Arm(recipe=vlmo, name="without-matching", changes=("objectives.itm=0",)),
+        Arm(recipe=vlmo, name="without-words", changes=("objectives.mlm=0",)),
+        Arm(recipe=vlmo, name="without-joint-expert", changes=no_joint),
+    )
+
+
+def short_arms(variants: tuple[str, ...]) -> tuple[Arm, ...]:
+    """The small recipes as they are."""
+    return tuple(Arm(recipe=name) for name in variants)

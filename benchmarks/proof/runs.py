@@ -1,0 +1,240 @@
+"""One run of the proof: train an arm, evaluate it, probe it; what was found is kept in a file."""
+
+import hashlib
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from proof.arms import BASE, Arm, recipe_of
+from proof.tables import ArmTables
+
+from vlmill.schemas.atomic import write_json
+from vlmill.schemas.progress import Progress
+from vlmill.train.checkpoint import load_checkpoint, save_checkpoint, saved_steps
+from vlmill.train.config import to_plain
+from vlmill.train.evaluate import evaluate_retrieval
+from vlmill.train.log import read_log
+from vlmill.train.probes import ProbeInputs, probe, switch_off
+from vlmill.train.recipes import Recipe
+from vlmill.train.run import LOG
+from vlmill.train.sources import Inputs
+from vlmill.train.stages import pretrain
+from vlmill.train.tasks.retrieval_job import RetrievalOptions
+from vlmill.train.worlds import World, word_groups
+
+DIRECTIONS = ("image_retrieval", "text_retrieval")
+EXPERTS = ("text", "image", "vl")
+SECONDS_BETWEEN_LOOKS = 5.0
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """An arm with a seed. ``matching``: VLMo's matching head ranks all pairs, too."""
+
+    arm: Arm
+    seed: int
+    tables: ArmTables
+    pairs: int
+    held_out: int
+    output: Path
+    world: World
+    steps: int | None = None
+    matching: bool = False
+    device: str = "cpu"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The arm's, with this seed and these steps."""
+        return recipe_of(self.arm, self.seed, self.steps)
+
+    @property
+    def name(self) -> str:
+        """As in ``imagebert-small/base/seed-0``."""
+        return f"{self.arm.recipe}/{self.arm.name}/seed-{self.seed}"
+
+    def settings(self) -> Found:
+        """What decides the figures."""
+        more = {"pairs": self.pairs, "held_out": self.held_out, "matching": self.matching}
+        plain: Found = json.loads(json.dumps({"recipe": to_plain(self.recipe), **more}))
+        return plain
+
+    @property
+    def folder(self) -> Path:
+        """Of the run; another for other settings, so that none gets in another's way."""
+        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+        return self.output / "runs" / f"{self.name}-{digest[:8]}"
+
+    @property
+    def result(self) -> Path:
+        """Where the figures are kept: these small files alone let a grid be continued elsewhere."""
+        digest = self.folder.name.rpartition("-")[2]
+        return self.output / "results" / f"{self.name.replace('/', '_')}-{digest}.json"
+
+    def total_steps(self) -> int:
+        """Of all stages."""
+        return sum(stage.steps or 0 for stage in self.recipe.stages)
+
+    def steps_done(self) -> int:
+        """As far as the log says, or all where the figures are known."""
+        if self.result.exists():
+            return self.total_steps()
+        lines = read_log(self.folder / "train" / LOG)
+        return int(lines[-1]["step"]) if lines else 0
+
+
+def train_minutes(lines: Sequence[Found], batch_sizes: dict[str, int]) -> float:
+    """Minutes of the clock that steps took, from a log's rates; pauses of a run do not count."""
+    seconds, before = 0.0, 0
+    for line in lines:
+        pairs = (line["step"] - before) * batch_sizes[line["stage"]]
+        seconds += pairs / max(line["samples_per_second"], 1e-9)
+        before = line["step"]
+    return seconds / 60
+
+
+def run(job: Job) -> Found:
+    """Train, evaluate and probe, or what is left of it; the figures by flat names.
+
+    What the parts print goes to ``log.txt`` in the run's folder.
+    """
+    if job.result.exists():
+        found: Found = json.loads(job.result.read_text(encoding="utf-8"))
+        return found
+    torch.set_num_threads(1)  # the products are small: threads cost twice the CPU time
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (
+        (job.folder / "log.txt").open("a", encoding="utf-8") as text,
+        redirect_stdout(text),
+        redirect_stderr(text),
+    ):
+        found = _figures(job)
+    job.result.parent.mkdir(parents=True, exist_ok=True)
+    write_json(job.result, found)
+    return found
+
+
+def _figures(job: Job) -> Found:
+    recipe, tables, trained = job.recipe, job.tables, job.folder / "train"
+    continued, clock = bool(saved_steps(trained)), time.process_time()
+    regions = None if recipe.variant == "vlmo" else tables.regions
+    inputs = Inputs(
+        pairs=tables.pairs,
+        regions=regions,
+        images=tables.images if regions is None else None,
+        negatives=tables.negatives,
+    )
+    pretrain(recipe, inputs, trained)
+    sizes = {stage.name: stage.batch_size for stage in recipe.stages}
+    found: Found = {
+        "name": job.name,
+        "recipe": job.arm.recipe,
+        "arm": job.arm.name,
+        "seed": job.seed,
+        "steps": job.total_steps(),
+        "pairs": job.pairs,
+        "held_out": job.held_out,
+        "minutes": train_minutes(read_log(trained / LOG), sizes),
+        "cpu_minutes": None if continued else (time.process_time() - clock) / 60,
+        "device": job.device,
+    }
+    found |= retrieval(job, trained, "retrieval")
+    if recipe.variant == "vlmo" and job.matching and recipe.stages[-1].objectives.itm:
+        again = retrieval(job, trained, "retrieval-matching", rerank=job.held_out)
+        found |= {f"matching/{name}": value for name, value in again.items()}
+    found |= probes(job, trained)
+    if recipe.variant == "vlmo" and job.arm.name == BASE:
+        found |= without_experts(job, trained)
+    return found
+
+
+def retrieval(job: Job, checkpoint: Path, folder: str, rerank: int | None = None) -> Found:
+    """R@1 in both directions."""
+    metrics = evaluate_retrieval(
+        RetrievalOptions(
+            checkpoint=checkpoint,
+            pairs=job.tables.pairs,
+            regions=job.tables.regions,
+            images=job.tables.images,
+            split="test",
+            output=job.folder / folder,
+            device=job.device,
+            rerank=rerank,
+        )
+    )
+    return {f"{direction}/r1": metrics[f"{direction}/r1"] for direction in DIRECTIONS}
+
+
+def probes(job: Job, checkpoint: Path) -> Found:
+    """What :func:`vlmill.train.probes.probe` finds on the held-out pairs."""
+    inputs = ProbeInputs(
+        pairs=job.tables.pairs,
+        regions=job.tables.regions,
+        images=job.tables.images,
+        groups=word_groups(job.world),
+        split="test",
+        device=job.device,
+    )
+    return dict(probe(load_checkpoint(checkpoint), inputs))
+
+
+def without_experts(job: Job, checkpoint: Path) -> Found:
+    """The same figures with each expert of the trained VLMo adding nothing."""
+    found: Found = {}
+    for expert in EXPERTS:
+        loaded, folder = load_checkpoint(checkpoint), job.folder / f"without-{expert}"
+        switch_off(loaded.model, expert)
+        save_checkpoint(
+            folder / "checkpoint",
+            variant=loaded.variant,
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            training=loaded.training,
+            feeding=loaded.feeding,
+        )
+        own = retrieval(job, folder / "checkpoint", f"without-{expert}/retrieval")
+        own |= probes(job, folder / "checkpoint")
+        found |= {f"without-{expert}/{name}": value for name, value in own.items()}
+    return found
+
+
+def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Found | BaseException]]:
+    """All runs, ``processes`` at once, each as it finishes; one that fails gives its error.
+
+    Each has a process of its own; with one at once they are run in this one.
+    """
+    if processes == 1:
+        for job in jobs:
+            try:
+                yield job, run(job)
+            except (ValueError, ArithmeticError, RuntimeError) as error:
+                yield job, error
+        return
+    context = multiprocessing.get_context("spawn")
+    total, before = (sum(f(job) for job in jobs) for f in (Job.total_steps, Job.steps_done))
+    with (
+        ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool,
+        Progress(total=total, done=before, unit="step", label="learning") as bar,
+    ):
+        waiting: dict[Future[Found], Job] = {pool.submit(run, job): job for job in jobs}
+        while waiting:
+            done, _ = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+            bar.advance(sum(job.steps_done() for job in jobs) - bar.done, runs=str(len(waiting)))
+            for future in done:
+                raised = future.exception()
+                yield waiting.pop(future), future.result() if raised is None else raised
+
+
+def failed(job: Job, error: BaseException) -> None:
+    """Say so on standard error."""
+    reason = " ".join(str(error).split())[:300]
+    log = job.folder / "log.txt"
+    print(f"failed: {job.name}: {type(error).__name__}: {reason} (see {log})", file=sys.stderr)

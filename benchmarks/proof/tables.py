@@ -1,0 +1,76 @@
+"""The tables that the arms train on, each made once and found again."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from proof.arms import Arm
+
+from vlmill.pipelines import hard_negatives
+from vlmill.schemas.commands import InputError
+from vlmill.train.worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
+
+NOISE = 0.3  # of the first stage's captions
+LARGER = 2  # times as many pairs in the first stage
+Oracles = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmTables:
+    """The folders that an arm reads. ``images`` and ``regions`` have all its pictures."""
+
+    pairs: str
+    regions: str
+    images: str
+    negatives: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldTables:
+    """A world on disk under ``folder``, and what of it some arms need beside."""
+
+    folder: Path
+    pairs: int
+    held_out: int
+
+    @property
+    def world(self) -> World:
+        """What may occur."""
+        return World()
+
+    def oracles(self) -> Oracles:
+        """What matchers that see a part can reach on the held-out pairs."""
+        return oracles(self.world, make_scenes(self.world, "test", self.held_out))
+
+    @property
+    def plain(self) -> Path:
+        """The folder of the pairs as they are, with their pictures and regions."""
+        return self.folder / "world"
+
+    def write(self, arms: tuple[Arm, ...], known: dict[str, Any]) -> None:
+        """Make what the arms need and is not there. Raises InputError if another world is."""
+        write = partial(write_world, world=self.world, held_out=self.held_out, known=known)
+        write(self.plain, pairs=self.pairs)
+        kinds = {arm.tables for arm in arms}
+        if "staged" in kinds:
+            large = self.folder / "large-world"
+            write(large, pairs=self.pairs * (1 + LARGER))
+            write_noisy_pairs(self.folder / "staged", large, first=self.pairs, share=NOISE)
+        if "shuffled" in kinds:
+            write_noisy_pairs(self.folder / "shuffled", self.plain, share=1.0)
+        if any(arm.negatives for arm in arms):
+            flags = ["--pairs", str(self.plain), "--output", str(self.folder / "negatives")]
+            if hard_negatives.main(flags):
+                raise InputError(f"--output {self.folder}: hard negatives failed, see above")
+
+    def of(self, arm: Arm) -> ArmTables:
+        """What an arm reads."""
+        pictures = self.folder / "large-world" if arm.tables == "staged" else self.plain
+        pairs = self.plain if arm.tables == "world" else self.folder / arm.tables
+        return ArmTables(
+            pairs=str(pairs),
+            regions=str(pictures),
+            images=str(pictures),
+            negatives=str(self.folder / "negatives") if arm.negatives else None,
+        )
