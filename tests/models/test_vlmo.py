@@ -310,7 +310,7 @@ def test_task_heads() -> None:
 def test_drop_path_draws_for_each_pair_and_half() -> None:
     model: Any = tiny_model(drop_path=0.5).train()
     assert [layer.drop_path.rate for layer in model.encoder.layers] == [0.0, 0.25, 0.5]
-    assert model.encoder.text_embedding.dropout.p == 0.5
+    assert model.encoder.text_embedding.dropout.rate == 0.5
     torch.manual_seed(0)
     batch = random_batch()
     first, second = model(batch).pooled, model(batch).pooled
