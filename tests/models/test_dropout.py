@@ -14,7 +14,7 @@ def test_shares_and_means(rate: float) -> None:
     assert dropped.mean().item() == pytest.approx(rate, abs=0.005)
     assert out.mean().item() == pytest.approx(1, abs=0.02)
     scale = 1 / (1 - round(rate * 65536) / 65536)
-    assert out.unique().tolist() == pytest.approx([0.0, scale])
+    assert sorted(set(out.flatten().tolist())) == pytest.approx([0.0, scale])
     # No place in a draw of four is dropped more often than another.
     of_places = dropped.flatten()[: 400 * 1000].view(-1, 4).mean(0)
     assert of_places.tolist() == pytest.approx([rate] * 4, abs=0.01)
