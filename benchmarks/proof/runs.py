@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from proof.arms import BASE, Arm, recipe_of
-from proof.tables import ArmTables
+from proof.tables import LARGER, NOISE, ArmTables
 
 from vlmill.schemas.atomic import write_json
 from vlmill.schemas.progress import Progress
@@ -63,8 +63,15 @@ class Job:
 
     def settings(self) -> Found:
         """What decides the figures."""
-        more = {"pairs": self.pairs, "held_out": self.held_out, "matching": self.matching}
-        plain: Found = json.loads(json.dumps({"recipe": to_plain(self.recipe), **more}))
+        told = {
+            "recipe": to_plain(self.recipe),
+            "arm": asdict(self.arm),
+            "noise": [NOISE, LARGER],
+            "pairs": self.pairs,
+            "held_out": self.held_out,
+            "matching": self.matching,
+        }
+        plain: Found = json.loads(json.dumps(told))
         return plain
 
     @property
