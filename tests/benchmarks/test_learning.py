@@ -57,8 +57,8 @@ def test_every_arm_is_a_recipe_of_its_own() -> None:
         changed = recipe.stages[-1] != base or len(recipe.stages) > 1
         assert changed and recipe.variant == recipe_named(name).variant, arm
     first, second = recipes["imagebert-small", "stage-1"].stages
-    assert first.sources == (NOISY,) and first.steps == second.steps == 7
-    assert recipes["interbert-small", "mixed"].stages[0].steps == 14
+    assert first.sources == (NOISY,) and (first.steps, second.steps) == (3, 4)
+    assert recipes["interbert-small", "mixed"].stages[0].steps == 7
     assert recipe_of(Arm(recipe="vilbert-small"), seed=0).stages[0].steps
 
 
