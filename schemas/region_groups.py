@@ -1,7 +1,7 @@
 """One row group of a regions shard: small columns as arrays, large ones by their place."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,13 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.plain_pages import NULL, DamagedPages, plain_places
-from vlmill.schemas.region_rows import CLASS_NUMBERS, FEATURE_DTYPES, RegionRow, from_stored
+from vlmill.schemas.region_rows import (
+    CLASS_NUMBERS,
+    FEATURE_DTYPES,
+    PER_BOX,
+    RegionRow,
+    from_stored,
+)
 from vlmill.schemas.tables import REGIONS
 
 Array = npt.NDArray[Any]
@@ -25,6 +31,7 @@ LISTS: dict[str, np.dtype[Any]] = {
     "attribute_ids": np.dtype(np.int16),
     "attribute_scores": np.dtype(np.float32),
 }
+COLUMNS = (*PER_BOX, "global_feature")
 
 
 class MappedShard:
@@ -109,23 +116,24 @@ class RegionGroup:
             raise DamagedPages("boxes without corners")
         self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
-    def row(self, number: int) -> RegionRow:
-        """Row ``number`` of the group; arrays are read-only views where the file allows it."""
-        image_id, boxes = self.image_id(number), self.boxes(number)
+    def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
+        """Row ``number`` of the group, its boxes and of the further columns those asked for.
+
+        Arrays are read-only views where the file allows it.
+        """
+        boxes = self.boxes(number)
         width, height = self.size(number)
-        count = len(boxes)
-        found = {name: column[number] for name, column in self._lists.items()}
-        whole = self._values("global_feature", "features", number, 1)
+        found: dict[str, Array | None] = {}
+        for name in columns:
+            if name in self._lists:
+                found[name] = self._lists[name][number]
+            elif name == "global_feature":
+                whole = self._values(name, "features", number, 1)
+                found[name] = None if whole is None else whole[0]
+            else:
+                found[name] = self._values(name, name, number, len(boxes))
         return RegionRow(
-            image_id=image_id,
-            width=width,
-            height=height,
-            boxes=boxes,
-            features=self._values("features", "features", number, count),
-            class_probs=self._values("class_probs", "class_probs", number, count),
-            class_prob_ids=self._values("class_prob_ids", "class_prob_ids", number, count),
-            global_feature=None if whole is None else whole[0],
-            **found,
+            image_id=self._ids[number], width=width, height=height, boxes=boxes, **found
         )
 
     def image_id(self, number: int) -> str:
@@ -168,24 +176,35 @@ class RegionGroup:
         data = self.stored_bytes(name, number)
         if data is None:
             return None
-        where = f"{self._shard.path}, {self.image_id(number)}"
-        kind, width = self._kind(like, where)
-        if len(data) != count * width * kind.itemsize:
-            dtype = self._arrays[like]["dtype"]
-            raise InputError(
-                f"{where}: {name} has {len(data)} bytes, "
-                f"{count} boxes x {width} {dtype} are {count * width * kind.itemsize}"
-            )
+        kind, width = self._kind(like)
+        self._check_size(name, like, number, count, len(data))
         # Not ndarray.view: a file gives its values no alignment.
         values = np.frombuffer(data, dtype=kind).reshape(count, width)
         return from_stored(values, self._arrays[like]["dtype"])
 
-    def _kind(self, name: str, where: str) -> tuple[np.dtype[Any], int]:
+    def feature_place(self, number: int) -> tuple[int, int] | None:
+        """:meth:`place` of a row's features. InputError if they are not as many as its boxes."""
+        place = self.place("features", number)
+        if place is not None:
+            count = self._sizes["num_boxes"][number]
+            self._check_size("features", "features", number, count, place[1])
+        return place
+
+    def _check_size(self, name: str, like: str, number: int, count: int, found: int) -> None:
+        kind, width = self._kind(like)
+        if found != count * width * kind.itemsize:
+            raise InputError(
+                f"{self._shard.path}, {self.image_id(number)}: {name} has {found} bytes, {count} "
+                f"boxes x {width} {self._arrays[like]['dtype']} are {count * width * kind.itemsize}"
+            )
+
+    def _kind(self, name: str) -> tuple[np.dtype[Any], int]:
         try:
             about = self._arrays[name]
             kinds = {"uint16": CLASS_NUMBERS} if name == "class_prob_ids" else FEATURE_DTYPES
             return kinds[about["dtype"]], int(about["dim"])
         except (KeyError, TypeError, ValueError):
+            where = self._shard.path
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
 
 

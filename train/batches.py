@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,31 +16,27 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import RegionReader
+from vlmill.train.assembly import assemble, source_of
 from vlmill.train.block_masking import BlockMasking
 from vlmill.train.boxed_pictures import boxed_picture
-from vlmill.train.collate import (
-    PlannedBatch,
-    Source,
-    StoredBatch,
-    assemble,
-    plan,
-    source_of,
-)
+from vlmill.train.draws import Uniforms, streams
 from vlmill.train.masking import MaskedTokens
 from vlmill.train.order import PairOrder, Visit
 from vlmill.train.pictures import training_pictures
+from vlmill.train.planned_batch import PlannedBatch, Source, plan
 from vlmill.train.recipes.base import Stage
 from vlmill.train.sample_table import SampleTable
 from vlmill.train.samples import (
     Lexicon,
     Sample,
-    Uniforms,
+    columns_of,
     cut_tokens,
     joined_texts,
     mask_text,
     sample_regions,
 )
-from vlmill.train.sampling import Ids, choose_pairing, generator
+from vlmill.train.sampling import Ids, choose_pairing
+from vlmill.train.stored_batch import StoredBatch
 from vlmill.train.vlbert_samples import kept_tokens
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
@@ -127,10 +123,16 @@ class PretrainBatches(Dataset[PlannedBatch]):
     def __getitem__(self, index: int) -> PlannedBatch:
         """Batch number ``index`` of the stage, its features left in their files."""
         feeding, masking = self.stage.feeding, self.stage.masking
-        made = [self.sample(visit) for visit in self.order.batch(index)]
+        visits = self.order.batch(index)
+        made = [
+            self.sample(visit, draws)
+            for visit, draws in zip(visits, self.draws(visits), strict=True)
+        ]
         texts: list[Sample] = []
         if self._texts_of_a_batch and len(self.texts.rows):
-            texts = [self.text_alone(visit) for visit in self.texts.batch(index)]
+            visits = self.texts.batch(index)
+            drawn = self.draws(visits, self.stage_number + TEXT_STAGE)
+            texts = [self.text_alone(*both) for both in zip(visits, drawn, strict=True)]
         planned = plan(
             [sample for sample, _, _ in made] + texts,
             [source for _, source, _ in made if source is not None],
@@ -145,8 +147,11 @@ class PretrainBatches(Dataset[PlannedBatch]):
         return planned
 
     def assembled(self, index: int) -> StoredBatch:
-        """Batch number ``index`` with its features."""
-        return assemble(self[index], self.regions)
+        """Batch number ``index`` with its features.
+
+        Raises InputError, naming the pictures, if those are not finite: nothing later would tell.
+        """
+        return assemble(self[index], self.regions).checked()
 
     def _num_classes(self) -> int | None:
         about = {} if self.regions is None else self.regions.arrays.get("class_probs", {})
@@ -162,22 +167,27 @@ class PretrainBatches(Dataset[PlannedBatch]):
                 if source.place is not None:
                     self.regions.read_ahead(*source.place)
 
-    def sample(self, visit: Visit) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
+    def draws(self, visits: Sequence[Visit], stage: int | None = None) -> list[Uniforms]:
+        """Each visit's own random numbers."""
+        keys = self.table.pair_keys[[visit.row for visit in visits]]
+        epochs = [visit.epoch for visit in visits]
+        return streams(self.seed, self.stage_number if stage is None else stage, epochs, keys)
+
+    def sample(
+        self, visit: Visit, draws: Uniforms
+    ) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
         """The sample of a visit, where its features lie, and its pixels."""
-        key = int(self.table.pair_keys[visit.row])
-        rng = generator(self.seed, self.stage_number, visit.epoch, key)
         text_row, image_row, matching = visit.row, visit.row, True
         if self.stage.negative_share and self.stage.feeding.kind in PAIRED:
             text_row, image_row, matching = choose_pairing(
                 visit.row,
                 visit.near,
                 self.table,
-                rng,
+                draws,
                 negative_share=self.stage.negative_share,
                 hard_share=self.stage.hard_negative_share,
                 text_share=self.stage.negative_text_share,
             )
-        draws = Uniforms(rng)
         original = cut_tokens(self.table.tokens(text_row), self._longest)
         tokens = self._masked(original, draws)
         sample = Sample(
@@ -198,10 +208,9 @@ class PretrainBatches(Dataset[PlannedBatch]):
                 return sample, None, {}
         return sample, None, self._pixels(at, image_row, draws)
 
-    def text_alone(self, visit: Visit) -> Sample:
+    def text_alone(self, visit: Visit, draws: Uniforms) -> Sample:
         """A row of text without [CLS] and [SEP], lengthened by the texts after it (VL-BERT)."""
         feeding, rows = self.stage.feeding, self.texts.rows
-        rng = generator(self.seed, self.stage_number + TEXT_STAGE, visit.epoch, visit.row)
         at, texts, count = int(np.searchsorted(rows, visit.row)), list[Ids](), 0
         while count < feeding.text_row_tokens and len(texts) < feeding.text_row_tokens:
             texts.append(self.table.tokens(int(rows[at])))
@@ -211,7 +220,7 @@ class PretrainBatches(Dataset[PlannedBatch]):
         return Sample(
             pair_id=self.table.pair_id(visit.row),
             original=original,
-            tokens=self._masked(original, Uniforms(rng), specials=False),
+            tokens=self._masked(original, draws, specials=False),
             regions=None,
             matching=True,
         )
@@ -229,8 +238,8 @@ class PretrainBatches(Dataset[PlannedBatch]):
     def _with_regions(self, sample: Sample, at: int, draws: Uniforms) -> tuple[Sample, Source]:
         assert self.regions is not None
         group, within = self.regions.located(at)
-        row = group.row(within)
         stage = self.stage
+        row = group.row(within, columns_of(stage.feeding))
         regions, words = sample_regions(row, sample.tokens, draws, stage.feeding, stage.masking)
         original, tokens = sample.original, sample.tokens
         if words < len(original):

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.schemas.progress import Progress
-from vlmill.train.collate import StoredBatch
 from vlmill.train.log import Log
 from vlmill.train.objectives import label_counts
 from vlmill.train.optim import learning_rate
 from vlmill.train.recipes.base import Objectives, Stage
+from vlmill.train.stored_batch import StoredBatch, said_of
 from vlmill.train.throughput import Throughput
 
 
@@ -189,9 +189,11 @@ def clip_gradients(training: Training, stage: Stage) -> float:
 
 
 def _not_finite(step: int, loss: float, norm: float, parts: Sequence[StoredBatch]) -> str:
+    said = f"step {step}: loss {loss}, gradient norm {norm}; no update was made. "
+    if bad := [image_id for part in parts for image_id in part.not_finite()]:
+        return said + said_of(bad)
     pairs = [pair for part in parts for pair in part.pair_ids]
-    return (
-        f"step {step}: loss {loss}, gradient norm {norm}; no update was made. "
+    return said + (
         f"Look at the features of these pairs' pictures, or lower optimizer.lr: "
         f"{', '.join(pairs[:16])}{' ...' if len(pairs) > 16 else ''}"
     )

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vlmill.models import Beit, VLInputs, Vlmo
 from vlmill.models.vlbert_end_to_end import VlBertEndToEnd, without_pixels
-from vlmill.train.collate import PretrainBatch, StoredBatch
 from vlmill.train.distributed import world_size
 from vlmill.train.global_contrast import contrast_and_matching, matching_loss
 from vlmill.train.losses import (
@@ -25,6 +24,7 @@ from vlmill.train.losses import (
     mean_squared_error,
 )
 from vlmill.train.recipes.base import Objectives
+from vlmill.train.stored_batch import PretrainBatch, StoredBatch
 
 PictureTokens = Callable[[Tensor], Tensor]  # `picture_tokenizer.PictureTokenizer.reader`
 

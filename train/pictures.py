@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance
 
 from vlmill.schemas.commands import InputError
 from vlmill.train.augmentation import rand_augment
+from vlmill.train.draws import Uniforms
 from vlmill.train.recipes.base import Feeding
-from vlmill.train.samples import Uniforms
 
 Picture = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")

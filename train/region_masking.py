@@ -29,6 +29,11 @@ def mask_regions(count: int, draws: Draws, *, share: float, to_zero: float) -> M
     without groups. One number u decides: masked below ``share``, zeroed if u/share < ``to_zero``.
     """
     drawn = np.array([draws.random() for _ in range(count)])
+    return masked_by(drawn, share=share, to_zero=to_zero)
+
+
+def masked_by(drawn: npt.NDArray[np.float64], *, share: float, to_zero: float) -> MaskedRegions:
+    """:func:`mask_regions` by numbers [R] that are drawn already."""
     masked = drawn < share
     return MaskedRegions(masked=masked, zeroed=masked & (drawn < to_zero * share))
 

@@ -52,7 +52,7 @@ class SampleTable:
 
     def matches(self, text_row: int, image_row: int) -> bool:
         """Whether the text of one row is a caption of the picture of another."""
-        key = mix(self._text_keys[text_row], self._image_keys[image_row])
+        key = mix(int(self._text_keys[text_row]), int(self._image_keys[image_row]))
         at = int(np.searchsorted(self._known, key))
         return at < len(self._known) and bool(self._known[at] == key)
 

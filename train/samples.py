@@ -3,16 +3,16 @@
 T tokens, R regions of a picture, the whole one not among them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from vlmill.schemas.commands import InputError
 from vlmill.schemas.regions import RegionRow
+from vlmill.train.draws import Uniforms
 from vlmill.train.masking import (
     NO_WORD,
     Flags,
@@ -27,31 +27,11 @@ from vlmill.train.masking import (
     whole_words,
 )
 from vlmill.train.recipes.base import Feeding, Masking
-from vlmill.train.region_masking import MaskedRegions, mask_groups, mask_regions, overlaps
+from vlmill.train.region_masking import MaskedRegions, mask_groups, masked_by, overlaps
 from vlmill.train.vlbert_samples import kept_lengths, kept_tokens
 from vlmill.train.vocabulary import CLS, MASK, PAD, SEP, UNK
 
 Array = npt.NDArray[np.float32]
-BATCH_OF_DRAWS = 256
-
-
-class Uniforms:
-    """A source of random numbers for the rules, which ask for one at a time: ten times as fast as
-    asking NumPy's generator for each.
-    """
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        draws = iter(lambda: rng.random(BATCH_OF_DRAWS).tolist(), None)
-        # An attribute: a method around it would cost more than the draw.
-        self.random: Callable[[], float] = chain.from_iterable(draws).__next__
-
-    def integers(self, low: int, high: int) -> int:
-        """An integer from ``low`` to below ``high``."""
-        return low + int(self.random() * (high - low))
-
-    def shuffle(self, x: list[int]) -> None:
-        """Bring a list into random order, in place."""
-        x[:] = [value for _, value in sorted((self.random(), value) for value in x)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +89,9 @@ def mask_text(
     """
     maskable = np.ones(len(tokens), dtype=np.bool_)
     if specials:
-        maskable[[0, -1]] = False
-    replacement = Replacement(
-        mask_id=lexicon.mask_id,
-        vocab_size=lexicon.size,
-        to_mask=masking.word_to_mask,
-        to_random=masking.word_to_random,
+        maskable[0] = maskable[-1] = False
+    replacement = _replacement(
+        lexicon.mask_id, lexicon.size, masking.word_to_mask, masking.word_to_random
     )
     share = masking.words
     if masking.word_rule == "tokens":
@@ -131,6 +108,11 @@ def mask_text(
     else:
         masked = _by_budget(tokens, maskable, draws, share, lexicon, longest)
     return replace_masked(tokens, masked, draws, replacement)
+
+
+@lru_cache
+def _replacement(mask_id: int, size: int, to_mask: float, to_random: float) -> Replacement:
+    return Replacement(mask_id=mask_id, vocab_size=size, to_mask=to_mask, to_random=to_random)
 
 
 def _by_budget(
@@ -151,7 +133,8 @@ def mask_picture(
     """Mask the regions of a picture of ``size`` pixels by the stage's rule."""
     if masking.region_rule == "regions":
         share = masking.regions
-        return mask_regions(len(boxes), draws, share=share, to_zero=masking.region_to_zero)
+        drawn = draws.many(len(boxes))
+        return masked_by(drawn, share=share, to_zero=masking.region_to_zero)
     pixel = (1.0, 1.0) if masking.group_pixels else (0.0, 0.0)
     return mask_groups(
         overlaps(boxes, pixel=pixel),
@@ -176,7 +159,8 @@ class SampledRegions:
 
     ``count`` regions of the row are read, of which the first ``kept`` are shown (VL-BERT's picture
     is the mean of all). ``boxes`` float32 [kept, 4] or, with the whole picture first,
-    [1 + kept, 4], ``mirrored`` or not; ``masks`` [count]; ``row`` is the whole row.
+    [1 + kept, 4], ``mirrored`` or not; ``masks`` [count]; ``row`` holds the whole
+    row, as far as :func:`columns_of` says.
     """
 
     count: int
@@ -202,25 +186,18 @@ class Sample:
 
 
 IGNORED = -100
+COLUMNS = {"class": ("class_ids",), "distribution": ("class_ids", "class_probs", "class_prob_ids")}
 
 
-def classes_of(row: RegionRow, at: Ids, *, background: bool) -> Ids:
-    """The classes of some regions, -100 where one is missing or negative.
-
-    With ``background`` they count as the columns of a distribution, whose first is background.
-    """
-    if row.class_ids is None:
-        return np.full(len(at), IGNORED, dtype=np.int64)
-    found = row.class_ids[at].astype(np.int64)
-    return np.where(found < 0, IGNORED, found + background)
+def columns_of(feeding: Feeding) -> tuple[str, ...]:
+    """What is read of a row beside its boxes and features."""
+    return COLUMNS[feeding.region_targets]
 
 
 def sample_regions(
     row: RegionRow, tokens: MaskedTokens, draws: Uniforms, feeding: Feeding, masking: Masking
 ) -> tuple[SampledRegions, int]:
     """Mask a picture's regions; also how many tokens are kept beside them."""
-    if row.features is None:
-        raise InputError(f"--regions: {row.image_id} has no features; extract them with them")
     count = min(len(row.boxes), feeding.max_regions)
     size = (row.width, row.height)
     mirrored = bool(feeding.flip) and draws.random() < feeding.flip

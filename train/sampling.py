@@ -15,10 +15,11 @@ from vlmill.train.masking import Draws
 Ids = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 MAX_DRAWS = 64
+FACTOR, ALL_BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
 def generator(seed: int, stage: int, epoch: int, key: int) -> np.random.Generator:
-    """The random numbers of one pair (or, with key 0, of the order) in one epoch of a stage."""
+    """The random numbers of an epoch's order, or with another key of a part of it."""
     return np.random.default_rng([seed, stage, epoch, key])
 
 
@@ -41,7 +42,7 @@ def choose_pairing(
     row: int,
     rows: Ids,
     table: PairsLike,
-    rng: np.random.Generator,
+    draws: Draws,
     *,
     negative_share: float,
     hard_share: float,
@@ -55,21 +56,16 @@ def choose_pairing(
     come from the pair's hard negatives, where it has any (0.2 in InterBERT's paper); the others
     from ``rows``. Where none is found (all captions are of one picture) the pair stays as it is.
     """
-    wanted, replaces_text, hard = rng.random(3) < (negative_share, text_share, hard_share)
-    if not wanted:
+    if draws.random() >= negative_share:
         return row, row, True
-    candidates = table.hard_negatives(row) if hard else rows[:0]
-    for other in (*_drawn(candidates, rng), *_drawn(rows, rng)):
-        text_row, image_row = (int(other), row) if replaces_text else (row, int(other))
-        if not table.matches(text_row, image_row):
-            return text_row, image_row, False
+    replaces_text, hard = draws.random() < text_share, draws.random() < hard_share
+    for pool in (table.hard_negatives(row), rows) if hard else (rows,):
+        for _ in range(MAX_DRAWS if len(pool) else 0):
+            other = int(pool[draws.integers(0, len(pool))])
+            text_row, image_row = (other, row) if replaces_text else (row, other)
+            if not table.matches(text_row, image_row):
+                return text_row, image_row, False
     return row, row, True
-
-
-def _drawn(candidates: Ids, rng: np.random.Generator) -> Any:
-    if not len(candidates):
-        return candidates
-    return candidates[rng.integers(len(candidates), size=MAX_DRAWS)]
 
 
 def draw_other(draws: Draws, count: int, allowed: Callable[[int], bool]) -> int | None:
@@ -85,6 +81,7 @@ def draw_other(draws: Draws, count: int, allowed: Callable[[int], bool]) -> int 
 
 
 def mix(text_key: Keys | int, image_key: Keys | int) -> Any:
-    """One uint64 key of a text together with a picture."""
-    with np.errstate(over="ignore"):  # wraps around, as hashing does
-        return np.uint64(0x9E3779B97F4A7C15) * np.uint64(text_key) + np.uint64(image_key)
+    """One uint64 key of a text together with a picture, or an array of them."""
+    if isinstance(text_key, int):
+        return np.uint64((FACTOR * text_key + int(image_key)) & ALL_BITS)
+    return np.uint64(FACTOR) * text_key + image_key  # wraps around

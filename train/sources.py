@@ -20,8 +20,8 @@ from vlmill.schemas.progress import Progress
 from vlmill.schemas.reading import find_shards
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES
+from vlmill.train.assembly import features_of
 from vlmill.train.checkpoint import MODEL, LoadedCheckpoint, load_checkpoint
-from vlmill.train.collate import regions_of
 from vlmill.train.config import flatten, to_plain
 from vlmill.train.data import (
     Pictures,
@@ -296,7 +296,7 @@ def feature_statistics(sources: Sources) -> tuple[Tensor, Tensor]:
     pictures = (i for i in sources.reader.image_ids if i not in sources.facts.empty)
     count, total, squares = 0, np.float64(0), np.float64(0)
     for image_id in islice(pictures, PICTURES_MEASURED):
-        features = regions_of(sources.reader[image_id], MAX_REGIONS).features.astype(np.float64)
+        features = features_of(sources.reader[image_id], MAX_REGIONS).astype(np.float64)
         count += len(features)
         total, squares = total + features.sum(0), squares + (features**2).sum(0)
     mean = total / count

@@ -7,7 +7,6 @@ import torch
 from tests.parity.draws import Recorded
 from tests.parity.golden import GoldenSet, Results
 
-from vlmill.train.collate import box_locations
 from vlmill.train.masking import MaskedTokens, Replacement, mask_tokens, one_span, replace_masked
 from vlmill.train.metrics import rank_summary, ranks_among
 from vlmill.train.region_masking import (
@@ -18,6 +17,7 @@ from vlmill.train.region_masking import (
     overlaps,
     without,
 )
+from vlmill.train.samples import box_locations
 from vlmill.train.sampling import draw_other
 from vlmill.train.tasks.vcr import choice_texts, merge_regions, name_objects
 

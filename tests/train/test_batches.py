@@ -13,10 +13,10 @@ from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.batches import PretrainBatches, batch_loader
-from vlmill.train.collate import StoredBatch
 from vlmill.train.data import Wanted, prepare_samples
 from vlmill.train.recipes import Loading, Stage
 from vlmill.train.samples import Lexicon, Sample
+from vlmill.train.stored_batch import StoredBatch
 from vlmill.train.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
 
 
 def sample(batches: PretrainBatches, place: int) -> Sample:
-    made, _, _ = batches.sample(batches.order.visit(place))
+    visit = batches.order.visit(place)
+    made, _, _ = batches.sample(visit, *batches.draws([visit]))
     assert made.regions is not None
     return made
 
@@ -137,8 +138,10 @@ def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables
     _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
     data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
-    with pytest.raises(InputError, match="picture-0 has features that are not finite"):
-        list(batch_loader(batches, 0, 3, workers=1, pin_memory=False))
+    made = list(batch_loader(batches, 0, 3, workers=1, pin_memory=False))
+    assert {image_id for batch in made for image_id in batch.not_finite()} == {"picture-0"}
+    with pytest.raises(InputError, match="picture-0: features or boxes are not finite; extract"):
+        [batches.assembled(index) for index in range(3)]
 
 
 def test_an_error_of_a_worker_reaches_who_asks_in_one_line(

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
-from vlmill.train.collate import PretrainBatch
 from vlmill.train.objectives import PretrainingStep, pretraining_losses
 from vlmill.train.recipes import Objectives
+from vlmill.train.stored_batch import PretrainBatch
 
 CONFIG = ImageBertConfig(
     vocab_size=20,

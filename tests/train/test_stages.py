@@ -15,8 +15,8 @@ from vlmill.schemas.reading import read_table
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train import loop, objectives
+from vlmill.train.assembly import features_of
 from vlmill.train.checkpoint import load_checkpoint, saved_steps
-from vlmill.train.collate import regions_of
 from vlmill.train.log import read_log
 from vlmill.train.loop import NonFiniteLoss
 from vlmill.train.recipes import Recipe, Stage, change_recipe
@@ -167,7 +167,7 @@ def test_features_are_standardised_by_their_statistics(
 ) -> None:
     inputs = tables.write()
     reader = RegionReader(tables.regions)
-    features = np.concatenate([regions_of(row, 100).features for row in reader])
+    features = np.concatenate([features_of(row, 100) for row in reader])
     standard = (features - features.mean(0)) / features.std(0)
     pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "plain")
     change = ["steps=0", "standardise_features=true"]

@@ -12,11 +12,11 @@ from torch import Tensor
 from vlmill.models import Vlmo
 from vlmill.models.blocks import FeedForward
 from vlmill.models.interface import Encoded
-from vlmill.train.collate import PretrainBatch
 from vlmill.train.masking import Flags
 from vlmill.train.probes.questions import Question
 from vlmill.train.probes.rows import Shown, batches
 from vlmill.train.samples import IGNORED
+from vlmill.train.stored_batch import PretrainBatch
 from vlmill.train.vocabulary import MASK
 
 

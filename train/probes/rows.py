@@ -9,13 +9,16 @@ import numpy.typing as npt
 
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import RegionReader
-from vlmill.train.collate import PretrainBatch, Source, assemble, plan, source_of
+from vlmill.train.assembly import assemble, source_of
+from vlmill.train.draws import Uniforms
 from vlmill.train.masking import Ids, MaskedTokens
 from vlmill.train.pictures import evaluation_picture
+from vlmill.train.planned_batch import Source, plan
 from vlmill.train.probes.questions import Question
 from vlmill.train.recipes.base import Feeding, Masking
 from vlmill.train.region_masking import MaskedRegions, overlapping, overlaps
-from vlmill.train.samples import Sample, SampledRegions, Uniforms, sample_regions
+from vlmill.train.samples import Sample, SampledRegions, sample_regions
+from vlmill.train.stored_batch import PretrainBatch
 from vlmill.train.vlbert_samples import kept_tokens
 
 NOTHING_MASKED = Masking(words=0.0, regions=0.0)
@@ -62,7 +65,7 @@ class ShownRegions:
         """With the asked region hidden, and all that show the same thing."""
         (number,) = self.regions.find([question.image_id]).tolist()
         group, within = self.regions.located(number)
-        row, draws = group.row(within), Uniforms(np.random.default_rng(0))  # nothing comes of them
+        row, draws = group.row(within), Uniforms()  # nothing comes of them
         found, words = sample_regions(row, tokens, draws, self.feeding, NOTHING_MASKED)
         found = hiding(found, question.region)
         original = question.tokens

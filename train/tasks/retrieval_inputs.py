@@ -17,11 +17,14 @@ from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import ABSENT, RegionReader
 from vlmill.schemas.rejects import Reason
-from vlmill.train.collate import StoredBatch, assemble, plan, source_of
+from vlmill.train.assembly import assemble, source_of
+from vlmill.train.draws import Uniforms
 from vlmill.train.masking import Ids, MaskedTokens
 from vlmill.train.pictures import evaluation_picture
+from vlmill.train.planned_batch import plan
 from vlmill.train.recipes.base import Feeding, Masking
-from vlmill.train.samples import Sample, SampledRegions, Uniforms, sample_regions
+from vlmill.train.samples import Sample, SampledRegions, sample_regions
+from vlmill.train.stored_batch import StoredBatch
 
 NOTHING_MASKED = Masking(words=0.0, regions=0.0)
 NO_TEXT = MaskedTokens(tokens=np.zeros(2, dtype=np.int64), masked=np.zeros(2, dtype=np.bool_))
@@ -117,7 +120,7 @@ class RegionPictures:
         samples, sources = [], []
         for image_id, number in zip(image_ids, self._reader.find(image_ids), strict=True):
             group, within = self._reader.located(int(number))
-            draws = Uniforms(np.random.default_rng(0))  # that nothing comes of
+            draws = Uniforms()  # that nothing comes of
             regions, _ = sample_regions(
                 group.row(within), NO_TEXT, draws, self._feeding, NOTHING_MASKED
             )

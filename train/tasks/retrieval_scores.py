@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
 from vlmill.models.vilbert import Stream
-from vlmill.train.collate import PretrainBatch
 from vlmill.train.masking import Ids
+from vlmill.train.stored_batch import PretrainBatch
 from vlmill.train.tasks.retrieval_inputs import Pictures, TextBatch, text_batches
 from vlmill.train.vlbert_samples import kept_lengths
 

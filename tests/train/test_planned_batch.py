@@ -1,5 +1,6 @@
 """From samples to what the model takes, by hand."""
 
+import dataclasses
 from typing import Any, Literal
 
 import numpy as np
@@ -10,16 +11,9 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.regions import RegionRow
-from vlmill.train.collate import (
-    PlannedBatch,
-    PretrainBatch,
-    Source,
-    StoredBatch,
-    plan,
-    regions_of,
-    whole_picture,
-)
+from vlmill.train.assembly import features_of
 from vlmill.train.masking import MaskedTokens
+from vlmill.train.planned_batch import PlannedBatch, Source, plan
 from vlmill.train.recipes import Feeding
 from vlmill.train.region_masking import (
     MaskedRegions,
@@ -27,7 +21,8 @@ from vlmill.train.region_masking import (
     mean_of_unmasked,
     without,
 )
-from vlmill.train.samples import Sample, SampledRegions, box_locations, classes_of
+from vlmill.train.samples import Sample, SampledRegions, box_locations
+from vlmill.train.stored_batch import PretrainBatch, StoredBatch, not_finite, whole_picture
 
 
 def sample(
@@ -214,25 +209,40 @@ def test_texts_alone_come_last_without_regions() -> None:
     assert only.token_targets.tolist() == [7]
 
 
-def test_only_the_first_regions_are_read_and_unknown_classes_ignored() -> None:
-    row = RegionRow(
-        image_id="a",
-        width=10,
-        height=10,
-        boxes=np.zeros((3, 4), np.float32),
-        features=np.ones((3, 2), np.float16),
-        class_ids=np.array([4, -1, 5], np.int16),
-    )
-    regions = regions_of(row, 2)
-    assert regions.features.shape == (2, 2) and regions.features.dtype == np.float32
-    assert regions.class_ids.tolist() == [4, -100]
-    assert classes_of(row, np.arange(2), background=True).tolist() == [5, -100]
+def test_unknown_classes_are_ignored() -> None:
+    one = sample(2, 3, True, (0, 1, 2))
+    assert one.regions is not None
+    for classes, background, expected in (
+        (np.array([4, -1, 5], np.int16), False, [4, -100, 5]),
+        (np.array([4, -1, 5], np.int16), True, [5, -100, 6]),
+        (None, True, [-100] * 3),
+    ):
+        row = dataclasses.replace(one.regions.row, class_ids=classes)
+        regions = dataclasses.replace(one.regions, row=row)
+        feeding = Feeding(region_targets="distribution" if background else "class")
+        batch = made(dataclasses.replace(one, regions=regions), feeding=feeding)
+        assert batch.class_targets.tolist() == expected
 
 
 def test_a_row_without_features_says_what_to_do() -> None:
     row = RegionRow(image_id="a", width=1, height=1, boxes=np.zeros((1, 4), np.float32))
     with pytest.raises(InputError, match="a has no features"):
-        regions_of(row, 10)
+        features_of(row, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_pictures_that_are_not_finite_are_found(dtype: torch.dtype, value: float) -> None:
+    features = torch.full((3, 4, 2), torch.finfo(dtype).max, dtype=dtype)  # their sum is none
+    boxes = torch.zeros(2, 4, 5)
+    assert not_finite(["a", "b"], features, boxes) == []
+    features[2] = value  # a row without a picture
+    assert not_finite(["a", "b"], features, boxes) == []
+    features[1, 3, 1] = value
+    assert not_finite(["a", "b"], features, boxes) == ["b"]
+    boxes[0, 0, 0] = value
+    assert not_finite(["a", "b"], features, boxes) == ["a", "b"]
+    assert not_finite([], features[:0]) == not_finite(["a"], features[:1, :0]) == []
 
 
 def test_boxes_beyond_the_picture_are_cut_at_its_edge() -> None:
