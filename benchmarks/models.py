@@ -4,10 +4,10 @@ For each variant a line of JSON for the forward pass, one for forward and backwa
 step (training mode, dropout on, all its objectives, no optimiser), one for the same at variable
 lengths, and one for the optimiser's step. ``limit`` is what the rate of a 2048 x 768 x 3072 float32
 product, measured in turn with the model, would give for the useful operations: those of each pair
-by itself, without padding, with heads where labels are. Fractions by CPU seconds hold on a busy
-machine too. ``peer`` is the official code on the same batch, where a checkout of it is given
-(benchmarks/peers/official_models.py says which), and for ImageBERT, which has none, PyTorch's own
-encoder without embeddings and heads.
+by itself, without padding, with heads and most of the last layer where labels are. Fractions by CPU
+seconds hold on a busy machine too. ``peer`` is the official code on the same batch, where a
+checkout of it is given (benchmarks/peers/official_models.py says which), and for ImageBERT, which
+has none, PyTorch's own encoder without embeddings and heads.
 
     python benchmarks/models.py
     python benchmarks/models.py --variants vilbert --official vilbert=../vilbert_beta --rounds 5
@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
+from vlmill.models.layout import Read
 from vlmill.train.throughput import operations_counter
 
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
@@ -148,7 +149,7 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
     belongs = (work.mismatched == 0).float()
 
     def losses() -> list[Tensor]:
-        encoded = model(inputs)
+        encoded = model(inputs, read=Read(guessed, masked))
         words, hidden = encoded.text[guessed], encoded.regions[masked]
         found = [F.cross_entropy(model.mlm_logits(words), labels)]
         logits = model.region_class_logits(hidden)

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.dropout import dropout as drop
-from vlmill.models.layout import Layout
+from vlmill.models.layout import Kept, Layout
 from vlmill.models.linear import Linear, linear
 
 Bias = Float[Tensor, "heads N N"]
@@ -80,17 +80,22 @@ class SelfAttention(nn.Module):
         self.out = Linear(width, width)
 
     def forward(
-        self, hidden: Float[Tensor, "*rows H"], layout: Layout, bias: Bias | None = None
-    ) -> Float[Tensor, "*rows H"]:
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        bias: Bias | None = None,
+        kept: Kept | None = None,
+    ) -> Float[Tensor, "*rows2 H"]:
         """Attend from every position to the real ones of its sequence.
 
-        ``bias`` is added to the scores. A sequence needs one real position at least: without any
-        key the softmax is undefined.
+        ``bias`` is added to the scores. With ``kept`` only these rows come back. A sequence needs
+        one real position at least: without any key the softmax is undefined.
         """
         projected = layout.unpack(linear(hidden, self.qkv.weight, self._bias()))
         q, k, v = three_of_heads(projected, self.num_heads)
         mixed = attend(q, k, v, layout, self.dropout if self.training else 0.0, bias)
-        merged: Float[Tensor, "*rows H"] = self.out(layout.pack(mixed))
+        mixed = layout.pack(mixed) if kept is None else kept.layout.pack(mixed)
+        merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 
     def _bias(self) -> Float[Tensor, " three_H"]:

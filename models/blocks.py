@@ -3,16 +3,16 @@
 B sequences, N positions, H width; rows in either layout (`Layout`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vlmill.models.attention import Bias, CoAttention, SelfAttention
 from vlmill.models.dropout import Dropout
-from vlmill.models.layout import Layout
+from vlmill.models.layout import Kept, Layout
 from vlmill.models.linear import Linear
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
@@ -90,11 +90,35 @@ class PostNormBlock(nn.Module):
         self.dropout = Dropout(dropout)
         self.feed_forward = FeedForwardSublayer(width, intermediate_width, dropout, act)
 
-    def forward(self, hidden: Float[Tensor, "*rows H"], layout: Layout) -> Float[Tensor, "*rows H"]:
-        """One layer over the positions of ``layout``."""
-        attended = self.dropout(self.attention(hidden, layout))
-        mixed: Float[Tensor, "*rows H"] = self.feed_forward(self.norm(hidden + attended))
+    def forward(
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, kept: Kept | None = None
+    ) -> Float[Tensor, "*rows2 H"]:
+        """One layer over the positions of ``layout``, for the ``kept`` rows only if given."""
+        attended = self.dropout(self.attention(hidden, layout, kept=kept))
+        if kept is not None:
+            hidden = kept.take(hidden)
+        mixed: Float[Tensor, "*rows2 H"] = self.feed_forward(self.norm(hidden + attended))
         return mixed
+
+
+def run_layers(
+    layers: Iterable[nn.Module],
+    hidden: Float[Tensor, "*rows H"],
+    layout: Layout,
+    wanted: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B N H"]:
+    """Through `PostNormBlock`s in turn and back into the grid.
+
+    Only the ``wanted`` positions are sure to come back, others may be zeros: where losses read few
+    of them, most of the last layer need not be computed.
+    """
+    stack = list(layers)
+    kept = layout.keep(wanted) if stack else None
+    for layer in stack if kept is None else stack[:-1]:
+        hidden = layer(hidden, layout)
+    if kept is None:
+        return layout.unpack(hidden)
+    return kept.layout.unpack(stack[-1](hidden, layout, kept))
 
 
 class CoAttentionBlock(nn.Module):
@@ -205,12 +229,16 @@ class PreNormBlock(nn.Module):
         layout: Layout,
         route: Route,
         bias: Bias | None = None,
-    ) -> Float[Tensor, "*rows H"]:
+        kept: Kept | None = None,
+    ) -> Float[Tensor, "*rows2 H"]:
         """One layer; ``route`` names the expert of each stretch of rows, ``bias`` as in attention.
 
-        Drop path draws once for attention and once for each stretch.
+        Drop path draws once for attention and once for each stretch. With ``kept`` only these rows
+        come back, and ``route`` is theirs.
         """
-        attended = self.attention(self.attention_norm(hidden), layout, bias)
+        attended = self.attention(self.attention_norm(hidden), layout, bias, kept)
+        if kept is not None:
+            hidden, layout = kept.take(hidden), kept.layout
         attended = _scaled(attended, self.attention_scale)
         hidden = hidden + self.drop_path(attended, layout, slice(None))
         stretches, start = [], 0

@@ -7,7 +7,7 @@ without padding), H width.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from vlmill.models.layout import Layout, layout_of
@@ -26,7 +26,7 @@ class Compaction(NamedTuple):
     cells: Int[Tensor, "B N"]
     real: Bool[Tensor, "B N"]
 
-    def take(self, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "*rows H"]:
+    def take(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
         """From slots into the compacted layout."""
         rows = hidden.flatten(0, 1).index_select(0, self.slots.flatten())
         return rows.view(*self.slots.shape, hidden.shape[-1])

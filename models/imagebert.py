@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.blocks import INIT_STD, PostNormBlock, init_bert
+from vlmill.models.blocks import INIT_STD, PostNormBlock, init_bert, run_layers
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import joined_layout
+from vlmill.models.layout import Read, joined_layout
 from vlmill.models.linear import Linear
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
@@ -128,16 +129,20 @@ class ImageBert(nn.Module):
         self.match_head = Linear(width, config.match_outputs)
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None) -> Encoded:
         """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for more tokens than ``max_text_tokens`` or another feature width.
+        Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
+        the CPU, values that mean nothing (`VLInputs.check`).
         """
+        inputs.check(vocab_size=self.config.vocab_size, num_segments=None, need_regions=False)
         regions = self.embed_regions(
             inputs.region_features, inputs.region_locations, inputs.global_features
         )
-        return self.encode(inputs.tokens, inputs.token_mask, regions, inputs.region_mask, pack=pack)
+        return self.encode(
+            inputs.tokens, inputs.token_mask, regions, inputs.region_mask, pack=pack, read=read
+        )
 
     def embed_regions(
         self,
@@ -192,6 +197,7 @@ class ImageBert(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         *,
         pack: bool = True,
+        read: Read | None = None,
     ) -> Encoded:
         """Encode texts together with embedded regions; arguments as in `VLInputs`.
 
@@ -209,9 +215,10 @@ class ImageBert(nn.Module):
         added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
         layout, _ = joined_layout(token_mask, torch.cat([region_mask, added], dim=1), pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
-        for layer in self.layers:
-            hidden = layer(hidden, layout)
-        hidden = layout.unpack(hidden)
+        wanted = None
+        if read is not None:
+            wanted = F.pad(read.joined(), (0, added.shape[1]))
+        hidden = run_layers(self.layers, hidden, layout, wanted)
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens : num_tokens + num_regions],

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.blocks import INIT_STD, PostNormBlock, activation, init_bert
+from vlmill.models.blocks import INIT_STD, PostNormBlock, activation, init_bert, run_layers
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import layout_of
+from vlmill.models.layout import Read, layout_of, with_first
 from vlmill.models.pair_heads import (
     EncodedPair,
     Fusion,
@@ -179,14 +179,22 @@ class InterBert(PairHeads):
         self.visual_pooler = Pooler(config.width, config.pooled_width, "relu")
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+    def forward(
+        self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None
+    ) -> EncodedPair:
         """Encode pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for a batch with neither, more tokens than positions, or another feature
-        width.
+        Raises ValueError for a batch with neither, more tokens than positions, another feature
+        width and, on the CPU, values that mean nothing (`VLInputs.check`).
         """
-        check_modalities(inputs, need_text=False, need_regions=False)
+        check_modalities(
+            inputs,
+            need_text=False,
+            need_regions=False,
+            vocab_size=self.config.vocab_size,
+            num_segments=self.config.num_segments,
+        )
         regions = self.embed_regions(
             inputs.region_features,
             inputs.region_locations,
@@ -199,6 +207,7 @@ class InterBert(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             pack=pack,
+            read=read,
         )
 
     def embed_regions(
@@ -227,6 +236,7 @@ class InterBert(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         pack: bool = True,
+        read: Read | None = None,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`.
 
@@ -237,16 +247,16 @@ class InterBert(PairHeads):
         text = self.text_embedding(tokens, caption if segments is None else segments)
         layout = layout_of(torch.cat([region_mask, token_mask], dim=1), pack=pack)
         hidden = layout.pack(torch.cat([regions, text], dim=1))
-        for layer in self.interaction_layers:
-            hidden = layer(hidden, layout)
-        hidden = layout.unpack(hidden)
+        hidden = run_layers(self.interaction_layers, hidden, layout)
         regions, text = hidden[:, :num_regions], hidden[:, num_regions:]
         text_pooled = region_pooled = None
         if num_regions:
-            regions = _extract(self.visual_layers, regions, region_mask, pack=pack)
+            regions = _extract(
+                self.visual_layers, regions, region_mask, read and read.regions, pack=pack
+            )
             region_pooled = self.visual_pooler(regions[:, 0])
         if num_tokens:
-            text = _extract(self.text_layers, text, token_mask, pack=pack)
+            text = _extract(self.text_layers, text, token_mask, read and read.text, pack=pack)
             text_pooled = self.text_pooler(text[:, 0])
         return EncodedPair(
             text=text,
@@ -292,12 +302,11 @@ def _extract(
     layers: nn.ModuleList,
     hidden: Float[Tensor, "B N H"],
     mask: Bool[Tensor, "B N"],
+    read: Bool[Tensor, "B N"] | None,
     *,
     pack: bool,
 ) -> Float[Tensor, "B N H"]:
-    """One modality by itself."""
+    """One modality by itself; its first position is pooled."""
     layout = layout_of(mask, pack=pack)
-    rows = layout.pack(hidden)
-    for layer in layers:
-        rows = layer(rows, layout)
-    return layout.unpack(rows)
+    wanted = None if read is None else with_first(read)
+    return run_layers(layers, layout.pack(hidden), layout, wanted)

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
             return hidden
         return hidden.flatten(0, 1).index_select(0, self.real)
 
-    def unpack(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "B N H"]:
+    def unpack(self, hidden: Shaped[Tensor, "*rows H"]) -> Shaped[Tensor, "B N H"]:
         """From this layout into the grid; padding becomes zeros."""
         if self.real is None:
             return hidden
@@ -40,9 +40,54 @@ class Layout(NamedTuple):
         grid = hidden.new_zeros(cells, hidden.shape[-1]).index_copy(0, self.real, hidden)
         return grid.view(*self.shape, hidden.shape[-1])
 
+    def keep(self, wanted: Bool[Tensor, "B N"] | None) -> "Kept | None":
+        """Only the ``wanted`` rows of this layout; None for all.
+
+        Also None while torch.compile traces, as their number depends on values (see `layout_of`).
+        """
+        if wanted is None or torch.compiler.is_compiling():
+            return None
+        flat = wanted.flatten()
+        if self.real is None:
+            rows = flat.nonzero().flatten()
+            return Kept(rows, Layout(self.shape, wanted, rows))
+        rows = flat.index_select(0, self.real).nonzero().flatten()
+        return Kept(rows, Layout(self.shape, wanted, self.real.index_select(0, rows)))
+
     def sequence_of_rows(self) -> Int[Tensor, " L"] | None:
         """Which sequence each packed row belongs to; None in the grid."""
         return None if self.real is None else self.real // self.shape[1]
+
+
+class Kept(NamedTuple):
+    """Some rows of a layout: their numbers in it, and the packed layout that they make."""
+
+    rows: Int[Tensor, " K"]
+    layout: Layout
+
+    def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
+        """These rows, from either layout."""
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
+
+
+class Read(NamedTuple):
+    """True where somebody reads the last hidden state: other positions may come back as zeros.
+
+    Pretraining reads few: masked words, masked regions and what is pooled, which is always
+    computed. Most of the last layer is then left out.
+    """
+
+    text: Bool[Tensor, "B T"]
+    regions: Bool[Tensor, "B R"]
+
+    def joined(self) -> Bool[Tensor, "B N"]:
+        """Of one sequence with the text first, whose first position is pooled."""
+        return with_first(torch.cat([self.text, self.regions], dim=1))
+
+
+def with_first(wanted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """The first position of each sequence besides the ``wanted`` ones."""
+    return wanted | (torch.arange(wanted.shape[1], device=wanted.device) == 0)
 
 
 def layout_of(mask: Bool[Tensor, "B N"], *, pack: bool = True) -> Layout:

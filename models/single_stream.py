@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.blocks import INIT_STD, PostNormBlock, activation, init_bert
+from vlmill.models.blocks import INIT_STD, PostNormBlock, activation, init_bert, run_layers
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import joined_layout
+from vlmill.models.layout import Read, joined_layout
 from vlmill.models.pair_heads import EncodedPair, PairHeads, check_modalities
 
 IMAGE_TYPE = 1  # the row of the regions' own type table
@@ -103,13 +103,21 @@ class SingleStream(PairHeads):
         self.pooler = Pooler(config.width)
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+    def forward(
+        self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None
+    ) -> EncodedPair:
         """Encode pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
 
-        Raises ValueError for a batch without tokens, more tokens than positions, or another
-        feature width.
+        Raises ValueError for a batch without tokens, more tokens than positions, another feature
+        width and, on the CPU, values that mean nothing (`VLInputs.check`).
         """
-        check_modalities(inputs, need_text=True, need_regions=False)
+        check_modalities(
+            inputs,
+            need_text=True,
+            need_regions=False,
+            vocab_size=self.config.vocab_size,
+            num_segments=self.config.num_segments,
+        )
         regions = self.embed_regions(inputs.region_features, inputs.region_locations)
         return self.encode(
             inputs.tokens,
@@ -118,6 +126,7 @@ class SingleStream(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             pack=pack,
+            read=read,
         )
 
     def embed_regions(
@@ -138,14 +147,14 @@ class SingleStream(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         pack: bool = True,
+        read: Read | None = None,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.text_embedding(tokens, 0 if segments is None else segments)
         layout, _ = joined_layout(token_mask, region_mask, pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
-        for layer in self.layers:
-            hidden = layer(hidden, layout)
-        hidden = layout.unpack(hidden)
+        wanted = None if read is None else read.joined()
+        hidden = run_layers(self.layers, hidden, layout, wanted)
         pooled = self.pooler(hidden[:, 0])
         return EncodedPair(
             text=hidden[:, : tokens.shape[1]],

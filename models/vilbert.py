@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.blocks import CoAttentionBlock, PostNormBlock, init_bert
+from vlmill.models.blocks import CoAttentionBlock, PostNormBlock, init_bert, run_layers
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import Layout, layout_of
+from vlmill.models.layout import Layout, Read, layout_of, with_first
 from vlmill.models.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
 from vlmill.models.vilbert_config import VilbertConfig
 
@@ -96,15 +96,27 @@ class Vilbert(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(
-        self, inputs: VLInputs, *, task: Int[Tensor, " B"] | None = None, pack: bool = True
+        self,
+        inputs: VLInputs,
+        *,
+        task: Int[Tensor, " B"] | None = None,
+        pack: bool = True,
+        read: Read | None = None,
     ) -> EncodedPair:
         """Encode pairs; ``task`` numbers each pair's task, where the model has task tokens.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for a batch without tokens or regions, more tokens than positions,
-        another feature width, or a task where there is no token for it.
+        another feature width, a task where there is no token for it and, on the CPU, values that
+        mean nothing (`VLInputs.check`).
         """
-        check_modalities(inputs, need_text=True, need_regions=True)
+        check_modalities(
+            inputs,
+            need_text=True,
+            need_regions=True,
+            vocab_size=self.config.vocab_size,
+            num_segments=self.config.num_segments,
+        )
         return self.encode(
             inputs.tokens,
             inputs.token_mask,
@@ -113,6 +125,7 @@ class Vilbert(PairHeads):
             segments=inputs.segments,
             task=task,
             pack=pack,
+            read=read,
         )
 
     def encode(
@@ -125,10 +138,11 @@ class Vilbert(PairHeads):
         segments: Int[Tensor, "B T"] | None = None,
         task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
+        read: Read | None = None,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.read_text(tokens, token_mask, segments, task=task, pack=pack)
-        return self.join(text, self.read_regions(regions, region_mask, pack=pack))
+        return self.join(text, self.read_regions(regions, region_mask, pack=pack), read)
 
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
@@ -187,11 +201,12 @@ class Vilbert(PairHeads):
         start = range(frozen, self.config.visual_co_layers[0])
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
-    def join(self, text: Stream, regions: Stream) -> EncodedPair:
+    def join(self, text: Stream, regions: Stream, read: Read | None = None) -> EncodedPair:
         """From the first co-attention on: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
-        text_spans = _spans(config.text_co_layers, config.num_layers)
-        visual_spans = _spans(config.visual_co_layers, config.visual_num_layers)
+        has_task = self.task_table is not None
+        text_spans = _spans(config.text_co_layers, config.num_layers - 1)
+        visual_spans = _spans(config.visual_co_layers, config.visual_num_layers - 1)
         for co_layer, text_span, visual_span in zip(
             self.co_layers, text_spans, visual_spans, strict=True
         ):
@@ -199,9 +214,10 @@ class Vilbert(PairHeads):
                 v, t = co_layer(v, regions.layout, t, text.layout)
             v = _run(self.visual_layers, visual_span, v, regions.layout)
             t = _run(self.text_layers, text_span, t, text.layout)
-        t, v = text.layout.unpack(t), regions.layout.unpack(v)
+        read_text, read_regions = self._read(read)
+        t = run_layers([self.text_layers[-1]], t, text.layout, read_text)
+        v = run_layers([self.visual_layers[-1]], v, regions.layout, read_regions)
         text_pooled, region_pooled = self.text_pooler(t[:, 0]), self.visual_pooler(v[:, 0])
-        has_task = self.task_table is not None
         return EncodedPair(
             text=torch.cat([t[:, :1], t[:, 2:]], dim=1) if has_task else t,
             regions=v,
@@ -210,6 +226,15 @@ class Vilbert(PairHeads):
             region_pooled=region_pooled,
             task=t[:, 1] if has_task else None,
         )
+
+    def _read(self, read: Read | None) -> tuple[Bool[Tensor, "B N"] | None, ...]:
+        """Which positions of either stream are read: also what is pooled and the task token."""
+        if read is None:
+            return None, None
+        text = read.text
+        if self.task_table is not None:
+            text = torch.cat([text[:, :1], torch.ones_like(text[:, :1]), text[:, 1:]], dim=1)
+        return with_first(text), with_first(read.regions)
 
 
 def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
@@ -225,9 +250,9 @@ def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
     )
 
 
-def _spans(ids: Sequence[int], num_layers: int) -> list[range]:
-    """The layers between one co-attention layer and the next, and after the last."""
-    ends = [*ids[1:], num_layers]
+def _spans(ids: Sequence[int], end: int) -> list[range]:
+    """The layers between one co-attention layer and the next, and after the last to ``end``."""
+    ends = [*ids[1:], end]
     return [range(start, end) for start, end in zip(ids, ends, strict=True)]
 
 

@@ -5,16 +5,17 @@ vector's, H the width of the encoder, N = T + R + 1 elements with padding, S wit
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.blocks import PostNormBlock, init_bert
+from vlmill.models.blocks import PostNormBlock, init_bert, run_layers
 from vlmill.models.compaction import Compaction, compact
 from vlmill.models.embeddings import TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import layout_of
+from vlmill.models.layout import Read, layout_of
 from vlmill.models.vlbert_config import NUM_SEGMENTS, VISUAL_SEGMENT, VlBertConfig
 from vlmill.models.vlbert_regions import RegionVectors, VisualInput
 
@@ -76,12 +77,16 @@ class VlBertBody(nn.Module):
         if self.special_words is not None:
             self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None) -> Encoded:
         """Encode samples: text, regions, [END] (figure 1); a sample without regions is text alone.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for more tokens than ``max_text_tokens`` or another feature width.
+        Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
+        the CPU, values that mean nothing (`VLInputs.check`).
         """
+        inputs.check(
+            vocab_size=self.config.vocab_size, num_segments=NUM_SEGMENTS, need_regions=False
+        )
         vectors = self.embed_regions(
             inputs.region_features,
             inputs.region_locations,
@@ -98,6 +103,7 @@ class VlBertBody(nn.Module):
             masked_regions=inputs.masked_regions,
             text_regions=inputs.text_regions,
             pack=pack,
+            read=read,
         )
 
     def embed_regions(
@@ -142,6 +148,7 @@ class VlBertBody(nn.Module):
         masked_regions: Bool[Tensor, "B R"] | None = None,
         text_regions: Int[Tensor, "B T"] | None = None,
         pack: bool = True,
+        read: Read | None = None,
     ) -> Encoded:
         """Encode texts together with the vectors of `embed_regions`; arguments as in `VLInputs`."""
         region_tokens = self.region_token.weight.expand(*region_mask.shape, -1)
@@ -158,6 +165,7 @@ class VlBertBody(nn.Module):
             region_mask,
             segments=segments,
             pack=pack,
+            read=read,
         )
 
     def encode_elements(
@@ -171,6 +179,7 @@ class VlBertBody(nn.Module):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         pack: bool = True,
+        read: Read | None = None,
     ) -> Encoded:
         """Encode elements whose tokens and visual vectors are given.
 
@@ -192,10 +201,12 @@ class VlBertBody(nn.Module):
             torch.cat([token_mask, region_mask, token_mask.new_ones(len(tokens), 1)], dim=1),
             pack=pack,
         )
+        wanted = None
+        if read is not None:
+            of_slots = F.pad(read.joined(), (0, 1))  # [END] is read by nobody
+            wanted = compaction.layout.unpack(compaction.take(of_slots[..., None]))[..., 0]
         hidden = self._start(compaction, elements)
-        for layer in self.layers:
-            hidden = layer(hidden, compaction.layout)
-        grid = compaction.layout.unpack(hidden)
+        grid = run_layers(self.layers, hidden, compaction.layout, wanted)
         found = compaction.put_back(grid)
         return Encoded(
             text=found[:, : tokens.shape[1]],

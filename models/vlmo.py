@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from vlmill.models.blocks import init_bert
 from vlmill.models.heads import MlmHead
+from vlmill.models.input_checks import check_texts, readable
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import Layout, layout_of
+from vlmill.models.layout import Layout, Read, layout_of, with_first
 from vlmill.models.vlmo_config import VlmoConfig
 from vlmill.models.vlmo_encoder import VlmoEncoder, init_encoder
 
@@ -85,12 +86,18 @@ def negative_weights(
 
     scores: contrastive logits against candidates, of which number b is row b's partner.
     excluded: True for further candidates that are no negatives (same picture); the partners are
-    excluded in any case (sec. 3.3). Rows do not sum to 1. Raises ValueError without a negative.
+    excluded in any case (sec. 3.3). Rows do not sum to 1. Raises ValueError without a negative; for
+    a single row without one on the CPU only.
     """
     if scores.shape[1] < 2:
         raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
     partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
     out = partners if excluded is None else partners | excluded
+    if readable(out) and bool((full := out.all(dim=1)).any()):
+        raise ValueError(
+            f"excluded leaves {int(full.sum())} of {len(out)} pairs no negative (first: row "
+            f"{int(full.nonzero()[0])}); put pairs of other pictures into the batch"
+        )
     # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
     smallest = torch.finfo(torch.float32).tiny
     return scores.detach().float().softmax(dim=1).clamp_min(smallest).masked_fill(out, 0.0)
@@ -131,15 +138,19 @@ class Vlmo(nn.Module):
         init_bert(self, config.init_std)
         init_encoder(self.encoder)
 
-    def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Encoded:
+    def forward(
+        self, inputs: PixelInputs, *, pack: bool = True, read: Read | None = None
+    ) -> Encoded:
         """The fusion encoder over pairs: text first, then the image.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for more tokens than ``max_text_tokens`` or another size of image.
+        Raises ValueError for more tokens than ``max_text_tokens``, another size of image and, on
+        the CPU, values that mean nothing (`PixelInputs.validate`).
         """
+        inputs.check(vocab_size=self.config.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
-        return self.encoder.fuse(text, inputs.token_mask, image, pack=pack)
+        return self.encoder.fuse(text, inputs.token_mask, image, pack=pack, read=read)
 
     def contrast_text(
         self,
@@ -167,21 +178,33 @@ class Vlmo(nn.Module):
         self, modality: str, embedded: Tensor, layout: Layout, bias: Tensor | None
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
+        first = with_first(embedded.new_zeros(layout.shape, dtype=torch.bool))
         own, fused = self.encoder.encode_one(
-            modality, embedded, layout, bias, also_fused=pairs == 2
+            modality, embedded, layout, bias, also_fused=pairs == 2, read=first
         )
         return Contrast(
             own=self._unit(modality, own),
             fused=None if fused is None else self._unit(f"fused_{modality}", fused),
         )
 
+    def _need(self, *heads: str) -> None:
+        """Raises ValueError if the configuration leaves one of these heads out."""
+        for head in heads:
+            if not getattr(self.config, head):
+                raise ValueError(f"{head}=False: this VLMo has no such head; build it with one")
+
     def _unit(self, head: str, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B H"]:
+        self._need("contrast")
         return F.normalize(self.contrast_heads[head](hidden[:, 0]), dim=-1)
 
     def encode_text(
         self, tokens: Int[Tensor, "B T"], token_mask: Bool[Tensor, "B T"], *, pack: bool = True
     ) -> Float[Tensor, "B T H"]:
-        """Last hidden states of texts alone, as the text-only stage reads them (sec. 3.4)."""
+        """Last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
+
+        Raises ValueError for masks of another shape or more tokens than ``max_text_tokens``.
+        """
+        check_texts(tokens, token_mask)
         embedded = self.encoder.embed_text(tokens)
         bias = self.encoder.text_bias(tokens.shape[1])
         return self.encoder.encode_one("text", embedded, layout_of(token_mask, pack=pack), bias)[0]
@@ -217,7 +240,17 @@ class Vlmo(nn.Module):
         (masked, true, negative image, negative text) run as one batch. ``draw`` picks negatives
         by the first contrastive pair's scores; ``excluded`` as in `negative_weights`, True where
         text b belongs to image c, too.
+
+        Raises ValueError for masked texts of another shape, a batch of one pair, pairs of which
+        all others are ``excluded``, and a head that the configuration leaves out.
         """
+        if masked_tokens.shape != inputs.tokens.shape:
+            raise ValueError(
+                f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens "
+                f"{tuple(inputs.tokens.shape)}"
+            )
+        self._need("contrast", "match")
+        inputs.check(vocab_size=self.config.vocab_size)
         encoder, num_tokens = self.encoder, inputs.tokens.shape[1]
         text = encoder.embed_text(inputs.tokens)
         masked = encoder.embed_text(masked_tokens)
@@ -234,12 +267,14 @@ class Vlmo(nn.Module):
             negative_weights(scores.T, None if excluded is None else excluded.T),
         )
         mask = inputs.token_mask
+        nowhere, no_patch = torch.zeros_like(mask), mask.new_zeros(4 * len(mask), image.shape[1])
         joint = encoder.fuse(
             torch.cat([masked, text, text, text[other_texts]]),
             torch.cat([mask, mask, mask, mask[other_texts]]),
             torch.cat([image, image, image[other_images], image]),
             bias=bias,
             pack=pack,
+            read=Read(torch.cat([mask, nowhere, nowhere, nowhere]), no_patch),
         )
         pairs = len(text)
         return VlmoOutputs(
@@ -256,12 +291,17 @@ class Vlmo(nn.Module):
         return self.fused_log_scale.exp() if self.config.num_contrast_pairs == 2 else None
 
     def mlm_logits(self, text_hidden: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Masked language modelling: logits over the vocabulary, where labels are."""
+        """Masked language modelling: logits over the vocabulary, where labels are.
+
+        Raises ValueError without that head, as the next two.
+        """
+        self._need("mlm")
         logits: Float[Tensor, "*K V"] = self.mlm_head(text_hidden, self.mlm_decoder.weight)
         return logits
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
         """Image-text matching: class 1 for pairs that belong together."""
+        self._need("match")
         logits: Float[Tensor, "B 2"] = self.match_head(pooled)
         return logits
 

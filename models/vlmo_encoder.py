@@ -12,7 +12,7 @@ from vlmill.models.blocks import PreNormBlock, Route, layer_norm
 from vlmill.models.embeddings import PatchEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import Layout, joined_layout
+from vlmill.models.layout import Layout, Read, joined_layout
 from vlmill.models.relative_position import (
     RelativeBias,
     image_index,
@@ -143,6 +143,28 @@ class VlmoEncoder(nn.Module):
             hidden = self.layers[number](hidden, layout, route, part)
         return hidden
 
+    def finish(
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        bias: Float[Tensor, "L h N N"] | None,
+        expert: str,
+        layers: range,
+        read: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B N H"]:
+        """The last ``layers`` with one expert and the final norm, back in the grid.
+
+        Only positions that are ``read`` are sure to come back, others may be zeros.
+        """
+        kept = layout.keep(read) if layers else None
+        lower = layers if kept is None else layers[:-1]
+        hidden = self.run_layers(hidden, layout, bias, ((expert, hidden.shape[-2]),), lower)
+        if kept is None:
+            return layout.unpack(self.norm(hidden))
+        part = None if bias is None else bias[layers[-1]]
+        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(kept.rows)),), part, kept)
+        return kept.layout.unpack(self.norm(hidden))
+
     def fuse(
         self,
         text: Float[Tensor, "B T H"],
@@ -151,6 +173,7 @@ class VlmoEncoder(nn.Module):
         *,
         bias: Float[Tensor, "L h N N"] | None = None,
         pack: bool = True,
+        read: Read | None = None,
     ) -> Encoded:
         """The fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
 
@@ -166,9 +189,8 @@ class VlmoEncoder(nn.Module):
         top, end = self.config.first_vl_layer, self.config.num_layers
         own = (("text", text_rows), ("image", image_rows))
         hidden = self.run_layers(hidden, layout, bias, own, range(top))
-        both = (("vl", text_rows + image_rows),)
-        hidden = self.run_layers(hidden, layout, bias, both, range(top, end))
-        hidden = layout.unpack(self.norm(hidden))
+        wanted = None if read is None else read.joined()
+        hidden = self.finish(hidden, layout, bias, "vl", range(top, end), wanted)
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens:],
@@ -183,6 +205,7 @@ class VlmoEncoder(nn.Module):
         bias: Float[Tensor, "L h N N"] | None,
         *,
         also_fused: bool = False,
+        read: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B N H"], Float[Tensor, "B N H"] | None]:
         """One half of the dual encoder: ``text`` or ``image`` through its own experts.
 
@@ -191,14 +214,12 @@ class VlmoEncoder(nn.Module):
         """
         top, end = self.config.first_vl_layer, self.config.num_layers
         hidden = layout.pack(embedded)
-        own, both = ((modality, hidden.shape[-2]),), (("vl", hidden.shape[-2]),)
+        own, last = ((modality, hidden.shape[-2]),), range(top, end)
         below = self.run_layers(hidden, layout, bias, own, range(top))
-        alone = self.run_layers(below, layout, bias, own, range(top, end))
-        alone = layout.unpack(self.norm(alone))
+        alone = self.finish(below, layout, bias, modality, last, read)
         if not also_fused:
             return alone, None
-        fused = self.run_layers(below, layout, bias, both, range(top, end))
-        return alone, layout.unpack(self.norm(fused))
+        return alone, self.finish(below, layout, bias, "vl", last, read)
 
 
 def init_encoder(encoder: VlmoEncoder) -> None:
