@@ -197,4 +197,5 @@ def vlmo_small_recipe() -> Recipe:
         ),
         masking=vlmo_masking(),
         objectives=Objectives(mlm=0.25, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
+        optimizer=Optimizer(lr=1e-3),
     )
