@@ -85,6 +85,7 @@ class RegionGroup:
         arrays: dict[str, Any],
     ) -> None:
         self.shard_number, self._shard, self._arrays = number, shards[number], arrays
+        self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
         shard = self._shard
         try:
             self._read(file, group)
@@ -199,10 +200,13 @@ class RegionGroup:
             )
 
     def _kind(self, name: str) -> tuple[np.dtype[Any], int]:
+        if name in self._kinds:
+            return self._kinds[name]
         try:
             about = self._arrays[name]
             kinds = {"uint16": CLASS_NUMBERS} if name == "class_prob_ids" else FEATURE_DTYPES
-            return kinds[about["dtype"]], int(about["dim"])
+            self._kinds[name] = kinds[about["dtype"]], int(about["dim"])
+            return self._kinds[name]
         except (KeyError, TypeError, ValueError):
             where = self._shard.path
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None

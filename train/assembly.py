@@ -12,9 +12,11 @@ from torch import Tensor
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.region_groups import RegionGroup
 from vlmill.schemas.regions import RegionReader, RegionRow
+from vlmill.train.buffers import Buffers
 from vlmill.train.planned_batch import PlannedBatch, Source, padded_locations
 from vlmill.train.stored_batch import StoredBatch
 
+BUFFERS = Buffers()
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -50,7 +52,7 @@ def assemble(
         assert reader is not None
         shape = (*tensors["hidden"].shape, reader.feature_dim)
         dtype = STORED[reader.arrays["features"]["dtype"]]
-        features = torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
+        features = _empty(shape, dtype, pin_memory=pin_memory)
         fill(features, planned.sources, reader, whole=int(planned.whole_image != "none"))
         tensors["features"] = features
     return StoredBatch(
@@ -61,6 +63,12 @@ def assemble(
         num_texts=planned.num_texts,
         num_classes=planned.num_classes,
     )
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
+    if pin_memory:  # PyTorch uses such memory again by itself
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return BUFFERS.empty(shape, dtype)
 
 
 def region_batch(
@@ -81,7 +89,7 @@ def region_batch(
     mask = np.arange(shape[1]) < np.array(counts)[:, None]
     locations = padded_locations(boxes, [group.size(at) for group, at in places], shape[1])
     dtype = STORED[reader.arrays["features"]["dtype"]]
-    features = torch.empty(*shape, reader.feature_dim, dtype=dtype, pin_memory=pin_memory)
+    features = _empty((*shape, reader.feature_dim), dtype, pin_memory=pin_memory)
     fill(features, sources, reader)
     found = {"locations": torch.from_numpy(locations), "mask": torch.from_numpy(mask)}
     found = {name: tensor.clone() for name, tensor in found.items()}  # aligned, as in `assemble`

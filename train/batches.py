@@ -32,16 +32,16 @@ from vlmill.train.samples import (
     columns_of,
     cut_tokens,
     joined_texts,
-    mask_text,
     sample_regions,
 )
 from vlmill.train.sampling import Ids, choose_pairing
 from vlmill.train.stored_batch import StoredBatch
-from vlmill.train.vlbert_samples import kept_tokens
+from vlmill.train.text_masking import mask_texts
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
 PATCH_SIZE = 16
 PAIRED = ("regions", "pixels", "picture-regions")  # kinds whose texts and pictures may not match
+Made = tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]
 AHEAD = 2  # assembled batches that wait
 
 
@@ -65,6 +65,7 @@ class PretrainBatches(Dataset[PlannedBatch]):
     images: ImageReader | None = None
     processes: int = 1
     longest: int = 512  # tokens that the model takes
+    global_features: bool = False  # whether it takes those of whole pictures
 
     def __getstate__(self) -> dict[str, object]:
         opened = ("table", "order", "texts", "_block_masking")
@@ -123,16 +124,10 @@ class PretrainBatches(Dataset[PlannedBatch]):
     def __getitem__(self, index: int) -> PlannedBatch:
         """Batch number ``index`` of the stage, its features left in their files."""
         feeding, masking = self.stage.feeding, self.stage.masking
-        visits = self.order.batch(index)
-        made = [
-            self.sample(visit, draws)
-            for visit, draws in zip(visits, self.draws(visits), strict=True)
-        ]
+        made = self.sampled(self.order.batch(index))
         texts: list[Sample] = []
         if self._texts_of_a_batch and len(self.texts.rows):
-            visits = self.texts.batch(index)
-            drawn = self.draws(visits, self.stage_number + TEXT_STAGE)
-            texts = [self.text_alone(*both) for both in zip(visits, drawn, strict=True)]
+            texts = self._texts_alone(self.texts.batch(index))
         planned = plan(
             [sample for sample, _, _ in made] + texts,
             [source for _, source, _ in made if source is not None],
@@ -142,6 +137,7 @@ class PretrainBatches(Dataset[PlannedBatch]):
             pad_to=self.stage.loading.pad_to,
             pixels=[pixels for _, _, pixels in made if pixels],
             num_classes=self._num_classes(),
+            global_features=self.global_features,
         )
         self._read_ahead(planned)
         return planned
@@ -167,67 +163,86 @@ class PretrainBatches(Dataset[PlannedBatch]):
                 if source.place is not None:
                     self.regions.read_ahead(*source.place)
 
-    def draws(self, visits: Sequence[Visit], stage: int | None = None) -> list[Uniforms]:
+    def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
         """Each visit's own random numbers."""
         keys = self.table.pair_keys[[visit.row for visit in visits]]
-        epochs = [visit.epoch for visit in visits]
-        return streams(self.seed, self.stage_number if stage is None else stage, epochs, keys)
+        return streams(self.seed, stage, [visit.epoch for visit in visits], keys)
 
-    def sample(
-        self, visit: Visit, draws: Uniforms
-    ) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
-        """The sample of a visit, where its features lie, and its pixels."""
-        text_row, image_row, matching = visit.row, visit.row, True
-        if self.stage.negative_share and self.stage.feeding.kind in PAIRED:
-            text_row, image_row, matching = choose_pairing(
-                visit.row,
-                visit.near,
-                self.table,
-                draws,
-                negative_share=self.stage.negative_share,
-                hard_share=self.stage.hard_negative_share,
-                text_share=self.stage.negative_text_share,
+    def sampled(self, visits: Sequence[Visit]) -> list[Made]:
+        """The samples of visits, where their features lie, and their pixels."""
+        every = self._draws(visits, self.stage_number)
+        pairings = [self._pairing(visit, draws) for visit, draws in zip(visits, every, strict=True)]
+        texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
+        masked = self._masked(texts, every)
+        made = []
+        for number, (visit, draws) in enumerate(zip(visits, every, strict=True)):
+            _, image_row, matching = pairings[number]
+            text = Sample(
+                pair_id=self.table.pair_id(visit.row),
+                original=texts[number],
+                tokens=masked[number],
+                regions=None,
+                matching=matching,
             )
-        original = cut_tokens(self.table.tokens(text_row), self._longest)
-        tokens = self._masked(original, draws)
-        sample = Sample(
-            pair_id=self.table.pair_id(visit.row),
-            original=original,
-            tokens=tokens,
-            regions=None,
-            matching=matching,
+            made.append(self._made(text, image_row, draws))
+        return made
+
+    def _pairing(self, visit: Visit, draws: Uniforms) -> tuple[int, int, bool]:
+        if not self.stage.negative_share or self.stage.feeding.kind not in PAIRED:
+            return visit.row, visit.row, True
+        return choose_pairing(
+            visit.row,
+            visit.near,
+            self.table,
+            draws,
+            negative_share=self.stage.negative_share,
+            hard_share=self.stage.hard_negative_share,
+            text_share=self.stage.negative_text_share,
         )
+
+    def _made(self, text: Sample, image_row: int, draws: Uniforms) -> Made:
+        """A masked text with the picture of a row."""
         at = int(self.table.image_rows[image_row])
         match self.stage.feeding.kind:
             case "regions":
-                return *self._with_regions(sample, at, draws), {}
+                return *self._with_regions(text, at, draws), {}
             case "picture-regions":
-                shown, source = self._with_regions(sample, at, draws)
+                shown, source = self._with_regions(text, at, draws)
                 return shown, source, self._boxed(shown)
             case "text":
-                return sample, None, {}
-        return sample, None, self._pixels(at, image_row, draws)
+                return text, None, {}
+        return text, None, self._pixels(at, image_row, draws)
 
-    def text_alone(self, visit: Visit, draws: Uniforms) -> Sample:
-        """A row of text without [CLS] and [SEP], lengthened by the texts after it (VL-BERT)."""
+    def _texts_alone(self, visits: Sequence[Visit]) -> list[Sample]:
+        every = self._draws(visits, self.stage_number + TEXT_STAGE)
+        texts = [self._lengthened(visit.row) for visit in visits]
+        masked = self._masked(texts, every, specials=False)
+        return [
+            Sample(
+                pair_id=self.table.pair_id(visit.row),
+                original=text,
+                tokens=tokens,
+                regions=None,
+                matching=True,
+            )
+            for visit, text, tokens in zip(visits, texts, masked, strict=True)
+        ]
+
+    def _lengthened(self, row: int) -> Ids:
+        """A row of text without [CLS] and [SEP], with the texts after it (VL-BERT)."""
         feeding, rows = self.stage.feeding, self.texts.rows
-        at, texts, count = int(np.searchsorted(rows, visit.row)), list[Ids](), 0
+        at, texts, count = int(np.searchsorted(rows, row)), list[Ids](), 0
         while count < feeding.text_row_tokens and len(texts) < feeding.text_row_tokens:
             texts.append(self.table.tokens(int(rows[at])))
             count += len(texts[-1]) - 2
             at = (at + 1) % len(rows)
-        original = joined_texts(texts, feeding.text_row_tokens)
-        return Sample(
-            pair_id=self.table.pair_id(visit.row),
-            original=original,
-            tokens=self._masked(original, draws, specials=False),
-            regions=None,
-            matching=True,
-        )
+        return joined_texts(texts, feeding.text_row_tokens)
 
-    def _masked(self, tokens: Ids, draws: Uniforms, *, specials: bool = True) -> MaskedTokens:
-        return mask_text(
-            tokens,
+    def _masked(
+        self, texts: Sequence[Ids], draws: Sequence[Uniforms], *, specials: bool = True
+    ) -> list[MaskedTokens]:
+        return mask_texts(
+            texts,
             draws,
             self.stage.masking,
             self.lexicon,
@@ -235,25 +250,14 @@ class PretrainBatches(Dataset[PlannedBatch]):
             specials=specials,
         )
 
-    def _with_regions(self, sample: Sample, at: int, draws: Uniforms) -> tuple[Sample, Source]:
+    def _with_regions(self, text: Sample, at: int, draws: Uniforms) -> tuple[Sample, Source]:
         assert self.regions is not None
         group, within = self.regions.located(at)
         stage = self.stage
-        row = group.row(within, columns_of(stage.feeding))
-        regions, words = sample_regions(row, sample.tokens, draws, stage.feeding, stage.masking)
-        original, tokens = sample.original, sample.tokens
-        if words < len(original):
-            kept = kept_tokens(len(original), words)
-            tokens = MaskedTokens(tokens=tokens.tokens[kept], masked=tokens.masked[kept])
-            original = original[kept]
-        shown = Sample(
-            pair_id=sample.pair_id,
-            original=original,
-            tokens=tokens,
-            regions=regions,
-            matching=sample.matching,
-        )
-        return shown, source_of(group, within, regions.count)
+        columns = columns_of(stage.feeding, global_features=self.global_features)
+        row = group.row(within, columns)
+        regions, words = sample_regions(row, text.tokens, draws, stage.feeding, stage.masking)
+        return text.with_regions(regions, words), source_of(group, within, regions.count)
 
     def _boxed(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         assert self.images is not None and sample.regions is not None

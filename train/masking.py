@@ -96,6 +96,34 @@ def mask_words(
     return MaskedTokens(tokens=seen, masked=masked)
 
 
+def mask_drawn(
+    tokens: Ids,
+    maskable: Flags,
+    first: Flags,
+    drawn: npt.NDArray[np.float64],
+    *,
+    share: float,
+    replacement: Replacement,
+) -> MaskedTokens:
+    """:func:`mask_words` of many texts at once: tokens [N], which begin a word ``first`` [N].
+
+    Of the numbers ``drawn`` [N, 2] from [0, 1), the first of a word's first token is the word's
+    fate, and the second of each token says which it becomes where it becomes any.
+    """
+    places = np.arange(len(tokens))
+    fates = drawn[np.maximum.accumulate(np.where(first, places, 0)), 0]
+    masked = maskable & (fates < share)
+    at = np.flatnonzero(masked)
+    fate = fates[at] / max(share, np.finfo(np.float64).tiny)
+    others = (drawn[at, 1] * replacement.vocab_size).astype(np.int64)
+    kept = fate >= replacement.to_mask + replacement.to_random
+    seen = tokens.astype(np.int64)
+    seen[at] = np.where(
+        fate < replacement.to_mask, replacement.mask_id, np.where(kept, tokens[at], others)
+    )
+    return MaskedTokens(tokens=seen, masked=masked)
+
+
 def replace_masked(
     tokens: Ids, masked: Flags, draws: Draws, replacement: Replacement
 ) -> MaskedTokens:

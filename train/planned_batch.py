@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.schemas.commands import InputError
+from vlmill.schemas.regions import RegionRow
 from vlmill.train.boxed_pictures import padded_pictures
 from vlmill.train.masking import Flags
 from vlmill.train.recipes.base import Feeding
@@ -59,16 +61,20 @@ def plan(
     pad_to: int = 1,
     pixels: Sequence[Arrays] = (),
     num_classes: int | None = None,
+    global_features: bool = False,
 ) -> PlannedBatch:
     """Pad to the longest text and the most regions of the batch, or a multiple of ``pad_to``.
 
     Texts alone (samples without regions among samples with some) come last. ``pixels`` holds each
-    sample's arrays of pixels, which are stacked.
+    sample's arrays of pixels, which are stacked. With ``global_features`` the rows' come along;
+    InputError, naming the picture, where one has none.
     """
     arrays = _texts(samples, pad_to, mismatched_words)
     with_regions = [s.regions for s in samples if s.regions is not None]
     if with_regions:
         arrays |= _regions(samples, feeding, pad_to, mismatched_regions)
+        if global_features:
+            arrays["global_features"] = _global_features(samples)
     if pixels and "picture" in pixels[0]:
         arrays |= padded_pictures(pixels, arrays["region_mask"].shape[1])
     else:
@@ -156,6 +162,24 @@ def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
     """Of the shown regions; negative where there is none."""
     found = regions.row.class_ids
     return np.full(regions.kept, IGNORED) if found is None else found[: regions.kept]
+
+
+def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
+    """Those of whole pictures, as stored [B, G]; zeros for texts alone."""
+    found = [global_feature_of(one.regions.row) for one in samples if one.regions is not None]
+    held = np.zeros((len(samples), len(found[0])), dtype=found[0].dtype)
+    held[[one.regions is not None for one in samples]] = found
+    return held
+
+
+def global_feature_of(row: RegionRow) -> npt.NDArray[Any]:
+    """The whole picture's feature [G]. Raises InputError if the row has none."""
+    if row.global_feature is None:
+        raise InputError(
+            f"--regions: {row.image_id} has no global_feature, which model.global_widths asks for; "
+            "extract with --global-feature, or train a model without"
+        )
+    return row.global_feature
 
 
 def _locations(found: Sequence[SampledRegions | None], longest: int) -> Array:

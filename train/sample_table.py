@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from vlmill.schemas.row_index import ABSENT
-from vlmill.train.prepared import ROWS, numbers_of
+from vlmill.train.prepared import ROWS, SAMPLES, numbers_of
 from vlmill.train.sampling import Ids, mix
 
 
@@ -24,6 +24,7 @@ class SampleTable:
         self.image_rows: Ids = numbers_of(folder, "image_row")
         self.num_tokens = numbers_of(folder, "num_tokens")
         self.num_regions = numbers_of(folder, "num_regions")
+        self._columns = {n: [b.column(n) for b in self._batches] for n in SAMPLES.names}
         self._text_keys = numbers_of(folder, "text_key")
         self._image_keys = numbers_of(folder, "image_key")
         self._known = numbers_of(folder, "known")
@@ -34,7 +35,7 @@ class SampleTable:
         return len(self.pair_keys)
 
     def _value(self, name: str, row: int) -> Any:
-        return self._batches[row // ROWS].column(name)[row % ROWS]
+        return self._columns[name][row // ROWS][row % ROWS].as_py()
 
     def pair_id(self, row: int) -> str:
         """The pair's id."""
@@ -42,7 +43,7 @@ class SampleTable:
 
     def image_id(self, row: int) -> str:
         """The pair's picture; empty for a text alone."""
-        return self._value("image_id", row).as_py() or ""
+        return self._value("image_id", row) or ""
 
     def tokens(self, row: int) -> Ids:
         """The text's word-piece ids with [CLS] and [SEP]."""

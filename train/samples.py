@@ -5,7 +5,6 @@ T tokens, R regions of a picture, the whole one not among them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,6 @@ from vlmill.train.masking import (
     Flags,
     Ids,
     MaskedTokens,
-    Replacement,
-    mask_tokens,
-    mask_words,
-    one_span,
-    replace_masked,
-    segments,
-    whole_words,
 )
 from vlmill.train.recipes.base import Feeding, Masking
 from vlmill.train.region_masking import MaskedRegions, mask_groups, masked_by, overlaps
@@ -72,59 +64,6 @@ def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
     if longest is None or len(tokens) <= longest:
         return tokens
     return tokens[kept_tokens(len(tokens), longest)]
-
-
-def mask_text(
-    tokens: Ids,
-    draws: Uniforms,
-    masking: Masking,
-    lexicon: Lexicon,
-    *,
-    longest: int,
-    specials: bool = True,
-) -> MaskedTokens:
-    """Mask [CLS] text [SEP] (or, without ``specials``, the text alone) by the stage's rule.
-
-    ``longest`` is what a text may have, of which VLMo's code takes its share.
-    """
-    maskable = np.ones(len(tokens), dtype=np.bool_)
-    if specials:
-        maskable[0] = maskable[-1] = False
-    replacement = _replacement(
-        lexicon.mask_id, lexicon.size, masking.word_to_mask, masking.word_to_random
-    )
-    share = masking.words
-    if masking.word_rule == "tokens":
-        return mask_tokens(tokens, maskable, draws, share=share, replacement=replacement)
-    if masking.word_rule == "words":
-        words = lexicon.words(tokens, maskable)
-        return mask_words(tokens, words, draws, share=share, replacement=replacement)
-    masked = np.zeros(len(tokens), dtype=np.bool_)
-    count = int(maskable.sum())
-    if masking.word_rule == "segments":
-        masked[maskable] = segments(count, draws, anchor_share=share)
-    elif masking.word_rule == "span":
-        masked[maskable] = one_span(count, draws)
-    else:
-        masked = _by_budget(tokens, maskable, draws, share, lexicon, longest)
-    return replace_masked(tokens, masked, draws, replacement)
-
-
-@lru_cache
-def _replacement(mask_id: int, size: int, to_mask: float, to_random: float) -> Replacement:
-    return Replacement(mask_id=mask_id, vocab_size=size, to_mask=to_mask, to_random=to_random)
-
-
-def _by_budget(
-    tokens: Ids, maskable: Flags, draws: Uniforms, share: float, lexicon: Lexicon, longest: int
-) -> Flags:
-    padding = max(longest - len(tokens), 0)
-    continues = [*lexicon.continues[tokens].tolist(), *[False] * padding]
-    blocked = [*(~maskable).tolist(), *[False] * padding]
-    chosen = whole_words(continues, blocked, draws, share=share)[: len(tokens)]
-    special = np.isin(tokens, list(lexicon.specials))
-    flags: Flags = chosen & ~special
-    return flags
 
 
 def mask_picture(
@@ -184,14 +123,29 @@ class Sample:
     regions: SampledRegions | None
     matching: bool
 
+    def with_regions(self, regions: SampledRegions, words: int) -> "Sample":
+        """The first ``words`` tokens, [SEP] kept, beside a picture's regions."""
+        original, tokens = self.original, self.tokens
+        if words < len(original):
+            kept = kept_tokens(len(original), words)
+            tokens = MaskedTokens(tokens=tokens.tokens[kept], masked=tokens.masked[kept])
+            original = original[kept]
+        return Sample(
+            pair_id=self.pair_id,
+            original=original,
+            tokens=tokens,
+            regions=regions,
+            matching=self.matching,
+        )
+
 
 IGNORED = -100
 COLUMNS = {"class": ("class_ids",), "distribution": ("class_ids", "class_probs", "class_prob_ids")}
 
 
-def columns_of(feeding: Feeding) -> tuple[str, ...]:
+def columns_of(feeding: Feeding, *, global_features: bool = False) -> tuple[str, ...]:
     """What is read of a row beside its boxes and features."""
-    return COLUMNS[feeding.region_targets]
+    return (*COLUMNS[feeding.region_targets], *["global_feature"] * global_features)
 
 
 def sample_regions(

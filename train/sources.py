@@ -32,6 +32,7 @@ from vlmill.train.data import (
     region_facts,
 )
 from vlmill.train.picture_tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
+from vlmill.train.planned_batch import global_feature_of
 from vlmill.train.recipes import Recipe
 from vlmill.train.vocabulary import read_vocabulary, train_vocabulary
 
@@ -227,6 +228,29 @@ def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
 
 def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     """The recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
+    config = _sized_config(recipe, tokenizer, sources)
+    if sources.regions is not None:
+        check_global_features(sources.regions, config)
+    return config
+
+
+def check_global_features(regions: RegionReader, config: Any) -> None:
+    """Raises InputError if the model takes whole pictures' features and the table has other ones.
+
+    By its first row; a later one without them is named when it is read.
+    """
+    widths = getattr(config, "global_widths", ())
+    if not widths or not len(regions):
+        return
+    width = len(global_feature_of(regions.row(0)))
+    if width != sum(widths):
+        raise InputError(
+            f"--regions has global features {width} wide, the model takes {sum(widths)} "
+            f"(model.global_widths={list(widths)}); set model.global_widths=[{width}]"
+        )
+
+
+def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     init = sources.init
     variants = (init.variant if init else recipe.variant, recipe.variant)
     if variants[0] != variants[1] and variants not in STARTS:

@@ -54,6 +54,7 @@ class StoredBatch:
             mask = torch.zeros(batch, 0, dtype=torch.bool, device=device)
             targets, hidden = features.new_zeros(0, 1), None
         none = tokens.new_zeros(0)
+        of_pictures = held.get("global_features")
         return PretrainBatch(
             inputs=VLInputs(
                 tokens=tokens,
@@ -62,6 +63,7 @@ class StoredBatch:
                 region_locations=locations,
                 region_mask=mask,
                 masked_regions=hidden if self.whole_image == "rest" else None,
+                global_features=None if of_pictures is None else of_pictures.float(),
             ),
             masked_tokens=held["masked_tokens"],
             token_targets=held["token_targets"],

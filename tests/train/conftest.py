@@ -64,8 +64,11 @@ class Tables:
         classes: int | None = 7,
         fingerprint: str | None = "detector-a",
         broken: tuple[str, ...] = (),
+        whole: tuple[str, ...] = (),
     ) -> None:
-        """Regions of random features, 16 wide; pictures in ``empty`` have none."""
+        """Regions of random features, 16 wide; pictures in ``empty`` have none, those in ``whole``
+        a feature of the whole picture.
+        """
         rng = np.random.default_rng(0)
         rows = []
         for name in pictures:
@@ -81,6 +84,7 @@ class Tables:
                     boxes=np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32),
                     features=rng.random((count, 16)) * scale,
                     class_ids=class_ids,
+                    global_feature=rng.random(16) if name in whole else None,
                 )
             )
         write_shard(

@@ -49,8 +49,7 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
 
 
 def sample(batches: PretrainBatches, place: int) -> Sample:
-    visit = batches.order.visit(place)
-    made, _, _ = batches.sample(visit, *batches.draws([visit]))
+    ((made, _, _),) = batches.sampled([batches.order.visit(place)])
     assert made.regions is not None
     return made
 

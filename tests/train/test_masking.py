@@ -12,6 +12,7 @@ from vlmill.train.masking import (
     Flags,
     MaskedTokens,
     Replacement,
+    mask_drawn,
     mask_tokens,
     mask_words,
     one_span,
@@ -21,6 +22,7 @@ from vlmill.train.masking import (
 )
 
 DRAWS = 100_000
+RANDOM = -7
 REPLACEMENT = Replacement(mask_id=4, vocab_size=30_522)
 
 
@@ -100,3 +102,40 @@ def test_whole_words_keep_to_their_budget(continues: list[bool], seed: int) -> N
     for i in range(2, count - 1):
         if continues[i]:
             assert masked[i] == masked[i - 1]
+
+
+@given(
+    words=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12),
+    share=st.sampled_from([0.0, 0.15, 0.6, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_texts_at_once_are_masked_as_word_by_word(
+    words: list[tuple[bool, bool]], share: float, seed: int
+) -> None:
+    """Given for each token whether it may be masked and whether it goes on with a word."""
+    maskable = np.array([may for may, _ in words], dtype=np.bool_)
+    goes_on = np.array([on for _, on in words], dtype=np.bool_)
+    first = ~(maskable & goes_on)
+    first[1:] |= ~maskable[:-1]
+    first[:1] = True
+    numbers = np.where(maskable, np.cumsum(first), NO_WORD)
+    tokens = np.arange(100, 100 + len(words))
+    drawn = np.random.default_rng(seed).random((len(words), 2))
+    found = mask_drawn(tokens, maskable, first, drawn, share=share, replacement=REPLACEMENT)
+
+    class Given:
+        fates = iter(drawn[first & maskable, 0].tolist())
+
+        def random(self) -> float:
+            return float(next(self.fates))
+
+        def integers(self, low: int, high: int) -> int:
+            return RANDOM
+
+        def shuffle(self, x: list[int]) -> None: ...
+
+    expected = mask_words(tokens, numbers, Given(), share=share, replacement=REPLACEMENT)
+    assert found.masked.tolist() == expected.masked.tolist()
+    others = (drawn[:, 1] * REPLACEMENT.vocab_size).astype(np.int64)
+    wanted = np.where(expected.tokens == RANDOM, others, expected.tokens)
+    assert found.tokens.tolist() == wanted.tolist()

@@ -10,6 +10,7 @@ from vlmill.train.checkpoint import LoadedCheckpoint
 from vlmill.train.data import HELD_OUT_SPLITS
 from vlmill.train.recipes.base import Feeding
 from vlmill.train.recipes.feeding import PUBLISHED_FEEDING
+from vlmill.train.sources import check_global_features
 from vlmill.train.tasks.retrieval import Pair
 from vlmill.train.tasks.retrieval_report import DIRECTIONS, percent
 
@@ -43,9 +44,8 @@ def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
             )
         if rerank < 1:
             raise InputError(f"--rerank {rerank}: want at least 1")
-    if getattr(config, "num_tasks", 0) or getattr(config, "global_widths", ()):
-        needs = "a task's token" if getattr(config, "num_tasks", 0) else "whole-picture features"
-        raise InputError(f"{who} that wants {needs}, which retrieval does not feed it")
+    if getattr(config, "num_tasks", 0):
+        raise InputError(f"{who} that wants a task's token, which retrieval does not feed it")
     return "contrast" if contrast else "matching"
 
 
@@ -95,6 +95,7 @@ def notes_on_regions(loaded: LoadedCheckpoint, regions: RegionReader) -> list[st
             f"--regions have features {regions.feature_dim} wide, the checkpoint takes {width}; "
             "extract these pictures with the detector of the training"
         )
+    check_global_features(regions, loaded.config)
     notes = []
     if expected is None or found is None:
         side = "The regions do" if found is None else "The checkpoint does"

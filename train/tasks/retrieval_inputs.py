@@ -21,9 +21,9 @@ from vlmill.train.assembly import assemble, source_of
 from vlmill.train.draws import Uniforms
 from vlmill.train.masking import Ids, MaskedTokens
 from vlmill.train.pictures import evaluation_picture
-from vlmill.train.planned_batch import plan
+from vlmill.train.planned_batch import global_feature_of, plan
 from vlmill.train.recipes.base import Feeding, Masking
-from vlmill.train.samples import Sample, SampledRegions, sample_regions
+from vlmill.train.samples import Sample, SampledRegions, columns_of, sample_regions
 from vlmill.train.stored_batch import StoredBatch
 
 NOTHING_MASKED = Masking(words=0.0, regions=0.0)
@@ -89,10 +89,12 @@ class Pictures(Protocol):
 
 
 class RegionPictures:
-    """The regions of pictures, fed by ``feeding``."""
+    """The regions of pictures, fed by ``feeding``, and whole pictures' features if asked for."""
 
-    def __init__(self, reader: RegionReader, feeding: Feeding) -> None:
-        self._reader = reader
+    def __init__(
+        self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
+    ) -> None:
+        self._reader, self._global_features = reader, global_features
         self._feeding = dataclasses.replace(
             feeding, flip=0.0, max_elements=None, region_targets="class"
         )
@@ -113,6 +115,8 @@ class RegionPictures:
         """Features or boxes that are not finite, among those that the model is fed."""
         row, most = self._reader[image_id], self._feeding.max_regions
         parts = [row.boxes[:most], *([] if row.features is None else [row.features[:most]])]
+        if self._global_features:
+            parts.append(global_feature_of(row))
         return None if all(np.isfinite(part).all() for part in parts) else Reason.NOT_FINITE
 
     def batch(self, image_ids: Sequence[str]) -> StoredBatch:
@@ -121,13 +125,19 @@ class RegionPictures:
         for image_id, number in zip(image_ids, self._reader.find(image_ids), strict=True):
             group, within = self._reader.located(int(number))
             draws = Uniforms()  # that nothing comes of
+            columns = columns_of(self._feeding, global_features=self._global_features)
             regions, _ = sample_regions(
-                group.row(within), NO_TEXT, draws, self._feeding, NOTHING_MASKED
+                group.row(within, columns), NO_TEXT, draws, self._feeding, NOTHING_MASKED
             )
             samples.append(_without_text(image_id, regions))
             sources.append(source_of(group, within, regions.count))
         planned = plan(
-            samples, sources, self._feeding, mismatched_words=False, mismatched_regions=False
+            samples,
+            sources,
+            self._feeding,
+            mismatched_words=False,
+            mismatched_regions=False,
+            global_features=self._global_features,
         )
         return assemble(planned, self._reader)
 

@@ -92,7 +92,8 @@ class Opened:
     def pictures(self) -> RegionPictures | PixelPictures:
         """What the model reads of pictures."""
         if self.regions is not None:
-            return RegionPictures(self.regions, self.feeding)
+            whole = bool(getattr(self.loaded.config, "global_widths", ()))
+            return RegionPictures(self.regions, self.feeding, global_features=whole)
         assert self.images is not None
         return PixelPictures(self.images, self.feeding)
 

@@ -68,7 +68,10 @@ class EncodeScorer:
     def read_picture(self, batch: PretrainBatch) -> Tensor:
         """Embedded regions [1, E, H]; none is padding."""
         inputs = batch.inputs
-        embedded: Tensor = self.model.embed_regions(inputs.region_features, inputs.region_locations)
+        whole = () if inputs.global_features is None else (inputs.global_features,)
+        embedded: Tensor = self.model.embed_regions(
+            inputs.region_features, inputs.region_locations, *whole
+        )
         return embedded
 
     def match(self, texts: TextBatch, picture: Tensor) -> Tensor:
