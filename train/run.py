@@ -274,6 +274,7 @@ class Run:
             lexicon=Lexicon.of(self.place.tokenizer),
             processes=self.accelerator.num_processes,
             longest=self.place.longest,
+            global_features=bool(getattr(self.model.config, "global_widths", ())),
         )
 
     def _after_step(self) -> None:
