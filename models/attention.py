@@ -31,21 +31,22 @@ def attend(
     """softmax(q k^T / sqrt(d) + bias) v over the real keys, heads side by side again.
 
     Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The key mask is
-    broadcast over heads and queries; only a ``bias`` makes it a full matrix.
+    broadcast over heads and queries; only a ``bias`` makes it a full matrix, outside training.
     """
     mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
-    if bias is not None:
-        full = bias.to(q.dtype)[None]
-        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
-    if dropout and q.device.type == "cpu" and not torch.compiler.is_compiling():
-        # PyTorch has no fused kernel with dropout on a CPU: this is its own way, with our draws.
+    unfused = dropout > 0 or (bias is not None and bias.requires_grad)
+    if unfused and q.device.type == "cpu" and not torch.compiler.is_compiling():
+        # PyTorch has no fused kernel for this on a CPU: its own way, with our draws and in place.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        if mask is not None and mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        elif mask is not None:
-            scores = scores + mask
+        if bias is not None:
+            scores += bias
+        if mask is not None:
+            scores.masked_fill_(~mask, float("-inf"))
         mixed = drop(scores.softmax(dim=-1), dropout) @ v
     else:
+        if bias is not None:
+            full = bias.to(q.dtype)[None]
+            mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return mixed.transpose(1, 2).flatten(2)
 

@@ -5,23 +5,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEVELS = 1 << 16  # the rate is rounded to so many: 0.1 becomes 0.100006
+LOWEST = -(LEVELS // 2)
 
 
 def dropout(hidden: Tensor, rate: float) -> Tensor:
     """Each number is 0 with chance ``rate``, else divided by 1 - ``rate``; any shape.
 
     PyTorch draws 32 bits for each float32 on a CPU, one after the other, which was 3 % of a
-    training step; here four numbers share a draw of 64.
+    training step; here four numbers share a draw of 64. Clamping to two neighbours makes the mask,
+    which PyTorch vectorises; comparing and choosing it does not, at a tenth of the speed.
     """
-    if rate == 0.0:
+    dropped = min(round(rate * LEVELS), LEVELS - 1)
+    if dropped == 0:
         return hidden
     ours = hidden.device.type == "cpu" and hidden.dtype == torch.float32
     if not ours or torch.compiler.is_compiling():
         return F.dropout(hidden, rate)
-    dropped = round(rate * LEVELS)
-    bits = torch.empty(-(-hidden.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
-    kept = bits.view(torch.int16)[: hidden.numel()] >= dropped - LEVELS // 2
-    return hidden * torch.where(kept, LEVELS / (LEVELS - dropped), 0.0).view(hidden.shape)
+    draws = torch.empty(-(-hidden.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    first_kept = LOWEST + dropped
+    sides = draws.view(torch.int16)[: hidden.numel()].clamp_(first_kept - 1, first_kept)
+    mask = (sides - (first_kept - 1)).to(hidden.dtype).mul_(LEVELS / (LEVELS - dropped))
+    return hidden * mask.view(hidden.shape)
 
 
 class Dropout(nn.Module):

@@ -267,14 +267,15 @@ class Vlmo(nn.Module):
             negative_weights(scores.T, None if excluded is None else excluded.T),
         )
         mask = inputs.token_mask
-        nowhere, no_patch = torch.zeros_like(mask), mask.new_zeros(4 * len(mask), image.shape[1])
+        every, none = torch.ones_like(mask), torch.zeros_like(mask)
+        no_patch = mask.new_zeros(4 * len(mask), image.shape[1])
         joint = encoder.fuse(
             torch.cat([masked, text, text, text[other_texts]]),
             torch.cat([mask, mask, mask, mask[other_texts]]),
             torch.cat([image, image, image[other_images], image]),
             bias=bias,
             pack=pack,
-            read=Read(torch.cat([mask, nowhere, nowhere, nowhere]), no_patch),
+            read=Read(torch.cat([every, none, none, none]), no_patch),
         )
         pairs = len(text)
         return VlmoOutputs(

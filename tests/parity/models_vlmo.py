@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models import PixelInputs
 from vlmill.models.initialise_vlmo import initialise_from_beit
+from vlmill.models.layout import Layout, layout_of
 from vlmill.models.reference import export_reference, load_reference, read_reference
 from vlmill.models.reference.keymap import export_state
 from vlmill.models.reference.vlmo import links
@@ -147,13 +148,13 @@ def pretraining(model: Vlmo, inputs: dict[str, Tensor]) -> tuple[dict[str, Tenso
         return inputs["itm_image_neg_idx"], inputs["itm_text_neg_idx"]
 
     batch = pixel_inputs(inputs, inputs["image"])
-    top, end = model.config.first_vl_layer, model.config.num_layers
-    with recorded_layers(model.encoder.layers) as layers:
-        made = model.pretraining(batch, inputs["text_ids_mlm"], draw, pack=False)
-    assert made.fused_scale is not None and len(layers) == 3 * end + 2 * (end - top)
+    made = model.pretraining(batch, inputs["text_ids_mlm"], draw, pack=False)
+    assert made.fused_scale is not None
+    text = model.encoder.embed_text(batch.tokens)
+    image = model.encoder.embed_image(batch.pixels)
     outputs = {
-        "text_embeds": model.encoder.embed_text(batch.tokens),
-        "image_embeds": model.encoder.embed_image(batch.pixels),
+        "text_embeds": text,
+        "image_embeds": image,
         "logit_scale_exp": made.scale,
         "logit_vl_scale_exp": made.fused_scale,
         "itm_logits": made.match_logits,
@@ -161,8 +162,12 @@ def pretraining(model: Vlmo, inputs: dict[str, Tensor]) -> tuple[dict[str, Tenso
         "itm_labels": match_labels(len(batch.tokens)).float(),
     }
     outputs |= dict(zip(ITM_WEIGHTS, weights, strict=True))
-    outputs |= unimodal(model, "text", made.text, layers[: 2 * end - top])
-    outputs |= unimodal(model, "image", made.image, layers[2 * end - top : -end])
+    on_text = model.encoder.text_bias(text.shape[1])
+    outputs |= unimodal(
+        model, "text", made.text, text, layout_of(batch.token_mask, pack=False), on_text
+    )
+    on_image = model.encoder.image_bias()
+    outputs |= unimodal(model, "image", made.image, image, Layout(image.shape[:2]), on_image)
     outputs |= joint(model, batch)
     outputs["mlm_logits"] = model.mlm_logits(made.masked_text)
     outputs |= (contrast := contrast_outputs(made.text, made.image, made.scale, made.fused_scale))
@@ -174,9 +179,21 @@ def pretraining(model: Vlmo, inputs: dict[str, Tensor]) -> tuple[dict[str, Tenso
     return outputs | {"loss.itm": itm, "loss.mlm_times_quarter": mlm, "loss.total": total}, total
 
 
-def unimodal(model: Vlmo, name: str, contrast: Contrast, layers: list[Tensor]) -> dict[str, Tensor]:
-    """Hidden states, final norm and vectors of one half of the dual encoder."""
+def unimodal(
+    model: Vlmo,
+    name: str,
+    contrast: Contrast,
+    embedded: Tensor,
+    layout: Layout,
+    bias: Tensor | None,
+) -> dict[str, Tensor]:
+    """Hidden states, final norm and vectors of one half of the dual encoder.
+
+    All states come from a pass of their own: contrast computes of the last layer what it reads.
+    """
     end = model.config.num_layers
+    with recorded_layers(model.encoder.layers) as layers:
+        model.encoder.encode_one(name, embedded, layout, bias, also_fused=True)
     assert contrast.fused is not None
     return {
         f"{name}.hidden": torch.stack(layers[:end]),
