@@ -1,12 +1,15 @@
 """Networks: the transformer core, the variants on it, and the detector."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from vlmill.models.beit import Beit, BeitConfig, beit_base, beit_large
 from vlmill.models.bert import Bert, BertConfig, bert_base, bert_large, bert_small
+from vlmill.models.config_checks import nearest
 from vlmill.models.imagebert import ImageBert, ImageBertConfig, imagebert_base, imagebert_small
+from vlmill.models.imagebert_tasks import ImageBertRetrieval, ImageBertRetrievalConfig
 from vlmill.models.inputs import PixelInputs, VLInputs
 from vlmill.models.interbert import (
     InterBert,
@@ -15,6 +18,12 @@ from vlmill.models.interbert import (
     interbert_paper,
     interbert_released,
     interbert_small,
+)
+from vlmill.models.interbert_tasks import (
+    InterBertTasks,
+    InterBertTasksConfig,
+    InterBertText,
+    InterBertTextConfig,
 )
 from vlmill.models.reference import export_reference, load_reference, read_reference
 from vlmill.models.single_stream import SingleStream, SingleStreamConfig, single_stream_base
@@ -26,6 +35,14 @@ from vlmill.models.vilbert_config import (
     vilbert_large,
     vilbert_released,
     vilbert_small,
+)
+from vlmill.models.vilbert_tasks import (
+    Vilbert12in1,
+    Vilbert12in1Config,
+    VilbertClassifier,
+    VilbertClassifierConfig,
+    VilbertTasks,
+    VilbertTasksConfig,
 )
 from vlmill.models.vlbert import VlBert
 from vlmill.models.vlbert_config import (
@@ -41,6 +58,14 @@ from vlmill.models.vlbert_end_to_end import (
     vlbert_base_end_to_end,
     vlbert_large_end_to_end,
 )
+from vlmill.models.vlbert_tasks import (
+    VlBertRefcoco,
+    VlBertRefcocoConfig,
+    VlBertVcr,
+    VlBertVcrConfig,
+    VlBertVqa,
+    VlBertVqaConfig,
+)
 from vlmill.models.vlmo import Vlmo
 from vlmill.models.vlmo_config import (
     VlmoConfig,
@@ -51,6 +76,7 @@ from vlmill.models.vlmo_config import (
     vlmo_large_paper,
     vlmo_small,
 )
+from vlmill.models.vlmo_tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
 
 
 class Variant(NamedTuple):
@@ -70,6 +96,21 @@ VARIANTS: dict[str, Variant] = {
     "vl-bert": Variant(config=VlBertConfig, model=VlBert),
     "vl-bert-end-to-end": Variant(config=VlBertEndToEndConfig, model=VlBertEndToEnd),
     "vlmo": Variant(config=VlmoConfig, model=Vlmo),
+}
+
+# With the tasks' models, which have a trunk and other heads: whatever a checkpoint may hold.
+MODELS: dict[str, Variant] = VARIANTS | {
+    "imagebert-retrieval": Variant(config=ImageBertRetrievalConfig, model=ImageBertRetrieval),
+    "interbert-tasks": Variant(config=InterBertTasksConfig, model=InterBertTasks),
+    "interbert-text": Variant(config=InterBertTextConfig, model=InterBertText),
+    "vilbert-12in1-tasks": Variant(config=Vilbert12in1Config, model=Vilbert12in1),
+    "vilbert-classifier": Variant(config=VilbertClassifierConfig, model=VilbertClassifier),
+    "vilbert-tasks": Variant(config=VilbertTasksConfig, model=VilbertTasks),
+    "vl-bert-refcoco": Variant(config=VlBertRefcocoConfig, model=VlBertRefcoco),
+    "vl-bert-vcr": Variant(config=VlBertVcrConfig, model=VlBertVcr),
+    "vl-bert-vqa": Variant(config=VlBertVqaConfig, model=VlBertVqa),
+    "vlmo-nlvr2": Variant(config=VlmoNlvr2Config, model=VlmoForNlvr2),
+    "vlmo-vqa": Variant(config=VlmoVqaConfig, model=VlmoForVqa),
 }
 
 PRESETS: dict[str, Callable[..., Any]] = {
@@ -112,13 +153,22 @@ PRESETS: dict[str, Callable[..., Any]] = {
 
 
 def preset(name: str, **changes: Any) -> Any:
-    """The named size with ``changes`` to its fields. Raises ValueError for an unknown name."""
+    """The named size with ``changes`` to its fields.
+
+    Raises ValueError for an unknown name or field, with the nearest one, and for sizes that do not
+    go together.
+    """
     if name not in PRESETS:
-        raise ValueError(f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
+        raise ValueError(f"no preset {name!r}; {nearest(name, PRESETS)}")
+    known = [field.name for field in dataclasses.fields(PRESETS[name]())]
+    for change in changes:
+        if change not in known:
+            raise ValueError(f"preset {name} has no field {change!r}; {nearest(change, known)}")
     return PRESETS[name](**changes)
 
 
 __all__ = [
+    "MODELS",
     "PRESETS",
     "VARIANTS",
     "Beit",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vlmill.models.blocks import INIT_STD, FeedForward, PreNormBlock, layer_norm
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import PatchEmbedding
+from vlmill.models.input_checks import check_finite, check_mask, check_numbers, readable
 from vlmill.models.layout import Layout
 from vlmill.models.linear import Linear
 from vlmill.models.relative_position import RelativeBias, image_index, num_image_rows
@@ -145,10 +146,18 @@ class Beit(nn.Module):
     ) -> Float[Tensor, "B M H"]:
         """Last hidden states; ``masked`` patches are replaced by the mask token (sec. 2.3).
 
-        Raises ValueError for another size, or masked patches without a head for visual tokens.
+        Raises ValueError for another size, masked patches without a head for visual tokens or of
+        another number and, on the CPU, for pixels that are not finite.
         """
+        check_numbers("pixels", pixels, "scale and normalise them")
         if masked is not None and not self.config.num_visual_tokens:
             raise ValueError("masked patches need num_visual_tokens above 0 in the configuration")
+        if masked is not None:
+            check_mask("masked", masked)
+            if tuple(masked.shape) != (wanted := (len(pixels), self.config.side**2)):
+                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {wanted}")
+        if readable(pixels):
+            check_finite("pixels", pixels, "pictures", "decode these pictures again")
         token = None if masked is None else self.mask_token[0, 0]
         hidden: Tensor = self.patch_embedding(pixels, masked, token)
         layout = Layout((hidden.shape[0], hidden.shape[1]))
@@ -166,7 +175,12 @@ class Beit(nn.Module):
         return gathered * count if self.config.shared_relative else gathered
 
     def visual_logits(self, patches: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Logits of visual tokens for the states of masked patches (eq. 3)."""
+        """Logits of visual tokens for the states of masked patches (eq. 3).
+
+        Raises ValueError if the model has no such head.
+        """
+        if not self.config.num_visual_tokens:
+            raise ValueError("num_visual_tokens=0: this BEiT has no head of visual tokens")
         logits: Float[Tensor, "*K V"] = self.visual_head(patches)
         return logits
 
@@ -178,7 +192,9 @@ class Beit(nn.Module):
         return mean
 
     def class_logits(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B C"]:
-        """Logits of the classes of images."""
+        """Logits of the classes of images. Raises ValueError if the model has no such head."""
+        if not self.config.num_classes:
+            raise ValueError("num_classes=0: this BEiT has no classifier; see image_classifier")
         logits: Float[Tensor, "B C"] = self.class_head(self.pooled(self(pixels)))
         return logits
 

@@ -14,6 +14,7 @@ from vlmill.models.blocks import INIT_STD, PostNormBlock, activation, init_bert
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
+from vlmill.models.input_checks import check_below, check_occupied, check_texts, readable
 from vlmill.models.layout import layout_of
 
 
@@ -112,12 +113,15 @@ class Bert(nn.Module):
         """Encode texts (sec. 3); ``segments`` of each token, or one of all.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for more tokens than positions and for masks of another shape.
+        Raises ValueError for no token or more than positions, for masks and segments of another
+        shape and, on the CPU, for a text without a token and ids that the tables lack.
         """
-        if token_mask.shape != tokens.shape:
-            raise ValueError(
-                f"token_mask has shape {tuple(token_mask.shape)}, tokens {tuple(tokens.shape)}"
-            )
+        check_texts(tokens, token_mask, segments)
+        if readable(tokens):
+            check_occupied("token_mask", token_mask, "token", "texts")
+            check_below("tokens", tokens, self.config.vocab_size, "vocab_size")
+            if isinstance(segments, Tensor):
+                check_below("segments", segments, self.config.num_segments, "num_segments")
         layout = layout_of(token_mask, pack=pack)
         hidden = layout.pack(self.text_embedding(tokens, segments))
         for layer in self.layers:

@@ -1,15 +1,18 @@
 """What the configurations of all variants check about themselves; each raises ValueError."""
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
 def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
-    """Every field of type int is 1 at least; those ``from_zero`` may be 0."""
+    """Every field of type int is a whole number from 1; those ``from_zero`` may be 0."""
     for field in dataclasses.fields(config):
         size = getattr(config, field.name)
+        if field.type is int and type(size) is not int:
+            raise ValueError(f"{field.name}={size!r}: want a whole number")
         if field.type is int and size < (0 if field.name in from_zero else 1):
             raise ValueError(f"{field.name}={size}: want a positive number")
 
@@ -17,8 +20,9 @@ def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
 def check_shares(config: Any, *names: str) -> None:
     """The named fields are rates of dropping: from 0 to below 1."""
     for name in names:
-        if not 0 <= getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)}: want a share from 0 to below 1")
+        share = getattr(config, name)
+        if not isinstance(share, float | int) or not 0 <= share < 1:
+            raise ValueError(f"{name}={share!r}: want a share from 0 to below 1")
 
 
 def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
@@ -32,5 +36,14 @@ def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads")
 
 def check_std(config: Any, name: str = "init_std") -> None:
     """A standard deviation of new weights: a number above 0."""
-    if not 0 < getattr(config, name) < math.inf:
-        raise ValueError(f"{name}={getattr(config, name)}: want a number above 0")
+    std = getattr(config, name)
+    if not isinstance(std, float | int) or not 0 < std < math.inf:
+        raise ValueError(f"{name}={std!r}: want a number above 0")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What may have been meant by ``name``, and what there is: the end of an error's message."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]!r}? There" if close else "there"
+    return f"{meant} are {', '.join(known)}"

@@ -11,6 +11,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlmill.models.input_checks import (
+    check_below,
+    check_finite,
+    check_ids,
+    check_mask,
+    check_numbers,
+    check_occupied,
+    check_tensor,
+    readable,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class VLInputs:
@@ -42,43 +53,41 @@ class VLInputs:
     global_features: Float[Tensor, "B G"] | None = None
 
     def __post_init__(self) -> None:
+        held = _held(self)
+        for name, value in held.items():
+            check_tensor(name, value)
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
             raise ValueError(
                 f"tokens has shape {tuple(self.tokens.shape)} and region_features "
                 f"{tuple(self.region_features.shape)}; want [pairs, tokens] and "
                 "[pairs, regions, feature width]"
             )
-        batch, regions = self.region_features.shape[:2]
-        wanted = {
-            "tokens": (batch, self.tokens.shape[1]),
-            "token_mask": (batch, self.tokens.shape[1]),
-            "region_locations": (batch, regions, 5),
-            "region_mask": (batch, regions),
-        }
-        for name, like in (
-            ("segments", "tokens"),
-            ("text_regions", "tokens"),
-            ("masked_regions", "region_mask"),
-        ):
-            if getattr(self, name) is not None:
-                wanted[name] = wanted[like]
-        if self.global_features is not None:
-            wanted["global_features"] = (batch, self.global_features.shape[-1])
-        for name, shape in wanted.items():
-            came = tuple(getattr(self, name).shape)
-            if came != shape:
+        for name, shape in self._wanted().items():
+            if name in held and (came := tuple(held[name].shape)) != shape:
                 raise ValueError(
                     f"{name} has shape {came}, want {shape} beside region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
-        for name in ("tokens", "segments", "text_regions"):
-            ids = getattr(self, name)
-            if ids is not None and ids.dtype != torch.int64:
-                raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
-        for name in ("token_mask", "region_mask", "masked_regions"):
-            mask = getattr(self, name)
-            if mask is not None and (dtype := mask.dtype) != torch.bool:
-                raise ValueError(f"{name} is {dtype}, want torch.bool with True for real entries")
+        for name, value in held.items():
+            if name in ("tokens", "segments", "text_regions"):
+                check_ids(name, value)
+            elif name.startswith("masked") or name.endswith("mask"):
+                check_mask(name, value)
+            else:
+                check_numbers(name, value, "convert them")
+
+    def _wanted(self) -> dict[str, tuple[int, ...]]:
+        """The shapes that follow from those of the features and tokens."""
+        batch, regions = self.region_features.shape[:2]
+        texts, pictures = (batch, self.tokens.shape[1]), (batch, regions)
+        wanted: dict[str, tuple[int, ...]] = {
+            **dict.fromkeys(("tokens", "token_mask", "segments", "text_regions"), texts),
+            **dict.fromkeys(("region_mask", "masked_regions"), pictures),
+            "region_locations": (*pictures, 5),
+        }
+        if self.global_features is not None:
+            wanted["global_features"] = (batch, *self.global_features.shape[-1:])
+        return wanted
 
     def to(self, device: torch.device | str) -> "VLInputs":
         """The same batch on ``device``."""
@@ -86,37 +95,60 @@ class VLInputs:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "VLInputs":
         """The same batch with ``change`` applied to each tensor."""
-        held: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        changed = {name: change(value) for name, value in held.items() if value is not None}
-        return VLInputs(**changed)
+        return VLInputs(**{name: change(value) for name, value in _held(self).items()})
 
-    def validate(self, *, need_regions: bool = True) -> "VLInputs":
+    def validate(
+        self,
+        *,
+        need_text: bool = True,
+        need_regions: bool = True,
+        vocab_size: int | None = None,
+        num_segments: int | None = None,
+    ) -> "VLInputs":
         """Check the values too, and return the batch.
 
-        Reads every value once and waits for the device, so it belongs to where batches are made
-        and not into ``forward``. Raises ValueError for a pair without a token or, where the
-        variant needs one, without a region, and for features or locations that are not finite.
+        Reads every value once and waits for the device, so it belongs to where batches are made;
+        forward passes call it on the CPU only (`check`). Raises ValueError for a pair without a
+        token or, where the variant needs one, without a region; for features or locations that are
+        not finite; for ids beyond ``vocab_size`` or ``num_segments``, where these are given, and
+        for ``text_regions`` beyond the regions.
         """
-        masks = [("token_mask", self.token_mask, "token")]
+        if need_text:
+            check_occupied("token_mask", self.token_mask, "token")
         if need_regions:
-            masks.append(("region_mask", self.region_mask, "region"))
-        for name, mask, kind in masks:
-            empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
-            if empty:
-                raise ValueError(
-                    f"{name}: {len(empty)} of {len(mask)} pairs have no {kind} (first: row "
-                    f"{empty[0]}); leave such pairs out of the batch"
-                )
+            check_occupied("region_mask", self.region_mask, "region")
         for name in ("region_features", "region_locations", "global_features"):
-            if getattr(self, name) is None:
-                continue
-            bad = (~torch.isfinite(getattr(self, name))).flatten(1).any(dim=1).nonzero().flatten()
-            if len(bad):
-                raise ValueError(
-                    f"{name}: {len(bad)} of {len(self.tokens)} pairs hold NaN or infinite values "
-                    f"(first: row {int(bad[0])}); extract these pictures' regions again"
-                )
+            if (values := getattr(self, name)) is not None:
+                check_finite(name, values, "pairs", "extract these pictures' regions again")
+        regions = self.region_mask.shape[1]
+        for name, count, limit in (
+            ("tokens", vocab_size, "vocab_size"),
+            ("segments", num_segments, "num_segments"),
+            ("text_regions", regions, "regions"),
+        ):
+            if (ids := getattr(self, name)) is not None and count is not None:
+                check_below(name, ids, count, limit)
         return self
+
+    def check(
+        self,
+        *,
+        need_text: bool = True,
+        need_regions: bool,
+        vocab_size: int,
+        num_segments: int | None,
+    ) -> None:
+        """`validate` where looking at values costs next to nothing: on the CPU, untraced.
+
+        A modality without any position is the variant's own matter.
+        """
+        if readable(self.tokens):
+            self.validate(
+                need_text=need_text and self.tokens.shape[1] > 0,
+                need_regions=need_regions and self.region_mask.shape[1] > 0,
+                vocab_size=vocab_size,
+                num_segments=num_segments,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +165,8 @@ class PixelInputs:
     pixels: Float[Tensor, "B 3 S S"]
 
     def __post_init__(self) -> None:
+        for name, value in _held(self).items():
+            check_tensor(name, value)
         shape, came = tuple(self.pixels.shape), tuple(self.tokens.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise ValueError(f"pixels has shape {shape}, want [pairs, 3, size, size]")
@@ -141,16 +175,9 @@ class PixelInputs:
                 f"tokens has shape {came} and token_mask {tuple(self.token_mask.shape)}, want "
                 f"[pairs, tokens] twice, beside pixels {shape}"
             )
-        if self.tokens.dtype != torch.int64:
-            raise ValueError(f"tokens is {self.tokens.dtype}, want torch.int64")
-        if self.token_mask.dtype != torch.bool:
-            raise ValueError(
-                f"token_mask is {self.token_mask.dtype}, want torch.bool with True for real entries"
-            )
-        if not self.pixels.is_floating_point():
-            raise ValueError(
-                f"pixels is {self.pixels.dtype}, want floating point; scale and normalise them"
-            )
+        check_ids("tokens", self.tokens)
+        check_mask("token_mask", self.token_mask)
+        check_numbers("pixels", self.pixels, "scale and normalise them")
 
     def to(self, device: torch.device | str) -> "PixelInputs":
         """The same batch on ``device``."""
@@ -164,21 +191,26 @@ class PixelInputs:
             pixels=change(self.pixels),
         )
 
-    def validate(self) -> "PixelInputs":
+    def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
         """Check the values too, and return the batch; belongs to where batches are made.
 
-        Raises ValueError for a pair without a token and for pixels that are not finite.
+        Raises ValueError for a pair without a token, for pixels that are not finite and, where it
+        is given, for word ids beyond ``vocab_size``.
         """
-        empty = (~self.token_mask.any(dim=1)).nonzero().flatten()
-        if len(empty):
-            raise ValueError(
-                f"token_mask: {len(empty)} of {len(self.tokens)} pairs have no token (first: row "
-                f"{int(empty[0])}); leave such pairs out of the batch"
-            )
-        bad = (~torch.isfinite(self.pixels)).flatten(1).any(dim=1).nonzero().flatten()
-        if len(bad):
-            raise ValueError(
-                f"pixels: {len(bad)} of {len(self.tokens)} pictures hold NaN or infinite values "
-                f"(first: row {int(bad[0])}); decode these pictures again"
-            )
+        check_occupied("token_mask", self.token_mask, "token")
+        check_finite("pixels", self.pixels, "pictures", "decode these pictures again")
+        if vocab_size is not None:
+            check_below("tokens", self.tokens, vocab_size, "vocab_size")
         return self
+
+    def check(self, *, vocab_size: int) -> None:
+        """`validate` where looking at values costs next to nothing: on the CPU, untraced."""
+        if self.tokens.shape[1] and readable(self.tokens):
+            self.validate(vocab_size=vocab_size)
+
+
+def _held(inputs: VLInputs | PixelInputs) -> dict[str, Any]:
+    """What a batch has, by name, and what it must have."""
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    optional = {field.name for field in fields(inputs) if field.default is None}
+    return {n: value for n, value in values.items() if value is not None or n not in optional}

@@ -174,8 +174,18 @@ class ScoreHeads(nn.Module):
         return scores[..., 0]
 
 
-def check_modalities(inputs: VLInputs, *, need_text: bool, need_regions: bool) -> None:
-    """Raises ValueError for a batch without any token or region, where the variant needs one."""
+def check_modalities(
+    inputs: VLInputs,
+    *,
+    need_text: bool,
+    need_regions: bool,
+    vocab_size: int,
+    num_segments: int,
+) -> None:
+    """Raises ValueError for a batch without any token or region, where the variant needs one.
+
+    On the CPU also for a single pair without, and for values that mean nothing (`VLInputs.check`).
+    """
     num_tokens, num_regions = inputs.tokens.shape[1], inputs.region_features.shape[1]
     for name, number, needed in (
         ("tokens", num_tokens, need_text),
@@ -188,3 +198,9 @@ def check_modalities(inputs: VLInputs, *, need_text: bool, need_regions: bool) -
             )
     if not num_tokens and not num_regions:
         raise ValueError("tokens and region_features are both without any position")
+    inputs.check(
+        need_text=need_text,
+        need_regions=need_regions,
+        vocab_size=vocab_size,
+        num_segments=num_segments,
+    )

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.blocks import init_bert, layer_norm
+from vlmill.models.input_checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.vlmo_config import VlmoConfig
 from vlmill.models.vlmo_encoder import VlmoEncoder, init_encoder
@@ -67,7 +68,8 @@ class VlmoForVqa(nn.Module):
         init_encoder(self.encoder)
 
     def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Float[Tensor, "B A"]:
-        """Logits of the answers; each is right or wrong by itself."""
+        """Logits of the answers; each is right or wrong by itself. Errors as in `Vlmo`."""
+        inputs.check(vocab_size=self.config.encoder.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
         pooled = self.encoder.fuse(text, inputs.token_mask, image, pack=pack).pooled
@@ -95,9 +97,20 @@ class VlmoForNlvr2(nn.Module):
         *,
         pack: bool = True,
     ) -> Float[Tensor, "B 2"]:
-        """Logits of false and true. The text is embedded once, the two passes are one batch."""
-        if pixels.ndim != 5 or pixels.shape[1] != 2:
-            raise ValueError(f"pixels has shape {tuple(pixels.shape)}, want [pairs, 2, 3, S, S]")
+        """Logits of false and true. The text is embedded once, the two passes are one batch.
+
+        Raises ValueError for other shapes, as in `Vlmo`.
+        """
+        check_texts(tokens, token_mask)
+        if pixels.ndim != 5 or pixels.shape[:2] != (len(tokens), 2):
+            raise ValueError(
+                f"pixels has shape {tuple(pixels.shape)}, want [pairs, 2, 3, S, S] beside tokens "
+                f"{tuple(tokens.shape)}"
+            )
+        for number in range(2):
+            PixelInputs(tokens=tokens, token_mask=token_mask, pixels=pixels[:, number]).check(
+                vocab_size=self.config.encoder.vocab_size
+            )
         text = self.encoder.embed_text(tokens)
         images = [self.encoder.embed_image(pixels[:, number], number) for number in range(2)]
         both = self.encoder.fuse(

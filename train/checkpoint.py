@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.models import VARIANTS
+from vlmill.models import MODELS
 from vlmill.schemas.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
 from vlmill.schemas.commands import InputError
 from vlmill.train.config import from_plain, to_plain
@@ -146,14 +146,12 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
                 f"{flag} {folder} has format {settings['checkpoint']}, this vlmill reads {FORMAT}"
             )
         variant = settings["variant"]
-        if variant not in VARIANTS:
-            raise InputError(
-                f"{flag} {folder}: variant {variant!r} is none of {', '.join(VARIANTS)}"
-            )
-        config = from_plain(VARIANTS[variant].config, settings["model"], "model")
+        if variant not in MODELS:
+            raise InputError(f"{flag} {folder}: variant {variant!r} is none of {', '.join(MODELS)}")
+        config = from_plain(MODELS[variant].config, settings["model"], "model")
         # Weights come from the file: none are drawn. Buffers may be none of the file's.
         with init_empty_weights(include_buffers=False):
-            model = VARIANTS[variant].model(config)
+            model = MODELS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
         fed = settings.get("feeding")
         return LoadedCheckpoint(

@@ -9,7 +9,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.models import PRESETS, VARIANTS, preset
+from vlmill.models import MODELS, PRESETS, VARIANTS, preset
+from vlmill.models.config_checks import nearest
 from vlmill.models.initialise import Origin, initialise_from_bert, loaded_origins
 from vlmill.models.initialise_vlmo import initialise_from_beit
 from vlmill.models.reference import (
@@ -74,7 +75,7 @@ presets: {", ".join(sorted(PRESETS))}
 Memory: the checkpoint's size and about twice the model's.
 """
 
-# The families of our variants.
+# The families of our models.
 OFFICIAL = {
     "beit": "beit",
     "bert": "bert",
@@ -84,6 +85,15 @@ OFFICIAL = {
     "vl-bert": "vl-bert",
     "vl-bert-end-to-end": "vl-bert",
     "vlmo": "vlmo",
+    "interbert-tasks": "interbert",
+    "vilbert-12in1-tasks": "vilbert",
+    "vilbert-classifier": "vilbert",
+    "vilbert-tasks": "vilbert",
+    "vl-bert-refcoco": "vl-bert",
+    "vl-bert-vcr": "vl-bert",
+    "vl-bert-vqa": "vl-bert",
+    "vlmo-nlvr2": "vlmo",
+    "vlmo-vqa": "vlmo",
 }
 # What a new model can start from.
 STARTS: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Origin]]] = {
@@ -153,7 +163,7 @@ def _check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.preset is not None and args.to == "reference":
         raise InputError("--as and --to reference: write ours first, then convert that")
     if args.preset is not None and args.preset not in PRESETS:
-        raise InputError(f"--as {args.preset} is none of {', '.join(sorted(PRESETS))}")
+        raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
     if stray := [word for word in words if "=" not in word]:
@@ -179,22 +189,32 @@ def _require_free(output: Path) -> None:
 def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Converted:
     """A published checkpoint as it is."""
     path = beside(args.config, weights, CONFIGS)
-    if path is None:
+    if path is None and FAMILIES[args.family].sizes is None:
         raise InputError(
             f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
             "the file that was published with the checkpoint, or the preset that it is"
         )
-    known = str(path) in PRESETS and not path.exists()
-    config = override(preset(str(path)), words) if known else read_published_config(path)
+    config = None if path is None else _configuration(path, words)
     state = read_weights(weights)
     try:
         model, table = read_reference(args.family, state, config)
     except CheckpointMismatch:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"--config {path}: {error}") from None
+        where = f"--checkpoint {weights}" if path is None else f"--config {path}"
+        raise InputError(f"{where}: {error}") from None
     links = FAMILIES[args.family].links(model)
     return Converted(model, loaded_origins(model, links, table), table.unexpected)
+
+
+def _configuration(path: Path, words: Sequence[str]) -> Any:
+    """The preset or the published file that ``--config`` names."""
+    known = str(path) in PRESETS and not path.exists()
+    if not known and not path.exists() and not path.suffix:
+        raise InputError(
+            f"--config {path}: no such file, and no preset; {nearest(str(path), PRESETS)}"
+        )
+    return override(preset(str(path)), words) if known else read_published_config(path)
 
 
 def _start(
@@ -257,6 +277,24 @@ def _export(args: argparse.Namespace, model: nn.Module) -> None:
     print(f"{args.output}: {len(tensors)} tensors in the layout of {args.family}")
 
 
+def _vocabulary_of(args: argparse.Namespace, model: Any, tokenizer: Tokenizer | None) -> Tokenizer:
+    """The vocabulary that goes into a folder: the model's, or one for the stages after BEiT."""
+    sizes = _words_of(model.config)
+    if tokenizer is None:
+        which = "that was published with it" if sizes else "of the texts to come"
+        raise InputError(
+            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
+            f"{which}, or --output FILE{SUFFIX} for the weights alone"
+        )
+    size = next(iter(sizes.values()), tokenizer.get_vocab_size())
+    if size != tokenizer.get_vocab_size():
+        raise InputError(
+            f"--vocab has {tokenizer.get_vocab_size()} tokens, the checkpoint {size}; give the "
+            "vocabulary that belongs to it"
+        )
+    return tokenizer
+
+
 def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer | None) -> str:
     """Write ours, as a checkpoint's folder or weights alone; a sentence on it."""
     model, output = converted.model, args.output
@@ -264,22 +302,13 @@ def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer 
         with atomic_path(output) as temporary:
             save_tensors(model.state_dict(), temporary)
         return f"{output}: {summary(converted)}"
-    variants = [name for name, variant in VARIANTS.items() if variant.model is type(model)]
-    sizes = _words_of(model.config) if variants else {}
-    if not sizes:
+    variants = [name for name, variant in MODELS.items() if variant.model is type(model)]
+    if not variants:
         raise InputError(
-            f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}"
+            f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
+            "as which training takes a tokenizer of pictures"
         )
-    if tokenizer is None:
-        raise InputError(
-            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
-            "that was published with it"
-        )
-    if (size := next(iter(sizes.values()))) != tokenizer.get_vocab_size():
-        raise InputError(
-            f"--vocab has {tokenizer.get_vocab_size()} tokens, the checkpoint {size}; give the "
-            "vocabulary that belongs to it"
-        )
+    tokenizer = _vocabulary_of(args, model, tokenizer)
     save_checkpoint(
         output,
         variant=variants[0],

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vlmill.models.config_checks import nearest
 from vlmill.models.reference.beit import BEIT
 from vlmill.models.reference.bert import BERT
 from vlmill.models.reference.dvae import DVAE
@@ -36,28 +37,24 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_reference(
-    family: str, source: Mapping[str, Any] | str | Path, config: Any
+    family: str, source: Mapping[str, Any] | str | Path, config: Any = None
 ) -> tuple[nn.Module, LoadTable]:
     """A model with a published checkpoint's weights, in evaluation mode, and what became of them.
 
     family: a name of `FAMILIES`. source: a state dict, or the path of a ``.safetensors`` or
     PyTorch file; nothing in a file is executed. config: ours, or the repository's own as a mapping
-    or the path of its JSON. What the checkpoint lacks stays as initialised and is in the table.
+    or the path of its JSON; None for family ``dvae``, whose weights tell. What the checkpoint lacks
+    stays as initialised and is in the table.
 
     Raises CheckpointMismatch (a ValueError) if a shape differs or nothing fits, ValueError for an
-    unknown family, a configuration that does not hold together or an unreadable file, and
-    FileNotFoundError.
+    unknown family, another family's configuration, one that does not hold together or an
+    unreadable file, and FileNotFoundError.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"no family {family!r}; there are {', '.join(sorted(FAMILIES))}")
-    parts = FAMILIES[family]
-    if isinstance(config, str | Path):
-        config = json.loads(Path(config).read_text(encoding="utf-8"))
-    if isinstance(config, Mapping):
-        config = parts.configure(config)
+    parts = _family(family)
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    model = parts.build(config).eval()
-    state = parts.fit(parts.prepare(state), model)
+    state = parts.prepare(state)
+    model = parts.build(_configuration(family, config, state)).eval()
+    state = parts.fit(state, model)
     table = import_state(model, parts.links(model), state, ignored=parts.ignored)
     if table.mismatched:
         raise CheckpointMismatch(
@@ -70,8 +67,44 @@ def read_reference(
     return model, table
 
 
+def _family(name: str) -> Family:
+    if name not in FAMILIES:
+        raise ValueError(f"no family {name!r}; {nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any:
+    """Ours: from what was published, or from the weights where they tell all."""
+    parts = FAMILIES[family]
+    if isinstance(config, str | Path):
+        config = _published(Path(config))
+    if isinstance(config, Mapping):
+        try:
+            config = parts.configure(config)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"config is none of {family}'s: {error!r}") from None
+    if config is None and parts.sizes is not None:
+        return parts.sizes(state)
+    if not isinstance(config, parts.configs):
+        names = ", ".join(kind.__name__ for kind in parts.configs)
+        raise ValueError(
+            f"config is a {type(config).__name__}; family {family} wants {names}, or the "
+            "repository's own configuration as a mapping or the path of its JSON"
+        )
+    return config
+
+
+def _published(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"config={path}: no such file; of a preset, give preset({path})")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"config={path} is no JSON ({error}); of YAML, give the mapping") from None
+
+
 def load_reference(
-    family: str, state_dict_or_path: Mapping[str, Any] | str | Path, config: Any
+    family: str, state_dict_or_path: Mapping[str, Any] | str | Path, config: Any = None
 ) -> nn.Module:
     """`read_reference` without the table."""
     return read_reference(family, state_dict_or_path, config)[0]
@@ -82,9 +115,7 @@ def export_reference(family: str, model: nn.Module) -> dict[str, Tensor]:
 
     Raises ValueError for an unknown family.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"no family {family!r}; there are {', '.join(sorted(FAMILIES))}")
-    parts = FAMILIES[family]
+    parts = _family(family)
     return export_state(model.state_dict(), parts.links(model)) | parts.rebuilt(model)
 
 

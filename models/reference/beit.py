@@ -188,6 +188,7 @@ def rebuilt(model: nn.Module) -> dict[str, Tensor]:
 IGNORED = ("*relative_position_index",)
 
 BEIT = Family(
+    configs=(BeitConfig,),
     configure=configure,
     build=Beit,
     links=links,

@@ -63,4 +63,11 @@ def links(model: nn.Module) -> list[Link]:
 
 IGNORED = ("bert.embeddings.position_ids",)  # a buffer that counts 0, 1, 2, ...
 
-BERT = Family(configure=configure, build=Bert, links=links, prepare=canonical, ignored=IGNORED)
+BERT = Family(
+    configs=(BertConfig,),
+    configure=configure,
+    build=Bert,
+    links=links,
+    prepare=canonical,
+    ignored=IGNORED,
+)

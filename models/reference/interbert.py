@@ -102,4 +102,10 @@ def links(model: nn.Module) -> list[Link]:
     return found
 
 
-INTERBERT = Family(configure=configure, build=build, links=links, prepare=canonical)
+INTERBERT = Family(
+    configs=(InterBertConfig, InterBertTasksConfig),
+    configure=configure,
+    build=build,
+    links=links,
+    prepare=canonical,
+)

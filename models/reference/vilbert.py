@@ -276,4 +276,6 @@ def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return canonical(state)
 
 
-VILBERT = Family(configure=configure, build=build, links=links, prepare=prepare)
+VILBERT = Family(
+    configs=tuple(MODELS), configure=configure, build=build, links=links, prepare=prepare
+)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -183,4 +183,10 @@ def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-VLBERT = Family(configure=configure, build=build, links=links, prepare=prepare)
+VLBERT = Family(
+    configs=(*get_args(TaskConfig), VlBertEndToEndConfig),
+    configure=configure,
+    build=build,
+    links=links,
+    prepare=prepare,
+)

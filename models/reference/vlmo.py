@@ -1,7 +1,7 @@
 """VLMo's released layout: the pretraining model and its fine-tuned ones."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -206,5 +206,11 @@ def rebuilt(model: nn.Module) -> dict[str, Tensor]:
 IGNORED = ("*relative_position_index", "text_embeddings.position_ids")
 
 VLMO = Family(
-    configure=configure, build=build, links=links, ignored=IGNORED, fit=fit, rebuilt=rebuilt
+    configs=get_args(AnyConfig),
+    configure=configure,
+    build=build,
+    links=links,
+    ignored=IGNORED,
+    fit=fit,
+    rebuilt=rebuilt,
 )
