@@ -244,13 +244,7 @@ class Vlmo(nn.Module):
         Raises ValueError for masked texts of another shape, a batch of one pair, pairs of which
         all others are ``excluded``, and a head that the configuration leaves out.
         """
-        if masked_tokens.shape != inputs.tokens.shape:
-            raise ValueError(
-                f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens "
-                f"{tuple(inputs.tokens.shape)}"
-            )
-        self._need("contrast", "match")
-        inputs.check(vocab_size=self.config.vocab_size)
+        self._check_step(inputs, masked_tokens)
         encoder, num_tokens = self.encoder, inputs.tokens.shape[1]
         text = encoder.embed_text(inputs.tokens)
         masked = encoder.embed_text(masked_tokens)
@@ -286,6 +280,15 @@ class Vlmo(nn.Module):
             masked_text=joint.text[:pairs],
             match_logits=self.match_logits(joint.pooled[pairs:]),
         )
+
+    def _check_step(self, inputs: PixelInputs, masked_tokens: Int[Tensor, "B T"]) -> None:
+        if masked_tokens.shape != inputs.tokens.shape:
+            raise ValueError(
+                f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens "
+                f"{tuple(inputs.tokens.shape)}"
+            )
+        self._need("contrast", "match")
+        inputs.check(vocab_size=self.config.vocab_size)
 
     def fused_scale(self) -> Float[Tensor, ""] | None:
         """The second contrastive pair's scale, where there is one."""

@@ -59,6 +59,9 @@ examples:
       `train-vl pretrain imagebert --init start/imagebert ...` goes on from there.
   train-vl convert --family bert --checkpoint ours/bert --to reference --output bert.safetensors
       Our checkpoint under the official repository's names.
+  train-vl convert --family beit --checkpoint beit_base_patch16_224_pt22k.pth --as vlmo-base \\
+      --vocab vocab.txt --output start/vlmo max_text_tokens=196
+      VLMo from BEiT, for its second stage, texts alone.
   train-vl convert --family bert --checkpoint pytorch_model.bin --as imagebert-base --explain
       Prints where each parameter comes from, and what of the file goes nowhere; without --output
       nothing is written.
@@ -67,7 +70,9 @@ examples:
 CONVERT_NOTES = f"""\
 --checkpoint is a file (.safetensors, or PyTorch's, of which only tensors are read and nothing is
 executed) or a folder that holds one; the configuration and the vocabulary are looked for beside
-it. --output FILE.safetensors writes the weights alone. The same arguments write the same bytes.
+it. --output FILE.safetensors writes the weights alone, which is all that a tokenizer of pictures
+(family dvae, without --config) has: training takes it as picture_tokenizer=FILE. The same
+arguments write the same bytes.
 
 families: {", ".join(sorted(FAMILIES))}
 presets: {", ".join(sorted(PRESETS))}

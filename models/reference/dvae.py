@@ -55,7 +55,7 @@ def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
             num_layers=len(stages),
             codebook_width=width,
         )
-    raise ValueError("no tokenizer of pictures: neither DALL-E's encoder nor BEiT's auto-encoder")
+    raise ValueError("no tokenizer of pictures")
 
 
 OURS = re.compile(r"^groups\.(\d+)\.(\d+)\.(identity|convolutions\.(\d+))\.(weight|bias)$")

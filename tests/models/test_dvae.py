@@ -59,4 +59,4 @@ def test_a_pickled_module_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"would run code from the file; save its state_dict\(\)"):
         load_reference("dvae", path, DALLE)
     with pytest.raises(ValueError, match="want n_hid"):
-        load_reference("dvae", path, {"width": 8})
+        load_reference("dvae", {"a": torch.zeros(1)}, {"width": 8})

@@ -221,7 +221,9 @@ def test_new_weights_have_the_asked_deviation() -> None:
 
 def test_presets_by_name() -> None:
     assert preset("imagebert-small", width=96) == imagebert_small(width=96)
-    with pytest.raises(ValueError, match=r"no preset 'imagebert-huge'; there are .*imagebert-base"):
+    with pytest.raises(
+        ValueError, match=r"no preset 'imagebert-huge'; did you mean 'imagebert-base'"
+    ):
         preset("imagebert-huge")
     for make in PRESETS.values():
         assert type(make()) in [variant.config for variant in VARIANTS.values()]
