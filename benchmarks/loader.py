@@ -2,8 +2,9 @@
 
 Writes regions of random features as Parquet and, as the reference repositories store them, as
 pickled LMDB records of base64 float32; reads both in random order from the page cache. ``limit`` is
-memcpy of as many bytes between two arrays of the same run, one thread. The fractions by CPU seconds
-hold on a busy machine too.
+memcpy of as many bytes between two arrays, one thread, measured right before and after each row:
+on a shared machine the memory is twice as fast in one minute as in the next. The fractions by CPU
+seconds leave out what other processes take of the cores.
 
     python benchmarks/loader.py --pictures 2000 --rounds 3
 """
@@ -175,6 +176,15 @@ def copy_rate(pictures: int, rounds: int) -> Rate:
     return measure(lambda: np.copyto(target, source), count, rounds)
 
 
+def beside_copy(read: Callable[[], Any], pictures: int, rounds: int) -> tuple[Rate, Rate]:
+    """Rates of ``read``, and of memcpy before and after it."""
+    before = copy_rate(pictures, rounds)
+    rate = measure(read, pictures, rounds)
+    after = copy_rate(pictures, rounds)
+    wall, cpu = (before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2
+    return rate, Rate(wall=wall, cpu=cpu)
+
+
 def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> None:
     """Print a result as JSON."""
     gigabytes = BOXES * WIDTH * 2 / 1e9
@@ -213,18 +223,17 @@ def main() -> None:
         batches = prepared(folder, pictures, size)
         write_lmdb(folder / "lmdb", min(pictures, 500))
         few = [[n % min(pictures, 500) for n in numbers] for numbers in cut[: -(-500 // size)]]
-        limit = copy_rate(pictures, args.rounds)
-        lmdb_rate = measure(
+        lmdb_rate, limit = beside_copy(
             lambda: exhaust(read_lmdb(folder / "lmdb", few)), sum(map(len, few)), args.rounds
         )
+        line("memcpy", limit, limit, lmdb_rate)
+        line("lmdb", lmdb_rate, limit, None)
         reader = RegionReader(folder / "regions")
-        regions = measure(
+        regions, limit = beside_copy(
             lambda: exhaust(region_batch(reader, numbers, BOXES) for numbers in cut),
             pictures,
             args.rounds,
         )
-        line("memcpy", limit, limit, lmdb_rate)
-        line("lmdb", lmdb_rate, limit, None)
         line("regions", regions, limit, lmdb_rate, batch_size=size)
         whole = pictures // size
         for workers in sorted({0, args.workers}):
@@ -233,7 +242,7 @@ def main() -> None:
                 batches, 0, whole * (args.rounds + 1), workers=workers, pin_memory=False
             )
             read = partial(lambda made: exhaust(islice(made, whole)), loader)
-            rate = measure(read, whole * size, args.rounds)
+            rate, limit = beside_copy(read, whole * size, args.rounds)
             loader.close()
             line(f"pretraining/{workers}-workers", rate, limit, lmdb_rate, batch_size=size)
 
