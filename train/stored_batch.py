@@ -43,7 +43,13 @@ class StoredBatch:
         return self
 
     def to(self, device: torch.device | str) -> PretrainBatch:
-        """On ``device`` as the model takes it."""
+        """On ``device`` as the model takes it.
+
+        On a CPU :meth:`checked` first: models refuse such values there and cannot say whose they
+        are. Elsewhere reading them would make the device wait; the loss tells.
+        """
+        if torch.device(device).type == "cpu":
+            self.checked()
         held = {k: v.to(device, non_blocking=True) for k, v in self.tensors.items()}
         batch, tokens = len(held["tokens"]), held["tokens"]
         if "features" in held:
