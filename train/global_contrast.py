@@ -5,13 +5,63 @@ W processes with B pairs each, one's own before the others'; H width.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
 from torch import Tensor
 
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.vlmo import Contrast, Draw, Vlmo, draw_negatives, negative_weights
-from vlmill.train.distributed import gather_first
+from vlmill.train.distributed import gather_first, world_size
 from vlmill.train.losses import contrast, mean_cross_entropy
+
+NEGATIVES = 1 << 20  # apart from the streams of stages
+
+
+def negative_numbers(
+    seed: int, step: int, part: int, pairs: int, accelerator: Accelerator
+) -> Tensor:
+    """Numbers from 0 to below 1, float32 [2, B], that one's own pairs draw their negatives by.
+
+    Functions of the seed, the step with its part, and the pair's place among those of all
+    processes: however pairs are dealt out, each draws the same negative.
+    """
+    first, whole = accelerator.process_index * pairs, accelerator.num_processes * pairs
+    stream = np.random.default_rng([seed, NEGATIVES, step, part])
+    own = stream.random((whole, 2), dtype=np.float32)[first : first + pairs]
+    return torch.from_numpy(np.ascontiguousarray(own.T)).to(accelerator.device)
+
+
+def drawn_by(numbers: Tensor) -> Draw:
+    """Draws negatives by given numbers [2, B], of images and of texts.
+
+    A candidate's share of the way from 0 to 1 is its weight's, and candidates stand along it in the
+    order of all processes' pairs.
+    """
+
+    def draw(of_images: Tensor, of_texts: Tensor) -> tuple[Tensor, Tensor]:
+        return _at(of_images, numbers[0]), _at(of_texts, numbers[1])
+
+    return draw
+
+
+def _at(weights: Tensor, numbers: Tensor) -> Tensor:
+    """The columns [B] of weights [B, W B] at which their sums pass these shares of the whole."""
+    order = _in_order(*weights.shape).to(weights.device)
+    # In float64 no number below 1 gives the whole, past which there is no candidate.
+    sums = weights[:, order].double().cumsum(1)
+    found = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    return order[found]
+
+
+def _in_order(pairs: int, candidates: int) -> Tensor:
+    """Columns with one's own pairs first, in the order of ranks."""
+    columns = torch.arange(candidates)
+    if world_size() == 1:
+        return columns
+    end = (dist.get_rank() + 1) * pairs
+    return torch.cat([columns[pairs:end], columns[:pairs], columns[end:]])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.schemas.progress import Progress
+from vlmill.train.global_contrast import negative_numbers
 from vlmill.train.log import Log
 from vlmill.train.objectives import label_counts
 from vlmill.train.optim import learning_rate
 from vlmill.train.recipes.base import Objectives, Stage
 from vlmill.train.stored_batch import StoredBatch, said_of
 from vlmill.train.throughput import Throughput
+
+SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -47,11 +50,15 @@ class StageRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What moves together: ``step_module`` is the wrapped `PretrainingStep`."""
+    """What moves together: ``step_module`` is the wrapped `PretrainingStep`.
+
+    ``seed`` is that of the negatives which VLMo draws by its contrast.
+    """
 
     step_module: nn.Module
     optimizer: Optimizer
     accelerator: Accelerator
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +144,8 @@ def train_step(
     for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
         last = number == len(parts) - 1
         with nullcontext() if last else accelerator.no_sync(module), accelerator.autocast():
-            loss, losses = module(part.to(accelerator.device), share)
+            drawn = negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
+            loss, losses = module(part.to(accelerator.device), share, drawn)
             # Gradients of processes are averaged; the shares of all add up to the loss.
             accelerator.backward(loss * accelerator.num_processes)
         for name, value in {"loss": loss, **losses}.items():
@@ -146,13 +154,19 @@ def train_step(
     values = torch.stack([value.float() for value in sums.values()])
     found = accelerator.reduce(values, reduction="sum").tolist()
     named = dict(zip(sums, found, strict=True))
-    # With float16 a norm that is not finite is the scaler's to handle: it skips the step.
-    total = named["loss"] + (0.0 if accelerator.scaler else norm)
-    if not math.isfinite(total):
+    if not math.isfinite(named["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
         raise NonFiniteLoss(_not_finite(step, named["loss"], norm, parts))
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
     return {"loss" if name == "loss" else f"loss/{name}": value for name, value in named.items()}
+
+
+def _scale_falls(accelerator: Accelerator) -> bool:
+    """Whether a norm that is not finite is the scaler's to handle: float16's range was passed, so
+    it skips the step and halves its scale, unless that is tiny already.
+    """
+    scaler = accelerator.scaler
+    return scaler is not None and scaler.get_scale() >= SMALLEST_SCALE
 
 
 def shares_of_labels(

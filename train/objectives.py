@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from vlmill.models import Beit, VLInputs, Vlmo
 from vlmill.models.vlbert_end_to_end import VlBertEndToEnd, without_pixels
+from vlmill.models.vlmo import Draw, draw_negatives
 from vlmill.train.distributed import world_size
-from vlmill.train.global_contrast import contrast_and_matching, matching_loss
+from vlmill.train.global_contrast import contrast_and_matching, drawn_by, matching_loss
 from vlmill.train.losses import (
     IGNORED,
     contrast,
@@ -33,7 +34,9 @@ def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
     """How many labels each objective with a weight above 0 has in the batch; read on the host."""
     held = batch.tensors
     width = held["tokens"].shape[1] if "tokens" in held else 1
-    pairs = len(batch.pair_ids) - batch.num_texts
+    # Without regions and pixels all rows are texts alone.
+    paired = "region_mask" in held or "pixels" in held
+    pairs = len(batch.pair_ids) - batch.num_texts if paired else 0
     in_pairs = int((held["masked_tokens"] < pairs * width).sum()) if "masked_tokens" in held else 0
     classes = int((held["class_targets"] != IGNORED).sum()) if "class_targets" in held else 0
     counts = {
@@ -54,11 +57,13 @@ def pretraining_losses(
     batch: PretrainBatch,
     weights: Objectives,
     picture_tokens: PictureTokens | None = None,
+    draw: Draw = draw_negatives,
 ) -> dict[str, Tensor]:
     """The losses with a weight above 0, each unweighted and a mean over its labels.
 
     Means over nothing are 0 with a gradient, not NaN. ``picture_tokens`` gives masked picture
-    modelling its targets. Raises ValueError for an objective that the model has no head for.
+    modelling its targets, ``draw`` VLMo's matching its negatives. Raises
+    ValueError for an objective that the model has no head for.
     """
     if isinstance(model, Beit):
         return {"mim": _picture_loss(model, batch, picture_tokens)}
@@ -66,7 +71,7 @@ def pretraining_losses(
         encoded = model.model(with_features(model, batch))
         return _region_losses(model.model, batch, weights, encoded)
     if isinstance(model, Vlmo):
-        return _vlmo_losses(model, batch, weights)
+        return _vlmo_losses(model, batch, weights, draw)
     return _region_losses(model, batch, weights, model(batch.inputs))
 
 
@@ -149,7 +154,9 @@ def _word_losses(
     return losses
 
 
-def _vlmo_losses(model: Vlmo, batch: PretrainBatch, weights: Objectives) -> dict[str, Tensor]:
+def _vlmo_losses(
+    model: Vlmo, batch: PretrainBatch, weights: Objectives, draw: Draw
+) -> dict[str, Tensor]:
     """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
     inputs, mask = batch.inputs, batch.inputs.token_mask
     if batch.pixels is None:
@@ -160,11 +167,11 @@ def _vlmo_losses(model: Vlmo, batch: PretrainBatch, weights: Objectives) -> dict
     if not (weights.itc or weights.itm):
         words = model(batch.pixel_inputs(masked=True)).text
     elif world_size() > 1:
-        found, logits = contrast_and_matching(model, clean)
+        found, logits = contrast_and_matching(model, clean, draw)
         words = model(batch.pixel_inputs(masked=True)).text
         losses = {"itc": found.loss, "itm": matching_loss(logits)}
     else:
-        out = model.pretraining(clean, inputs.tokens)
+        out = model.pretraining(clean, inputs.tokens, draw)
         pairs = [contrast(out.text.own, out.image.own, out.scale)]
         if out.fused_scale is not None:
             assert out.text.fused is not None and out.image.fused is not None
@@ -187,10 +194,14 @@ class PretrainingStep(nn.Module):
         self.picture_tokens = picture_tokens
 
     def forward(
-        self, batch: PretrainBatch, shares: dict[str, float]
+        self, batch: PretrainBatch, shares: dict[str, float], numbers: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum, and each loss unweighted; ``shares`` are the batch's of all labels."""
-        losses = pretraining_losses(self.model, batch, self.weights, self.picture_tokens)
+        """The weighted sum, and each loss unweighted; ``shares`` are the batch's of all labels.
+
+        ``numbers`` [2, B] draw VLMo's negatives; without, PyTorch's generator does.
+        """
+        draw = draw_negatives if numbers is None else drawn_by(numbers)
+        losses = pretraining_losses(self.model, batch, self.weights, self.picture_tokens, draw)
         losses = {name: loss * shares[name] for name, loss in losses.items()}
         terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
         return torch.stack(terms).sum(), losses

@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
@@ -20,13 +18,15 @@ from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoint import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
 from vlmill.train.config import to_yaml
 from vlmill.train.data import Wanted, prepare_samples, require_pictures
+from vlmill.train.devices import make_accelerator
 from vlmill.train.log import CURVES
 from vlmill.train.loop import StageRun, Stopped
 from vlmill.train.prepared import Preparation, remember, remembered
 from vlmill.train.recipes import Recipe
 from vlmill.train.report import write_report
-from vlmill.train.run import HELD_OUT, JOB, LOG, PREPARED, Place, Run
+from vlmill.train.run import LOG, Place, Run
 from vlmill.train.sample_table import SampleTable
+from vlmill.train.saving import HELD_OUT, JOB, PREPARED
 from vlmill.train.sources import (
     Inputs,
     Sources,
@@ -36,6 +36,7 @@ from vlmill.train.sources import (
     say,
     settings_of,
 )
+from vlmill.train.start import allowed_changes, replaced, say_what_is_missing
 
 RECIPE = "recipe.yaml"
 
@@ -48,7 +49,10 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     Raises InputError for inputs that do not fit together or an output that holds another run.
     """
     accelerator = make_accelerator(recipe)
+    if accelerator.is_main_process:
+        say_what_is_missing(recipe, inputs)
     sources = open_sources(inputs, recipe)
+    changes = allowed_changes(recipe, sources.init)
     settings = settings_of(recipe, sources)
     prepared: list[Any] = [None]
     if accelerator.is_main_process:
@@ -59,7 +63,8 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     rejects, counts, text = prepared[0]
     tokenizer = Tokenizer.from_str(text)
     table = SampleTable(output / PREPARED)
-    recipe = dataclasses.replace(recipe, model=model_config(recipe, tokenizer, sources))
+    config = replaced(model_config(recipe, tokenizer, sources), changes)
+    recipe = dataclasses.replace(recipe, model=config)
     place = Place(
         recipe=recipe,
         sources=sources,
@@ -78,40 +83,9 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     said = ""
     if accelerator.is_main_process:
         write_report(output, recipe, table, tokenizer, counts)
-        said = run.finish(rejects, settings, counts)
+        said = run.saving.finish(rejects, settings, counts)
     accelerator.wait_for_everyone()
     return said
-
-
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    """Devices and precision; under a launcher, processes. Raises InputError for batches that
-    cannot be dealt out.
-    """
-    if recipe.precision == "fp16" and not torch.accelerator.is_available():
-        raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
-    if recipe.precision == "fp16" and not torch.accelerator.is_available():
-        raise InputError("precision=fp16 needs a GPU; set precision=bf16 or precision=no")
-    # Heads of objectives that a batch has no labels for get no gradient.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(
-        mixed_precision=recipe.precision,
-        kwargs_handlers=[unused],
-        # Told, as it takes a launcher's processes for single ones where there is no accelerator.
-        cpu=not torch.accelerator.is_available(),
-    )
-    for number, stage in enumerate(recipe.stages):
-        parts = stage.accumulation * accelerator.num_processes
-        if stage.batch_size % parts:
-            raise InputError(
-                f"stages.{number}.batch_size={stage.batch_size} is no multiple of accumulation="
-                f"{stage.accumulation} times {accelerator.num_processes} processes; change one"
-            )
-        if stage.feeding.text_rows % parts:
-            raise InputError(
-                f"stages.{number}.feeding.text_rows={stage.feeding.text_rows} is no multiple of "
-                f"accumulation times processes, {parts}; change one"
-            )
-    return accelerator
 
 
 def _prepare(

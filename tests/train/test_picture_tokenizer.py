@@ -88,10 +88,11 @@ def test_vlmo_learns_in_three_stages(tables: Tables, tmp_path: Path) -> None:
 
     texts = change_recipe(
         recipe_named("vlmo-texts-base"),
-        [*TINY, *RUN, "model.first_vl_layer=2", "optimizer.warmup_steps=0"],
+        [*TINY, *RUN, "model.first_vl_layer=2", "optimizer.warmup_steps=0", "masking.words=0.5"],
     )
     said = pretrain(texts, Inputs(pairs=tables.pairs, init=str(one)), two)
     assert "on 11 pairs" in said
+    assert max(line["loss/text_mlm"] for line in read_log(two / "log.jsonl")) > 2
     read = load_checkpoint(two)
     state, before = read.model.state_dict(), beit.model.state_dict()
     assert read.tokenizer.get_vocab_size() == read.config.vocab_size

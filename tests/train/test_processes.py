@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.train.test_recipes import write_images
 
 from vlmill.train.checkpoint import load_checkpoint
 from vlmill.train.config import to_yaml
 from vlmill.train.log import read_log
-from vlmill.train.recipes import Recipe, change_recipe
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 
 if TYPE_CHECKING:
     from tests.train.conftest import Tables
@@ -28,20 +29,23 @@ from vlmill.train.config import from_plain, read_yaml
 from vlmill.train.recipes import Recipe
 from vlmill.train.sources import Inputs
 from vlmill.train.stages import pretrain
-config, pairs, regions, output = sys.argv[1:]
-inputs = Inputs(pairs=pairs, regions=regions)
+config, pairs, regions, images, output = sys.argv[1:]
+inputs = Inputs(pairs=pairs, regions=regions or None, images=images or None)
 print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
 """
 
 
-def train(folder: Path, tables: Tables, recipe: Recipe, processes: int) -> Path:
-    """Run the recipe under torchrun; returns the output folder."""
+def train(
+    folder: Path, tables: Tables, recipe: Recipe, processes: int, images: str | None = None
+) -> Path:
+    """Run the recipe under torchrun, on regions or on ``images``; returns the output folder."""
     output = folder / f"of-{processes}"
     (folder / "train.py").write_text(TRAIN)
     (folder / "recipe.yaml").write_text(to_yaml(recipe))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), str(folder / "train.py")]
-    command += [str(folder / "recipe.yaml"), tables.pairs, tables.regions, str(output)]
+    command += [str(folder / "recipe.yaml"), tables.pairs]
+    command += ["", images, str(output)] if images else [tables.regions, "", str(output)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -56,16 +60,31 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     tables.write()
     still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
     wanted = change_recipe(recipe, [*still, *changes])
-    one = train(tmp_path, tables, wanted, 1)
-    two = train(tmp_path, tables, wanted, 2)
+    assert_same(train(tmp_path, tables, wanted, 1), train(tmp_path, tables, wanted, 2))
+    state = load_file(tmp_path / "of-2/checkpoints/step-00000004/training_state.safetensors")
+    assert {"rng.cpu.0", "rng.cpu.1"} <= set(state)
+
+
+@pytest.mark.slow
+def test_vlmo_draws_the_negatives_of_one_process(tables: Tables, tmp_path: Path) -> None:
+    tables.write()
+    words = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.drop_path=0"]
+    words += ["model.intermediate_width=32", "model.first_vl_layer=1", "batch_size=8", "steps=3"]
+    words += ["model.image_size=64", "feeding.image_size=64", "log_every=1", "optimizer.lr=2e-3"]
+    recipe = change_recipe(recipe_named("vlmo-small"), words)
+    images = write_images(tmp_path / "images", 12)
+    runs = [train(tmp_path, tables, recipe, processes, images) for processes in (1, 2)]
+    assert_same(*runs)
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """Both runs have logged the same losses and left the same weights."""
     for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
         losses = {name: value for name, value in line.items() if name.startswith("loss")}
         assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-5)
     expected = load_checkpoint(one).model.state_dict()
     for name, value in load_checkpoint(two).model.state_dict().items():
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
-    state = load_file(two / "checkpoints" / "step-00000004" / "training_state.safetensors")
-    assert {"rng.cpu.0", "rng.cpu.1"} <= set(state)
 
 
 @pytest.mark.slow

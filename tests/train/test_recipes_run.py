@@ -97,4 +97,6 @@ def test_a_published_recipe_trains(name: str, tables: Tables, tmp_path: Path) ->
     names = {f"loss/{objective}" for objective, weight in wanted.items() if weight}
     for line in lines:
         assert names <= set(line) and all(np.isfinite(line[name]) for name in names | {"loss"})
+    # Two steps may happen to mask no word, or ask for no region; more than one loss, hardly.
+    assert lines[-1]["loss"] > 0 and sum(lines[-1][name] > 0 for name in names) > len(names) / 2
     assert load_checkpoint(output).training.step == 2 * len(recipe.stages)

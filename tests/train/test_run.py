@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
+from tests.train.test_recipes import write_images
 
 from vlmill.schemas.commands import InputError
 from vlmill.train import checkpoint, loop
 from vlmill.train.checkpoint import load_checkpoint, load_training_state, saved_steps
 from vlmill.train.log import CURVES, read_log
-from vlmill.train.recipes import Recipe, change_recipe
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.sources import Inputs
 from vlmill.train.stages import pretrain
 
@@ -106,12 +107,39 @@ def test_a_checkpoint_holds_the_average_and_the_weights_beside(
     assert not torch.equal(averaged[name], plain[name])
 
 
-def test_a_killed_run_with_an_average_continues_bit_for_bit(
-    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+VLMO = (
+    *("model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"),
+    *("model.first_vl_layer=1", "model.image_size=32", "feeding.image_size=32", "save_every=2"),
+    *("model.drop_path=0.2", "steps=4", "batch_size=8", "log_every=1", "feeding.flip=0.5"),
+)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("imagebert", ["average=0.9"]),
+        ("imagebert", ["precision=bf16"]),
+        ("imagebert", ["accumulation=2", "average=0.9", "optimizer.kind=bert-adam"]),
+        ("vlmo", ["average=0.9", "accumulation=2"]),
+        ("vlmo", ["precision=bf16"]),
+    ],
+)
+def test_a_killed_run_continues_with_another_number_of_workers(
+    variant: str,
+    changes: list[str],
+    tables: Tables,
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Mid-epoch: the kill comes after step 3, and the last checkpoint is of step 2."""
     inputs = tables.write()
-    averaged = change_recipe(recipe, ["average=0.9"])
-    pretrain(averaged, inputs, tmp_path / "whole")
+    if variant == "vlmo":
+        images = write_images(tmp_path / "images", 12)
+        recipe, inputs = recipe_named("vlmo-small"), Inputs(pairs=inputs.pairs, images=images)
+        recipe = change_recipe(recipe, VLMO)
+    recipe = change_recipe(recipe, changes)
+    pretrain(recipe, inputs, tmp_path / "whole")
     train_step = loop.train_step
 
     def dying(at: int, *args: Any) -> dict[str, float]:
@@ -121,8 +149,9 @@ def test_a_killed_run_with_an_average_continues_bit_for_bit(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "train_step", dying)
-        pretrain(averaged, inputs, tmp_path / "killed")
-    pretrain(averaged, inputs, tmp_path / "killed")
+        pretrain(recipe, inputs, tmp_path / "killed")
+    assert max(saved_steps(tmp_path / "killed")) == 2
+    pretrain(change_recipe(recipe, ["workers=1"]), inputs, tmp_path / "killed")
     assert logged(tmp_path / "killed") == logged(tmp_path / "whole")
     expected = load_checkpoint(tmp_path / "whole").model.state_dict()
     for name, value in load_checkpoint(tmp_path / "killed").model.state_dict().items():

@@ -258,6 +258,36 @@ def test_a_checkpoint_is_the_start_of_another_run(
     assert vocab["first"] == vocab["second"]
 
 
+def test_changes_that_the_checkpoint_does_not_allow_are_refused(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "first")
+    again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
+    for field, held in (("num_layers=1", "2"), ("num_heads=4", "2"), ("width=32", "16")):
+        changed = change_recipe(recipe, [f"model.{field}"])
+        with pytest.raises(InputError, match=rf"model.{field}: --init \S+ has {held}; leave"):
+            pretrain(changed, again, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    quiet = change_recipe(recipe, ["model.dropout=0.3", "model.vocab_size=99", "steps=0"])
+    pretrain(quiet, again, tmp_path / "second")
+    config = load_checkpoint(tmp_path / "second").config
+    assert config.dropout == 0.3 and config.vocab_size != 99
+
+
+def test_what_is_needed_or_not_read_is_said(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = tables.write()
+    given = dataclasses.replace(inputs, images=inputs.pairs)
+    needy = dataclasses.replace(recipe, needs="--negatives; --init from BERT")
+    pretrain(change_recipe(needy, ["steps=0"]), given, tmp_path / "out")
+    said = capsys.readouterr().err
+    assert "tiny needs --init (see `train-vl recipes`); without, weights are random" in said
+    assert "tiny needs --negatives (see `train-vl recipes`); without, negatives are drawn" in said
+    assert "note: --images is not read" in said
+
+
 @pytest.mark.parametrize(
     ("now", "message"),
     [
