@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.vlmo import Contrast, Draw, Vlmo, draw_negatives, negative_weights
@@ -100,6 +100,7 @@ def matching_pairs(inputs: PixelInputs, images: Tensor, texts: Tensor) -> PixelI
 
     Numbers count all processes' pairs, one's own first; other processes' pixels and words are sent.
     """
+    inputs = _as_long(inputs)
     pixels, tokens, mask = (
         gather_first(x.detach()) for x in (inputs.pixels, inputs.tokens, inputs.token_mask.long())
     )
@@ -107,6 +108,20 @@ def matching_pairs(inputs: PixelInputs, images: Tensor, texts: Tensor) -> PixelI
         tokens=torch.cat([inputs.tokens, inputs.tokens, tokens[texts]]),
         token_mask=torch.cat([inputs.token_mask, inputs.token_mask, mask[texts].bool()]),
         pixels=torch.cat([inputs.pixels, pixels[images], inputs.pixels]),
+    )
+
+
+def _as_long(inputs: PixelInputs) -> PixelInputs:
+    """With texts padded to the longest of all processes, which can be gathered only alike."""
+    if world_size() == 1:
+        return inputs
+    longest = torch.tensor(inputs.tokens.shape[1], device=inputs.tokens.device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    more = (0, int(longest.item()) - inputs.tokens.shape[1])
+    return PixelInputs(
+        tokens=nn.functional.pad(inputs.tokens, more),
+        token_mask=nn.functional.pad(inputs.token_mask, more),
+        pixels=inputs.pixels,
     )
 
 
