@@ -228,6 +228,7 @@ def test_negatives_count_as_settings_and_are_used(
     inputs = tables.write()
     pairs = tables.write_pairs([(f"picture-{i}", f"a dog and {i} cats") for i in range(12)])
     hard = tables.write_negatives({pair: [pairs[0]] for pair in pairs[1:]})
+    recipe = change_recipe(recipe, ["hard_negative_share=1", "steps=3"])
     pretrain(recipe, inputs, tmp_path / "random")
     pretrain(recipe, dataclasses.replace(inputs, negatives=hard), tmp_path / "hard")
     assert logged(tmp_path / "random") != logged(tmp_path / "hard")
