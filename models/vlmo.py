@@ -9,7 +9,7 @@ H width, L layers, h heads, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +64,7 @@ class VlmoOutputs:
     scale, fused_scale: what the products of unit vectors are multiplied with. masked_text: last
     hidden states of the masked texts with their own images. match_logits: of the true pairs, of
     texts with drawn images, and of drawn texts with images, in this order; class 1 is a match.
+    The last two have no rows where they were not asked for.
     """
 
     text: Contrast
@@ -228,66 +229,82 @@ class Vlmo(nn.Module):
     def pretraining(
         self,
         inputs: PixelInputs,
-        masked_tokens: Int[Tensor, "B T"],
+        masked_tokens: Int[Tensor, "B T"] | None,
         draw: Draw = draw_negatives,
         *,
+        match: bool = True,
         excluded: Bool[Tensor, "B B"] | None = None,
         pack: bool = True,
     ) -> VlmoOutputs:
         """All outputs of a pretraining step in one process (sec. 3.3).
 
-        Texts and images are embedded once and the bias is gathered once; the four joint passes
-        (masked, true, negative image, negative text) run as one batch. ``draw`` picks negatives
-        by the first contrastive pair's scores; ``excluded`` as in `negative_weights`, True where
-        text b belongs to image c, too.
+        Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
+        true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
+        ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
+        pair's scores; ``excluded`` as in `negative_weights`, True where text b belongs to image c,
+        too.
 
         Raises ValueError for masked texts of another shape, a batch of one pair, pairs of which
         all others are ``excluded``, and a head that the configuration leaves out.
         """
-        self._check_step(inputs, masked_tokens)
-        encoder, num_tokens = self.encoder, inputs.tokens.shape[1]
-        text = encoder.embed_text(inputs.tokens)
-        masked = encoder.embed_text(masked_tokens)
-        image = encoder.embed_image(inputs.pixels)
+        self._check_step(inputs, masked_tokens, match)
+        encoder, mask, num_tokens = self.encoder, inputs.token_mask, inputs.tokens.shape[1]
+        text, image = encoder.embed_text(inputs.tokens), encoder.embed_image(inputs.pixels)
         bias = encoder.joint_bias(num_tokens)
         on_text = None if bias is None else bias[..., :num_tokens, :num_tokens]
         on_image = None if bias is None else bias[..., num_tokens:, num_tokens:]
-        texts = self.contrast_text(text, inputs.token_mask, bias=on_text, pack=pack)
+        texts = self.contrast_text(text, mask, bias=on_text, pack=pack)
         images = self.contrast_image(image, bias=on_image)
         scale = self.log_scale.exp()
-        scores = scale * texts.own @ images.own.T
-        other_images, other_texts = draw(
-            negative_weights(scores, excluded),
-            negative_weights(scores.T, None if excluded is None else excluded.T),
-        )
-        mask = inputs.token_mask
-        every, none = torch.ones_like(mask), torch.zeros_like(mask)
-        no_patch = mask.new_zeros(4 * len(mask), image.shape[1])
-        joint = encoder.fuse(
-            torch.cat([masked, text, text, text[other_texts]]),
-            torch.cat([mask, mask, mask, mask[other_texts]]),
-            torch.cat([image, image, image[other_images], image]),
-            bias=bias,
-            pack=pack,
-            read=Read(torch.cat([every, none, none, none]), no_patch),
-        )
-        pairs = len(text)
+        parts = []
+        if masked_tokens is not None:
+            parts.append((encoder.embed_text(masked_tokens), mask, image))
+        if match:
+            scores = scale * texts.own @ images.own.T
+            other_images, other_texts = draw(
+                negative_weights(scores, excluded),
+                negative_weights(scores.T, None if excluded is None else excluded.T),
+            )
+            parts += [
+                (text, mask, image),
+                (text, mask, image[other_images]),
+                (text[other_texts], mask[other_texts], image),
+            ]
+        num_masked = 0 if masked_tokens is None else len(text)
+        joint = self._joint(parts, num_masked, bias, pack) if parts else None
         return VlmoOutputs(
             text=texts,
             image=images,
             scale=scale,
             fused_scale=self.fused_scale(),
-            masked_text=joint.text[:pairs],
-            match_logits=self.match_logits(joint.pooled[pairs:]),
+            masked_text=text[:0] if joint is None else joint.text[:num_masked],
+            match_logits=self.match_logits(joint.pooled[num_masked:])
+            if match and joint is not None
+            else text.new_zeros(0, 2),
         )
 
-    def _check_step(self, inputs: PixelInputs, masked_tokens: Int[Tensor, "B T"]) -> None:
-        if masked_tokens.shape != inputs.tokens.shape:
+    def _joint(
+        self,
+        parts: Sequence[tuple[Tensor, Tensor, Tensor]],
+        num_masked: int,
+        bias: Tensor | None,
+        pack: bool,
+    ) -> Encoded:
+        """Pairs of all ``parts`` (text, mask, image) at once: words are read of the first ones."""
+        text, mask, image = (torch.cat(some) for some in zip(*parts, strict=True))
+        words = (torch.arange(len(mask), device=mask.device) < num_masked)[:, None].expand_as(mask)
+        read = Read(words, mask.new_zeros(image.shape[:2]))
+        return self.encoder.fuse(text, mask, image, bias=bias, pack=pack, read=read)
+
+    def _check_step(
+        self, inputs: PixelInputs, masked_tokens: Int[Tensor, "B T"] | None, match: bool
+    ) -> None:
+        if masked_tokens is not None and masked_tokens.shape != inputs.tokens.shape:
             raise ValueError(
                 f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens "
                 f"{tuple(inputs.tokens.shape)}"
             )
-        self._need("contrast", "match")
+        self._need("contrast", *(["match"] if match else []))
         inputs.check(vocab_size=self.config.vocab_size)
 
     def fused_scale(self) -> Float[Tensor, ""] | None:

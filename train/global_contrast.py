@@ -132,12 +132,22 @@ def matching_loss(logits: Tensor) -> Tensor:
 
 
 def contrast_and_matching(
-    model: Vlmo, inputs: PixelInputs, draw: Draw = draw_negatives, *, exact: bool = True
+    model: Vlmo,
+    inputs: PixelInputs,
+    draw: Draw = draw_negatives,
+    *,
+    match: bool = True,
+    exact: bool = True,
 ) -> tuple[GlobalContrast, Tensor]:
-    """The contrast of a step, and its matching logits [3 B, 2] with hard negatives of all."""
+    """The contrast of a step, and its matching logits [3 B, 2] with hard negatives of all.
+
+    With ``match=False`` these have no rows.
+    """
     text = model.contrast_text(model.encoder.embed_text(inputs.tokens), inputs.token_mask)
     image = model.contrast_image(model.encoder.embed_image(inputs.pixels))
     found = global_contrast(model, text, image, exact=exact)
+    if not match:
+        return found, found.loss.new_zeros(0, 2)
     images, texts = draw(*found.weights(len(inputs.tokens)))
     pooled = model(matching_pairs(inputs, images, texts)).pooled
     return found, model.match_logits(pooled)

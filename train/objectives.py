@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models import Beit, VLInputs, Vlmo
+from vlmill.models.layout import Read
 from vlmill.models.vlbert_end_to_end import VlBertEndToEnd, without_pixels
-from vlmill.models.vlmo import Draw, draw_negatives
+from vlmill.models.vlmo import Draw, VlmoOutputs, draw_negatives
 from vlmill.train.distributed import world_size
 from vlmill.train.global_contrast import contrast_and_matching, drawn_by, matching_loss
 from vlmill.train.losses import (
@@ -68,11 +69,27 @@ def pretraining_losses(
     if isinstance(model, Beit):
         return {"mim": _picture_loss(model, batch, picture_tokens)}
     if isinstance(model, VlBertEndToEnd):
-        encoded = model.model(with_features(model, batch))
+        encoded = model.model(with_features(model, batch), read=positions_read(batch))
         return _region_losses(model.model, batch, weights, encoded)
     if isinstance(model, Vlmo):
         return _vlmo_losses(model, batch, weights, draw)
-    return _region_losses(model, batch, weights, model(batch.inputs))
+    encoded = model(batch.inputs, read=positions_read(batch))
+    return _region_losses(model, batch, weights, encoded)
+
+
+def positions_read(batch: PretrainBatch) -> Read:
+    """Where the losses of words and regions read last hidden states."""
+    inputs = batch.inputs
+    return Read(
+        text=_marked(inputs.token_mask, batch.masked_tokens),
+        regions=_marked(inputs.region_mask, batch.masked_regions),
+    )
+
+
+def _marked(like: Tensor, places: Tensor) -> Tensor:
+    marked = torch.zeros_like(like)
+    marked.view(-1)[places] = True
+    return marked
 
 
 def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
@@ -162,25 +179,38 @@ def _vlmo_losses(
     if batch.pixels is None:
         hidden = model.encode_text(inputs.tokens, mask)
         return _word_losses(model, hidden.flatten(0, 1), 0, batch, weights)
-    clean = batch.pixel_inputs(masked=False)
-    losses: dict[str, Tensor] = {}
+    masked = batch.pixel_inputs(masked=True)
     if not (weights.itc or weights.itm):
-        words = model(batch.pixel_inputs(masked=True)).text
-    elif world_size() > 1:
-        found, logits = contrast_and_matching(model, clean, draw)
-        words = model(batch.pixel_inputs(masked=True)).text
-        losses = {"itc": found.loss, "itm": matching_loss(logits)}
+        words = model(masked).text
+        return _word_losses(model, words.flatten(0, 1), _cells(words), batch, weights)
+    clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
+    if world_size() > 1:
+        found, logits = contrast_and_matching(model, clean, draw, match=match)
+        itc, words = found.loss, model(masked).text if weights.mlm else logits.new_zeros(0, 0, 1)
     else:
-        out = model.pretraining(clean, inputs.tokens, draw)
-        pairs = [contrast(out.text.own, out.image.own, out.scale)]
-        if out.fused_scale is not None:
-            assert out.text.fused is not None and out.image.fused is not None
-            pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
-        words = out.masked_text
-        losses = {"itc": torch.stack(pairs).mean(), "itm": matching_loss(out.match_logits)}
-    losses = {name: loss for name, loss in losses.items() if getattr(weights, name)}
-    end = words.shape[0] * words.shape[1]
-    return losses | _word_losses(model, words.flatten(0, 1), end, batch, weights)
+        out = model.pretraining(clean, masked.tokens if weights.mlm else None, draw, match=match)
+        itc, words, logits = _contrast(out), out.masked_text, out.match_logits
+    losses: dict[str, Tensor] = {}
+    if weights.itc:
+        losses["itc"] = itc
+    if weights.itm:
+        losses["itm"] = matching_loss(logits)
+    if weights.mlm:
+        losses |= _word_losses(model, words.flatten(0, 1), _cells(words), batch, weights)
+    return losses
+
+
+def _cells(words: Tensor) -> int:
+    return words.shape[0] * words.shape[1]
+
+
+def _contrast(out: VlmoOutputs) -> Tensor:
+    """The mean over the one or two pairs of vectors."""
+    pairs = [contrast(out.text.own, out.image.own, out.scale)]
+    if out.fused_scale is not None:
+        assert out.text.fused is not None and out.image.fused is not None
+        pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
+    return torch.stack(pairs).mean()
 
 
 class PretrainingStep(nn.Module):

@@ -1,5 +1,10 @@
 """Our linear layer equals PyTorch's, in outputs and gradients, whatever computes it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,3 +68,30 @@ def test_without_onednn_it_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs, mine, _ = both((4,))
     monkeypatch.setattr(linear_module, "HAS_ONEDNN", False)
     assert torch.equal(ours(mine), theirs(mine))
+
+
+GROWTH = """
+import torch
+from vlmill.models.linear import linear
+
+def held():
+    line = next(x for x in open("/proc/self/status") if x.startswith("RssAnon"))
+    return int(line.split()[1]) // 1024
+
+torch.set_num_threads(1)
+weight, before = torch.randn(768, 192), held()
+with torch.no_grad():
+    for rows in range(500, 2000, 5):
+        linear(torch.randn(rows, 192), weight)
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_batches_of_ever_other_lengths_leave_no_memory_behind() -> None:
+    clean = {k: v for k, v in os.environ.items() if k not in linear_module.CACHES}
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True, env=clean
+    )
+    # 250 MiB, if everything is kept.
+    assert int(done.stdout) < 100

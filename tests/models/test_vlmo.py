@@ -390,3 +390,22 @@ def test_torch_compile_traces_a_whole_forward_once_for_all_lengths() -> None:
     # In a process of its own, without the import hook that checks shapes.
     run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_what_nobody_asks_for_is_not_computed() -> None:
+    model, batch = tiny_model(), random_batch()
+    whole = model.pretraining(batch, batch.tokens, fixed)
+    without_words = model.pretraining(batch, None, fixed)
+    assert len(without_words.masked_text) == 0
+    torch.testing.assert_close(without_words.match_logits, whole.match_logits, atol=1e-5, rtol=1e-4)
+
+    def never(of_images: torch.Tensor, of_texts: torch.Tensor) -> Any:
+        raise AssertionError("negatives were drawn")
+
+    without_matching = model.pretraining(batch, batch.tokens, never, match=False)
+    torch.testing.assert_close(
+        without_matching.masked_text, whole.masked_text, atol=1e-5, rtol=1e-4
+    )
+    assert without_matching.match_logits.shape == (0, 2)
+    contrast = model.pretraining(batch, None, never, match=False)
+    assert torch.equal(contrast.text.own, whole.text.own) and len(contrast.masked_text) == 0

@@ -1,6 +1,6 @@
 """``train-vl convert``: there and back, models that start from BERT, and what is refused."""
 
-from __future__ import annotations
+from __future__ import dataclasses
 
 import json
 from pathlib import Path
@@ -180,7 +180,8 @@ def test_pretraining_goes_on_from_what_was_started_from_bert(
     table = tiny().bert.embeddings.word_embeddings.weight
     assert torch.equal(loaded.model.text_embedding.word.weight, table)
     inputs = tables.write()
-    (tmp_path / "tiny.yaml").write_text(to_yaml(recipe))
+    of_that_model = dataclasses.replace(recipe, model=loaded.config)
+    (tmp_path / "tiny.yaml").write_text(to_yaml(of_that_model))
     arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", inputs.pairs]
     arguments += ["--regions", tables.regions, "--init", str(start), "steps=1"]
     assert main([*arguments, "--output", str(tmp_path / "run")]) == 0
