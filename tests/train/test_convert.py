@@ -1,7 +1,6 @@
 """``train-vl convert``: there and back, models that start from BERT, and what is refused."""
 
-from __future__ import dataclasses
-
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
