@@ -1,5 +1,7 @@
 """``train-vl convert``: there and back, models that start from BERT, and what is refused."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from pathlib import Path
