@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from vlmill.schemas.atomic import write_text
 from vlmill.schemas.reading import iter_batches
@@ -213,6 +214,9 @@ def line_chart(
         axes.plot(x, y, label=name, linewidth=1.3)
     if log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     if curves:
         axes.legend(fontsize=8, frameon=False)
     _label(axes, title, x_label, y_label)

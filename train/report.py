@@ -32,7 +32,7 @@ def write_report(
     lines = read_log(output / "log.jsonl")
     rejects = {k: n for k, n in counts.items() if k in set(Reason)}
     funnel = {
-        "stage": "pairs with regions",
+        "stage": "pairs to train on",
         "in": counts["kept"] + sum(rejects.values()),
         "out": counts["kept"],
         "rejects": rejects,
