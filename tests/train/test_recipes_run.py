@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -55,7 +55,8 @@ def shrunk(name: str) -> list[str]:
     recipe = recipe_named(name)
     changes = [*RUN, *(f"model.{field}" for field in MODELS[recipe.variant])]
     for number, stage in enumerate(recipe.stages):
-        fields = {"steps": 2, "batch_size": 4, "optimizer.warmup_steps": 1}
+        fields: dict[str, Any] = {"steps": 2, "batch_size": 4, "optimizer.warmup_steps": 1}
+        fields |= {"masking.words": 0.6, "masking.regions": 0.6}
         feeding = {"short_side": 32, "long_side": 48, "image_size": 32}
         feeding["text_rows"] = 4 if stage.feeding.text_rows else 0
         if stage.feeding.token_size is not None:
@@ -97,6 +98,7 @@ def test_a_published_recipe_trains(name: str, tables: Tables, tmp_path: Path) ->
     names = {f"loss/{objective}" for objective, weight in wanted.items() if weight}
     for line in lines:
         assert names <= set(line) and all(np.isfinite(line[name]) for name in names | {"loss"})
-    # Two steps may happen to mask no word, or ask for no region; more than one loss, hardly.
-    assert lines[-1]["loss"] > 0 and sum(lines[-1][name] > 0 for name in names) > len(names) / 2
+    # A step may happen to mask no word, or ask for no region; both for more than one loss, hardly.
+    met = [name for name in names if any(line[name] > 0 for line in lines)]
+    assert lines[-1]["loss"] > 0 and len(met) > len(names) / 2
     assert load_checkpoint(output).training.step == 2 * len(recipe.stages)
