@@ -167,7 +167,9 @@ def pretraining(model: Vlmo, inputs: dict[str, Tensor]) -> tuple[dict[str, Tenso
         model, "text", made.text, text, layout_of(batch.token_mask, pack=False), on_text
     )
     on_image = model.encoder.image_bias()
-    outputs |= unimodal(model, "image", made.image, image, Layout(image.shape[:2]), on_image)
+    outputs |= unimodal(
+        model, "image", made.image, image, Layout((image.shape[0], image.shape[1])), on_image
+    )
     outputs |= joint(model, batch)
     outputs["mlm_logits"] = model.mlm_logits(made.masked_text)
     outputs |= (contrast := contrast_outputs(made.text, made.image, made.scale, made.fused_scale))

@@ -54,8 +54,8 @@ def test_a_published_file_becomes_a_folder_and_comes_back(name: str, tmp_path: P
     size = json.loads(settings.read_text()).get("vocab_size") or 10
     vocabulary = [*SPECIAL, *(f"word{i}" for i in range(size - len(SPECIAL)))]
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in vocabulary))
-    words = (*words, "--vocab", str(tmp_path / "vocab.txt"))
-    convert(family, weights, *words, "--output", str(tmp_path / "ours"))
+    flags = (*words, "--vocab", str(tmp_path / "vocab.txt"))
+    convert(family, weights, *flags, "--output", str(tmp_path / "ours"))
     loaded = load_checkpoint(tmp_path / "ours")
     assert loaded.variant == variant and isinstance(loaded.model, MODELS[variant].model)
     assert words_of(loaded.config) in (0, size)
