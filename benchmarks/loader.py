@@ -32,7 +32,8 @@ from vlmill.schemas.regions import RegionReader, RegionRow, encode_regions, regi
 from vlmill.schemas.shards import ShardWriter, write_shard
 from vlmill.schemas.tables import PAIRS, REGIONS, REJECTS
 from vlmill.train.assembly import region_batch
-from vlmill.train.batches import PretrainBatches, batch_loader
+from vlmill.train.batch_loader import batch_loader
+from vlmill.train.batches import PretrainBatches
 from vlmill.train.data import Wanted, prepare_samples
 from vlmill.train.recipes import Optimizer, Stage
 from vlmill.train.samples import Lexicon

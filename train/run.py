@@ -16,7 +16,8 @@ from torch import nn
 from vlmill.models.vlmo import frozen_on_text
 from vlmill.schemas.progress import Progress
 from vlmill.train.average import MovingAverage
-from vlmill.train.batches import PretrainBatches, batch_loader
+from vlmill.train.batch_loader import batch_loader
+from vlmill.train.batches import PretrainBatches
 from vlmill.train.checkpoint import (
     LoadedCheckpoint,
     load_checkpoint,

@@ -12,7 +12,8 @@ from vlmill.schemas.commands import InputError
 from vlmill.schemas.regions import RegionReader
 from vlmill.schemas.shards import ShardWriter
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.batches import PretrainBatches, batch_loader
+from vlmill.train.batch_loader import batch_loader
+from vlmill.train.batches import PretrainBatches
 from vlmill.train.data import Wanted, prepare_samples
 from vlmill.train.recipes import Loading, Stage
 from vlmill.train.samples import Lexicon, Sample
