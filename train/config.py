@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -88,15 +88,26 @@ def override(config: T, assignments: Sequence[str]) -> T:
     Members of a list are counted from 0: ``stages.1.steps=10``. Raises InputError for an unknown
     field, with the nearest name, and for a value of the wrong type.
     """
+    return replaced(config, map(_parsed, assignments))
+
+
+def _parsed(assignment: str) -> tuple[str, Any]:
+    path, _, text = assignment.partition("=")
+    try:
+        return path, yaml.safe_load(text)
+    except yaml.YAMLError:
+        return path, text
+
+
+def replaced(config: T, values: Iterable[tuple[str, Any]], where: str = "") -> T:
+    """``config`` with other plain values at these dotted paths, checked as a whole.
+
+    ``where`` stands before fields in errors. Raises InputError as :func:`override`.
+    """
     plain = to_plain(config)
-    for assignment in assignments:
-        path, _, text = assignment.partition("=")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
+    for path, value in values:
         _assign(plain, path, value)
-    return from_plain(type(config), plain)
+    return from_plain(type(config), plain, where)
 
 
 def _assign(plain: dict[str, Any], path: str, value: Any) -> None:

@@ -181,8 +181,8 @@ def _vlmo_losses(
         return _word_losses(model, hidden.flatten(0, 1), 0, batch, weights)
     masked = batch.pixel_inputs(masked=True)
     if not (weights.itc or weights.itm):
-        words = model(masked).text
-        return _word_losses(model, words.flatten(0, 1), _cells(words), batch, weights)
+        words = model(masked).text.flatten(0, 1)
+        return _word_losses(model, words, len(words), batch, weights)
     clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
     if world_size() > 1:
         found, logits = contrast_and_matching(model, clean, draw, match=match)
@@ -196,12 +196,9 @@ def _vlmo_losses(
     if weights.itm:
         losses["itm"] = matching_loss(logits)
     if weights.mlm:
-        losses |= _word_losses(model, words.flatten(0, 1), _cells(words), batch, weights)
+        words = words.flatten(0, 1)
+        losses |= _word_losses(model, words, len(words), batch, weights)
     return losses
-
-
-def _cells(words: Tensor) -> int:
-    return words.shape[0] * words.shape[1]
 
 
 def _contrast(out: VlmoOutputs) -> Tensor:

@@ -16,7 +16,7 @@ from vlmill.schemas.outputs import PLAN, State, prepare_output
 from vlmill.schemas.shards import Shard, ShardWriter
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoint import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
-from vlmill.train.config import to_yaml
+from vlmill.train.config import replaced, to_yaml
 from vlmill.train.data import Wanted, prepare_samples, require_pictures
 from vlmill.train.devices import make_accelerator
 from vlmill.train.log import CURVES
@@ -36,7 +36,7 @@ from vlmill.train.sources import (
     say,
     settings_of,
 )
-from vlmill.train.start import allowed_changes, replaced, say_what_is_missing
+from vlmill.train.start import allowed_changes, say_what_is_missing
 
 RECIPE = "recipe.yaml"
 
@@ -63,7 +63,7 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     rejects, counts, text = prepared[0]
     tokenizer = Tokenizer.from_str(text)
     table = SampleTable(output / PREPARED)
-    config = replaced(model_config(recipe, tokenizer, sources), changes)
+    config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
     place = Place(
         recipe=recipe,

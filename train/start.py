@@ -14,7 +14,7 @@ from vlmill.models.reference import export_reference
 from vlmill.models.vlmo_transfer import start_from
 from vlmill.schemas.commands import InputError
 from vlmill.train.checkpoint import LoadedCheckpoint
-from vlmill.train.config import flatten, from_plain, to_plain
+from vlmill.train.config import flatten, to_plain
 from vlmill.train.recipes import RECIPES, Optimizer, Recipe
 from vlmill.train.sources import Inputs, Sources, feature_statistics, say
 
@@ -73,18 +73,6 @@ def _refuse_others(
                 f"model.{name}={value}: --init {init.path} {has}; leave it as the checkpoint has "
                 "it, or start from another one"
             )
-
-
-def replaced(config: Any, fields: Mapping[str, Any]) -> Any:
-    """``config`` with other values at these dotted names."""
-    plain = to_plain(config)
-    for name, value in fields.items():
-        *parents, leaf = name.split(".")
-        node = plain
-        for parent in parents:
-            node = node[parent]
-        node[leaf] = value
-    return from_plain(type(config), plain, "model")
 
 
 def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
