@@ -43,6 +43,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.layout import Read
+from vlmill.schemas.memory import keep_freed_memory
 from vlmill.train.throughput import operations_counter
 
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
@@ -372,6 +373,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    keep_freed_memory()  # as train-vl does
     official = dict(options.official)
     for variant in options.variants:
         run_variant(variant, official.get(variant), options.rounds)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.schemas.commands import InputError, Parser, run_command
+from vlmill.schemas.memory import keep_freed_memory
 from vlmill.train.config import from_plain, read_yaml, to_yaml
 from vlmill.train.convert import add_convert_arguments, run_convert
 from vlmill.train.evaluate import add_evaluate_arguments, run_evaluate
@@ -43,6 +44,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``train-vl`` and return its exit status."""
+    keep_freed_memory()
     return run_command(_main, argv)
 
 
