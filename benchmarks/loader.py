@@ -12,6 +12,7 @@ seconds leave out what other processes take of the cores.
 import argparse
 import base64
 import json
+import os
 import pickle
 import tempfile
 import time
@@ -212,7 +213,12 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=2000, help="0.4 MB each, and LMDB's 1.1")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="for the pretraining batches")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=max(1, min(2, (os.cpu_count() or 1) - 1)),  # this process needs a core, too
+        help="for the pretraining batches (%(default)s)",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     pictures, size = args.pictures, args.batch_size
