@@ -62,6 +62,7 @@ class VLInputs:
                 f"{tuple(self.region_features.shape)}; want [pairs, tokens] and "
                 "[pairs, regions, feature width]"
             )
+        _check_pairs(self.tokens)
         for name, shape in self._wanted().items():
             if name in held and (came := tuple(held[name].shape)) != shape:
                 raise ValueError(
@@ -175,6 +176,7 @@ class PixelInputs:
                 f"tokens has shape {came} and token_mask {tuple(self.token_mask.shape)}, want "
                 f"[pairs, tokens] twice, beside pixels {shape}"
             )
+        _check_pairs(self.tokens)
         check_ids("tokens", self.tokens)
         check_mask("token_mask", self.token_mask)
         check_numbers("pixels", self.pixels, "scale and normalise them")
@@ -207,6 +209,11 @@ class PixelInputs:
         """`validate` where looking at values costs next to nothing: on the CPU, untraced."""
         if self.tokens.shape[1] and readable(self.tokens):
             self.validate(vocab_size=vocab_size)
+
+
+def _check_pairs(tokens: Tensor) -> None:
+    if not len(tokens):
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}, want one pair at least")
 
 
 def _held(inputs: VLInputs | PixelInputs) -> dict[str, Any]:

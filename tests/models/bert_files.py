@@ -31,6 +31,16 @@ def published(**sizes: Any) -> Any:
     return library.BertForPreTraining(library.BertConfig(**sizes)).eval()
 
 
+def large() -> Any:
+    """`transformers`' BertForPreTraining of BERT-large's sizes, 1.3 GB, not kept."""
+    library = transformers()
+    torch.manual_seed(0)
+    config = library.BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    )
+    return library.BertForPreTraining(config).eval()
+
+
 def tiny(**changes: Any) -> Any:
     """A small one whose every parameter acts."""
     sizes = {

@@ -72,6 +72,10 @@ GOOD = pairs()
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tensor": ({"tokens": [[1]]}, "tokens is a list, want a tensor"),
     "nothing": ({"region_features": None}, "region_features is a NoneType"),
+    "no pairs": (
+        {name: tensor[:0] for name, tensor in GOOD.items()},
+        "tokens has shape (0, 5), want one pair at least",
+    ),
     "tokens of another shape": ({"tokens": GOOD["tokens"][:2]}, "tokens has shape (2, 5), want"),
     "a mask of another shape": (
         {"region_mask": GOOD["region_mask"][:, :2]},
@@ -245,6 +249,14 @@ def test_texts_that_bert_cannot_read(changes: dict[str, Any], message: str) -> N
             "tokens has 13 positions, want 1 to max_text_tokens=12",
         ),
         ({"token_mask": with_row(GOOD["token_mask"], False)}, "1 of 3 pairs have no token"),
+        (
+            {
+                "tokens": GOOD["tokens"][:0],
+                "token_mask": GOOD["token_mask"][:0],
+                "pixels": torch.zeros(0, 3, SIDE, SIDE),
+            },
+            "tokens has shape (0, 5), want one pair at least",
+        ),
         ({"pixels": torch.zeros(PAIRS, 1, SIDE, SIDE)}, "pixels has shape (3, 1, 32, 32), want"),
         ({"pixels": torch.zeros(PAIRS, 3, 48, 48)}, "want [pictures, 3, image_size=32, 32]"),
         ({"pixels": torch.zeros(2, 3, SIDE, SIDE)}, "beside pixels (2, 3, 32, 32)"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.bert_files import LAYOUTS, published, tiny, transformers, write
+from tests.models.bert_files import LAYOUTS, large, published, tiny, transformers, write
 from torch import Tensor, nn
 
 from vlmill.models.bert_sources import BERT_SOURCES
@@ -17,9 +17,9 @@ from vlmill.models.interbert import InterBert, InterBertConfig, interbert_releas
 from vlmill.models.layout import layout_of
 from vlmill.models.single_stream import SingleStream, SingleStreamConfig
 from vlmill.models.vilbert import Vilbert
-from vlmill.models.vilbert_config import VilbertConfig, vilbert_base
+from vlmill.models.vilbert_config import VilbertConfig, vilbert_base, vilbert_large
 from vlmill.models.vilbert_tasks import VilbertTasks, VilbertTasksConfig
-from vlmill.models.vlbert import VlBert, VlBertConfig, vlbert_base
+from vlmill.models.vlbert import VlBert, VlBertConfig, vlbert_base, vlbert_large
 from vlmill.models.vlbert_body import VlBertBody
 from vlmill.models.vlbert_config import vlbert_for_task
 from vlmill.models.vlbert_tasks import (
@@ -171,6 +171,14 @@ BASE: dict[str, tuple[Callable[[], nn.Module], TextSide, str, str]] = {
 }
 
 
+def vilbert_large_model() -> tuple[nn.Module, TextSide]:
+    return Vilbert(vilbert_large()).eval(), text_layers("text_layers")
+
+
+def vlbert_large_model() -> tuple[nn.Module, TextSide]:
+    return VlBert(vlbert_large()).eval(), text_layers("layers")
+
+
 def texts(vocab_size: int) -> tuple[Tensor, Tensor]:
     """Tokens of two texts, the second shorter."""
     tokens = torch.randint(0, vocab_size, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -210,6 +218,23 @@ def test_the_text_side_is_berts_at_the_published_size(variant: str, tmp_path: Pa
     with torch.no_grad():
         ours, expected = text_side(model, tokens, mask), hidden_states(theirs, tokens, mask)
     torch.testing.assert_close(ours[mask], expected[mask], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [vilbert_large_model, vlbert_large_model])
+def test_the_text_side_is_berts_at_the_large_size(
+    build: Callable[[], tuple[nn.Module, TextSide]], tmp_path: Path
+) -> None:
+    theirs = large()
+    path = write(theirs, tmp_path / "bert.safetensors", "original")
+    with torch.device("meta"):
+        model, text_side = build()
+    initialise_from_bert(model.to_empty(device="cpu"), path)
+    path.unlink()  # 1.3 GB that pytest would keep
+    tokens, mask = texts(30522)
+    with torch.no_grad():
+        ours, expected = text_side(model, tokens, mask), hidden_states(theirs, tokens, mask)
+    torch.testing.assert_close(ours[mask], expected[mask], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("variant", TINY)
