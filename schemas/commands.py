@@ -1,13 +1,15 @@
 """What every command line shares: a user's mistakes, exit statuses, one-line errors.
 
 Exit status 0: done. 1: failed. 2: wrong arguments or input, told in one line that names the
-argument and the remedy. 130: interrupted.
+argument and the remedy. 130: interrupted. 141: who read the output, such as `head`, has gone.
 """
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 class InputError(ValueError):
@@ -36,7 +38,14 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     traceback; any other exception is a bug and keeps its traceback.
     """
     try:
-        return command(sys.argv[1:] if argv is None else argv)
+        status = command(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        if _is_read(sys.stdout):
+            print(f"failed: {error}", file=sys.stderr)
+            return 1
+        return 141
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -46,3 +55,13 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it can", file=sys.stderr)
         return 130
+
+
+def _is_read(output: TextIO) -> bool:
+    """Whether there is still a reader. Where not, what is left to print goes nowhere."""
+    poll = select.poll()
+    poll.register(output)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    return False

@@ -103,6 +103,37 @@ def test_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
         _raising(ZeroDivisionError())
 
 
+PRINTING = """
+import sys
+from vlmill.schemas.commands import run_command
+def command(argv):
+    print("line " * int(argv[0]))
+    if argv[1:]:
+        raise BrokenPipeError("a worker has gone")
+    return 0
+sys.exit(run_command(command))
+"""
+
+
+@pytest.mark.parametrize("count", ["1", "100000"])
+def test_a_reader_that_goes_is_no_failure(count: str) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-c", PRINTING, count], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert started.stdout is not None
+    started.stdout.close()
+    started.stdout = None
+    _, said = started.communicate()
+    assert (started.returncode, said) == (141, b"")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING, "1", "raise"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "failed: a worker has gone\n")
+
+
 def test_wrong_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     parser = Parser(prog="job")
     parser.add_argument("--top", type=int)
