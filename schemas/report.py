@@ -212,7 +212,7 @@ def line_chart(
     figure, axes = _figure(height=3.2)
     for name, (x, y) in curves.items():
         axes.plot(x, y, label=name, linewidth=1.3)
-    if log:
+    if log and any(value > 0 for _, y in curves.values() for value in y):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")

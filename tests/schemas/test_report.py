@@ -28,6 +28,13 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     assert "49" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
 
 
+@pytest.mark.filterwarnings("error")
+def test_curves_of_zeros_fit_no_logarithmic_axis() -> None:
+    for curves in ({"loss": ([1.0], [0.0])}, {}):
+        chart = report.line_chart(curves, title="t", x_label="x", y_label="y", log=True)
+        assert "</svg>" in chart
+
+
 def test_a_page_asks_nothing_of_the_network() -> None:
     chart = report.line_chart(
         {"a": ([1, 2], [3, 4])}, title="t", x_label="x", y_label="y", log=True
