@@ -191,6 +191,16 @@ def hidden_states(theirs: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     return states
 
 
+def same_texts(
+    model: nn.Module, text_side: TextSide, theirs: Any, vocab_size: int, atol: float = 1e-5
+) -> None:
+    """The text side's hidden states are those of `transformers`."""
+    tokens, mask = texts(vocab_size)
+    with torch.no_grad():
+        ours, expected = text_side(model, tokens, mask), hidden_states(theirs, tokens, mask)
+    torch.testing.assert_close(ours[mask], expected[mask], atol=atol, rtol=1e-5)
+
+
 @pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("variant", TINY)
@@ -200,10 +210,7 @@ def test_the_text_side_is_berts_in_every_layout(
     build, text_side = TINY[variant]
     theirs, model = tiny(), build()
     initialise_from_bert(model, write(theirs, tmp_path / f"bert{suffix}", layout))
-    tokens, mask = texts(50)
-    with torch.no_grad():
-        ours, expected = text_side(model, tokens, mask), hidden_states(theirs, tokens, mask)
-    torch.testing.assert_close(ours[mask], expected[mask], atol=1e-5, rtol=1e-5)
+    same_texts(model, text_side, theirs, 50)
 
 
 @pytest.mark.parametrize("variant", BASE)
@@ -214,10 +221,7 @@ def test_the_text_side_is_berts_at_the_published_size(variant: str, tmp_path: Pa
     with torch.device("meta"):  # what BERT has no part in need not be drawn
         model = build()
     initialise_from_bert(model.to_empty(device="cpu"), path)
-    tokens, mask = texts(30522)
-    with torch.no_grad():
-        ours, expected = text_side(model, tokens, mask), hidden_states(theirs, tokens, mask)
-    torch.testing.assert_close(ours[mask], expected[mask], atol=1e-5, rtol=1e-5)
+    same_texts(model, text_side, theirs, 30522)
 
 
 @pytest.mark.slow
@@ -231,10 +235,7 @@ def test_the_text_side_is_berts_at_the_large_size(
         model, text_side = build()
     initialise_from_bert(model.to_empty(device="cpu"), path)
     path.unlink()  # 1.3 GB that pytest would keep
-    tokens, mask = texts(30522)
-    with torch.no_grad():
-        ours, expected = text_side(model, tokens, mask), hidden_states(theirs, tokens, mask)
-    torch.testing.assert_close(ours[mask], expected[mask], atol=2e-5, rtol=1e-5)
+    same_texts(model, text_side, theirs, 30522, atol=2e-5)
 
 
 @pytest.mark.parametrize("variant", TINY)
