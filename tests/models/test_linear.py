@@ -13,6 +13,19 @@ from vlmill.models import linear as linear_module
 from vlmill.models.linear import Linear, linear
 
 
+needs_onednn = pytest.mark.skipif(
+    not linear_module.HAS_ONEDNN, reason="this PyTorch has no oneDNN, or no linear layer of it"
+)
+
+
+@pytest.fixture(autouse=True, params=["PyTorch", pytest.param("oneDNN", marks=needs_onednn)])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which library multiplies: whatever would be faster on this processor, both must be right."""
+    name: str = request.param
+    monkeypatch.setattr(linear_module, "uses_onednn", lambda: name == "oneDNN")
+    return name
+
+
 def both(shape: tuple[int, ...], *, bias: bool = True) -> tuple[Linear, nn.Linear, Tensor, Tensor]:
     torch.manual_seed(0)
     ours, theirs = Linear(24, 40, bias=bias), nn.Linear(24, 40, bias=bias)
@@ -64,15 +77,33 @@ def test_autocast_and_other_dtypes_are_pytorchs() -> None:
     assert double.dtype == torch.float64
 
 
-def test_without_onednn_it_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs, mine, _ = both((4,))
+def test_only_onednn_has_a_node_of_ours(library: str) -> None:
+    ours, _, mine, _ = both((4,))
+    made_by = type(ours(mine).grad_fn).__name__
+    assert (made_by == "ViewBackward0") == (library == "oneDNN")
+
+
+@pytest.mark.parametrize(("maker", "expected"), [("GenuineIntel", False), ("AuthenticAMD", True)])
+def test_mkl_multiplies_on_intels_processors(
+    maker: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the fixture's
+    processors = tmp_path / "cpuinfo"
+    processors.write_text(f"vendor_id\t: {maker}\n")
+    monkeypatch.setattr(linear_module, "PROCESSORS", processors)
+    monkeypatch.setattr(linear_module, "HAS_ONEDNN", True)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert linear_module.uses_onednn.__wrapped__() is expected
     monkeypatch.setattr(linear_module, "HAS_ONEDNN", False)
-    assert torch.equal(ours(mine), theirs(mine))
+    assert linear_module.uses_onednn.__wrapped__() is False
 
 
 GROWTH = """
 import torch
+from vlmill.models import linear as module
 from vlmill.models.linear import linear
+
+module.uses_onednn = lambda: True
 
 def held():
     line = next(x for x in open("/proc/self/status") if x.startswith("RssAnon"))
@@ -87,6 +118,7 @@ print(held() - before)
 """
 
 
+@needs_onednn
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_batches_of_ever_other_lengths_leave_no_memory_behind() -> None:
     clean = {k: v for k, v in os.environ.items() if k not in linear_module.CACHES}
