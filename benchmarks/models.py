@@ -5,9 +5,11 @@ step (training mode, dropout on, all its objectives, no optimiser), one for the 
 lengths, and one for the optimiser's step. ``limit`` is what the rate of a 2048 x 768 x 3072 float32
 product, measured in turn with the model, would give for the useful operations: those of each pair
 by itself, without padding, with heads and most of the last layer where labels are. Fractions by CPU
-seconds hold on a busy machine too. ``peer`` is the official code on the same batch, where a
-checkout of it is given (benchmarks/peers/official_models.py says which), and for ImageBERT, which
-has none, PyTorch's own encoder without embeddings and heads.
+seconds hold on a busy machine too, if waiting threads sleep (OMP_WAIT_POLICY=PASSIVE, as `make
+bench` has it); on an idle one steps are faster where they spin a little, as they do by themselves.
+``peer`` is the official code on the same batch, in a process of its own, where a checkout of it is
+given (benchmarks/peers/official_models.py says which), and for ImageBERT, which has none, PyTorch's
+own encoder without embeddings and heads.
 
     python benchmarks/models.py
     python benchmarks/models.py --variants vilbert --official vilbert=../vilbert_beta --rounds 5
@@ -15,20 +17,16 @@ has none, PyTorch's own encoder without embeddings and heads.
 
 import argparse
 import json
-import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-# Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import torch
 import torch.nn.functional as F
+from peers.apart import Apart, Timing, timed
 from peers.official_models import (
     PEERS,
     PixelWork,
@@ -246,26 +244,20 @@ def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backwar
     return total
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Medians of wall and CPU seconds."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def measure(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time the works in turn, so that a busy spell meets all; the first round is warm-up."""
-    wall: dict[str, list[float]] = {name: [] for name in works}
-    cpu: dict[str, list[float]] = {name: [] for name in works}
+def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str, Timing]:
+    """Medians of the works, taken in turn, so that a busy spell meets all; the first is warm-up."""
+    found: dict[str, list[Timing]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
-            started, cpu_started = time.perf_counter(), time.process_time()
-            work()
+            timing = work()
             if number:
-                wall[name].append(time.perf_counter() - started)
-                cpu[name].append(time.process_time() - cpu_started)
-    return {name: Timing(wall_s=median(wall[name]), cpu_s=median(cpu[name])) for name in works}
+                found[name].append(timing)
+    return {
+        name: Timing(
+            wall_s=median(one.wall_s for one in timings), cpu_s=median(one.cpu_s for one in timings)
+        )
+        for name, timings in found.items()
+    }
 
 
 def gemm() -> None:
@@ -312,23 +304,24 @@ def run_variant(variant: str, official: Path | None, rounds: int) -> None:
         ("forward_backward_variable", variable, True),
     ):
         work = make_work(case, *lengths)
-        steps = {
-            "ours": make_step(model, work, variant),
-            "peer": peer_step(variant, official, work),
-        }
-        works: dict[str, Callable[[], object]] = {"gemm": gemm}
-        works |= {who: partial(step, backward) for who, step in steps.items() if step}
+        ours, peer = make_step(model, work, variant), peer_of(variant, official, work)
+        works: dict[str, Callable[[], Timing]] = {}
+        works |= {"gemm": partial(timed, gemm), "ours": partial(timed, partial(ours, backward))}
+        if peer is not None:
+            works["peer"] = partial(peer.step, backward)
         found = measure(works, rounds)
+        if peer is not None:
+            peer.close()
         flops = operations(model, case, variant, lengths, backward)
         print(json.dumps(record(f"{variant}_{name}", case.batch, flops, found)), flush=True)
     print(json.dumps(optimiser_share(variant, model, make_work(case, *full), rounds)), flush=True)
 
 
-def peer_step(variant: str, official: Path | None, work: Work) -> Step | None:
-    """The peer's step over the work, if there is a peer."""
+def peer_of(variant: str, official: Path | None, work: Work) -> Apart | None:
+    """The variant's peer over the work, if there is one."""
     if variant == "imagebert" and isinstance(work, RegionWork):
-        return encoder_peer(work)[1]
-    return None if official is None else PEERS[variant](official, work)[1]
+        return Apart(partial(encoder_peer, work))
+    return None if official is None else Apart(partial(PEERS[variant], official, work))
 
 
 def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> dict[str, object]:
@@ -336,9 +329,9 @@ def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> 
     step = make_step(model, work, variant)
     fused = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     grouped = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=True)
-    found = measure(
-        {"ours": lambda: step(True), "fused": fused.step, "foreach": grouped.step}, rounds
-    )
+    works: dict[str, Callable[[], object]] = {"ours": partial(step, True)}
+    works |= {"fused": fused.step, "foreach": grouped.step}
+    found = measure({name: partial(timed, work) for name, work in works.items()}, rounds)
     share = {name: found[name].wall_s / found["ours"].wall_s for name in ("fused", "foreach")}
     return {
         "name": f"{variant}_optimiser",

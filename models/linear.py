@@ -28,7 +28,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 def uses_onednn() -> bool:
     """Whether products on this machine's CPU are oneDNN's."""
     of_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
-    return HAS_ONEDNN and not (torch.backends.mkl.is_available() and of_intel)
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return HAS_ONEDNN and not (has_mkl and of_intel)
 
 
 @functools.cache

@@ -1,0 +1,61 @@
+"""A peer in a process of its own, with the settings of memory that its users have."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch.multiprocessing
+from peers.official_models import Step
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Wall and CPU seconds."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(work: Callable[[], object]) -> Timing:
+    """Seconds that it takes in this process."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    work()
+    return Timing(wall_s=time.perf_counter() - started, cpu_s=time.process_time() - cpu_started)
+
+
+class Apart:
+    """The step of what ``make``, which is sent, returns there; timed there."""
+
+    def __init__(self, make: Callable[[], tuple[nn.Module, Step]]) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, make), daemon=True)
+        self._process.start()
+        other.close()
+
+    def step(self, backward: bool) -> Timing:
+        """Take a step. Raises RuntimeError if the process has ended; it has said why."""
+        try:
+            self._connection.send(backward)
+            found: Timing = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("the peer's process ended, see above") from error
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join()
+
+
+def _serve(connection: Connection, make: Callable[[], tuple[nn.Module, Step]]) -> None:
+    _, step = make()
+    while True:
+        try:
+            backward = connection.recv()
+        except EOFError:
+            return
+        connection.send(timed(partial(step, backward)))
