@@ -11,7 +11,7 @@ import weakref
 import torch
 from torch import Tensor
 
-KEPT = 4  # blocks that wait for a batch: one that is filled, those that wait, one in use
+KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use
 LARGER = 1.5  # times as large as needed: a block may be
 
 
