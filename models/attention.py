@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.models.biased_attention import biased_attention
 from vlmill.models.dropout import dropout as drop
 from vlmill.models.layout import Kept, Layout
 from vlmill.models.linear import Linear, linear
@@ -34,8 +35,13 @@ def attend(
     broadcast over heads and queries; only a ``bias`` makes it a full matrix, outside training.
     """
     mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
-    unfused = dropout > 0 or (bias is not None and bias.requires_grad)
+    learned = bias is not None and bias.requires_grad
+    unfused = dropout > 0 or learned
     if unfused and q.device.type == "cpu" and not torch.compiler.is_compiling():
+        plain = q.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if bias is not None and learned and dropout == 0 and plain:
+            mixed = biased_attention(q, k, v, bias, keys.key_mask)
+            return mixed.transpose(1, 2).flatten(2)
         # PyTorch has no fused kernel for this on a CPU: its own way, with our draws and in place.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         if bias is not None:

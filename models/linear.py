@@ -5,7 +5,8 @@ is the faster one (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 aga
 forward, 342 against 171 for the gradient of the input). On others it is oneDNN, which PyTorch
 carries for convolutions: at 288 x 768 x 3072 on two cores of an AMD EPYC 205 against 180 GFLOP/s
 forward and 210 against 190 for the gradient of the input, at 112 rows 174 against 113 and 184
-against 115. For the gradient of the weights oneDNN is never faster: it copies what comes transposed.
+against 115. For the gradient of the weights oneDNN is never faster: it copies what comes
+transposed.
 """
 
 import functools

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vlmill.models import linear as linear_module
 from vlmill.models.linear import Linear, linear
 
-
 needs_onednn = pytest.mark.skipif(
     not linear_module.HAS_ONEDNN, reason="this PyTorch has no oneDNN, or no linear layer of it"
 )

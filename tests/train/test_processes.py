@@ -78,13 +78,17 @@ def test_vlmo_draws_the_negatives_of_one_process(tables: Tables, tmp_path: Path)
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Both runs have logged the same losses and left the same weights."""
+    """Both runs have logged the same losses and left the same weights.
+
+    But for rounding, which depends on the rows that are multiplied at once and which AdamW's first
+    steps, each of the size of the rate, make up to a hundredth of a step.
+    """
     for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
         losses = {name: value for name, value in line.items() if name.startswith("loss")}
         assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-5)
     expected = load_checkpoint(one).model.state_dict()
     for name, value in load_checkpoint(two).model.state_dict().items():
-        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(value, expected[name], atol=5e-6, rtol=1e-5)
 
 
 @pytest.mark.slow
