@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+CACHE = 2 << 20  # bytes that a core has to itself, about
+
+
 def biased_attention(
     q: Float[Tensor, "B heads N d"],
     k: Float[Tensor, "B heads M d"],
@@ -27,9 +30,10 @@ def biased_attention(
     return mixed
 
 
-def _stretches(heads: int) -> list[slice]:
-    """As many heads at a time as there are threads: each multiplies one."""
-    step = max(1, min(heads, torch.get_num_threads()))
+def _stretches(bias: Float[Tensor, "heads N M"]) -> list[slice]:
+    """Heads to take at a time: as many for each thread as a core's cache holds, one at least."""
+    heads, threads = len(bias), torch.get_num_threads()
+    step = threads * max(1, CACHE // (bias[0].numel() * bias.element_size()))
     return [slice(first, min(first + step, heads)) for first in range(0, heads, step)]
 
 
@@ -43,7 +47,7 @@ class _BiasedAttention(torch.autograd.Function):
         batch, heads, queries, _ = q.shape
         weights = q.new_empty(batch, heads, queries, k.shape[2])
         mixed = q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
-        for some in _stretches(heads):
+        for some in _stretches(bias):
             for i in range(batch):
                 own = weights[i, some]
                 torch.baddbmm(bias[some], q[i, some], k[i, some].transpose(1, 2), out=own)
@@ -61,7 +65,7 @@ class _BiasedAttention(torch.autograd.Function):
         grad = grads[0].contiguous()
         of_q, of_k, of_v = (one.new_empty(one.transpose(1, 2).shape) for one in (q, k, v))
         of_bias = torch.zeros_like(weights[0]) if ctx.needs_input_grad[3] else None
-        for some in _stretches(q.shape[1]):
+        for some in _stretches(weights[0]):
             for i in range(len(q)):
                 own = weights[i, some]
                 of_v[i, :, some] = (own.transpose(1, 2) @ grad[i, some]).transpose(0, 1)
