@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
 CACHE = 2 << 20  # bytes that a core has to itself, about
 
 
