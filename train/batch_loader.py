@@ -1,6 +1,7 @@
 """Batches one after the other, planned by processes and filled by a thread ahead of training."""
 
 import queue
+import signal
 import threading
 from collections.abc import Generator, Iterator, Sequence
 
@@ -18,6 +19,7 @@ from vlmill.train.stored_batch import StoredBatch
 AHEAD = 1
 # Plans that a worker sends at once: a message of its own for each would cost 8 us a picture.
 TOGETHER = 8
+GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
 
 
 def batch_loader(
@@ -46,6 +48,7 @@ def batch_loader(
         # resumed run would have other ones than a run without a pause.
         generator=torch.Generator(),
         multiprocessing_context="spawn" if workers else None,
+        worker_init_fn=_stay_for_a_while,
     )
     made = (
         assemble(_sound(one), batches.regions, pin_memory=pin_memory)
@@ -53,6 +56,16 @@ def batch_loader(
         for one in some
     )
     return _ahead(made) if workers else made
+
+
+def _stay_for_a_while(worker: int) -> None:
+    """Leave it to the training process when to end: it ends its workers, and they outlive it never.
+
+    Whoever stops a job (a scheduler, a container, Ctrl-C) often tells all of its processes, and a
+    run that saves and goes on later needs its workers until it has saved.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_S))
 
 
 class _Plans(Dataset[list[PlannedBatch | InputError]]):

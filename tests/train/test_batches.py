@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,6 +160,23 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     with pytest.raises(InputError, match="is damaged: a value of") as raised:
         list(batch_loader(sent, 0, 3, workers=1, pin_memory=False))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_stay_when_all_processes_are_told_to_end(
+    batches: PretrainBatches, number: signal.Signals
+) -> None:
+    others = multiprocessing.active_children()
+    loader = batch_loader(batches, 0, 40, workers=2, pin_memory=False)
+    made = [next(loader) for _ in range(9)]  # of both: a worker sends eight plans at a time
+    workers = [child for child in multiprocessing.active_children() if child not in others]
+    for worker in workers:
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
+    made += loader
+    assert (len(workers), len(made)) == (2, 40)
+    assert_equal(made[-1], batches.assembled(39))
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_who_stops_asking_leaves_no_thread(batches: PretrainBatches) -> None:
