@@ -305,8 +305,10 @@ def run_variant(variant: str, official: Path | None, rounds: int) -> None:
     ):
         work = make_work(case, *lengths)
         ours, peer = make_step(model, work, variant), peer_of(variant, official, work)
-        works: dict[str, Callable[[], Timing]] = {}
-        works |= {"gemm": partial(timed, gemm), "ours": partial(timed, partial(ours, backward))}
+        works: dict[str, Callable[[], Timing]] = {
+            "gemm": partial(timed, gemm),
+            "ours": partial(timed, partial(ours, backward)),
+        }
         if peer is not None:
             works["peer"] = partial(peer.step, backward)
         found = measure(works, rounds)
@@ -329,8 +331,11 @@ def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> 
     step = make_step(model, work, variant)
     fused = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     grouped = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=True)
-    works: dict[str, Callable[[], object]] = {"ours": partial(step, True)}
-    works |= {"fused": fused.step, "foreach": grouped.step}
+    works: dict[str, Callable[[], object]] = {
+        "ours": partial(step, True),
+        "fused": fused.step,
+        "foreach": grouped.step,
+    }
     found = measure({name: partial(timed, work) for name, work in works.items()}, rounds)
     share = {name: found[name].wall_s / found["ours"].wall_s for name in ("fused", "foreach")}
     return {

@@ -35,13 +35,12 @@ def attend(
     broadcast over heads and queries; only a ``bias`` makes it a full matrix, outside training.
     """
     mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
-    learned = bias is not None and bias.requires_grad
-    unfused = dropout > 0 or learned
-    if unfused and q.device.type == "cpu" and not torch.compiler.is_compiling():
-        plain = q.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        if bias is not None and learned and dropout == 0 and plain:
-            mixed = biased_attention(q, k, v, bias, keys.key_mask)
-            return mixed.transpose(1, 2).flatten(2)
+    learned = bias if bias is not None and bias.requires_grad else None
+    eager = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    plain = q.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if eager and plain and learned is not None and dropout == 0:
+        mixed = biased_attention(q, k, v, learned, keys.key_mask)
+    elif eager and (dropout > 0 or learned is not None):
         # PyTorch has no fused kernel for this on a CPU: its own way, with our draws and in place.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         if bias is not None:

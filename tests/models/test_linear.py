@@ -17,7 +17,7 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, params=["PyTorch", pytest.param("oneDNN", marks=needs_onednn)])
+@pytest.fixture(params=["PyTorch", pytest.param("oneDNN", marks=needs_onednn)])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which library multiplies: whatever would be faster on this processor, both must be right."""
     name: str = request.param
@@ -33,6 +33,7 @@ def both(shape: tuple[int, ...], *, bias: bool = True) -> tuple[Linear, nn.Linea
     return ours, theirs, hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("shape", [(7,), (2, 3), (2, 3, 4), (1,), (0,), (2, 0)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_outputs_and_gradients_equal_pytorchs(shape: tuple[int, ...], bias: bool) -> None:
@@ -47,12 +48,14 @@ def test_outputs_and_gradients_equal_pytorchs(shape: tuple[int, ...], bias: bool
         torch.testing.assert_close(one.grad, like.grad, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("library")
 def test_parts_of_tensors_are_taken_as_they_lie() -> None:
     ours, theirs, mine, _ = both((6, 5))
     view = mine.transpose(0, 1)[:, 1:]
     torch.testing.assert_close(ours(view), theirs(view), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("library")
 def test_frozen_weights_get_no_gradient() -> None:
     ours, _, mine, _ = both((4,))
     ours.weight.requires_grad_(False)
@@ -60,6 +63,7 @@ def test_frozen_weights_get_no_gradient() -> None:
     assert ours.weight.grad is None and ours.bias.grad is not None and mine.grad is not None
 
 
+@pytest.mark.usefixtures("library")
 def test_without_gradients_nothing_is_kept() -> None:
     ours, theirs, mine, _ = both((4,))
     with torch.no_grad():
@@ -68,6 +72,7 @@ def test_without_gradients_nothing_is_kept() -> None:
     assert out.grad_fn is None
 
 
+@pytest.mark.usefixtures("library")
 def test_autocast_and_other_dtypes_are_pytorchs() -> None:
     ours, _, mine, _ = both((4,))
     with torch.autocast("cpu", torch.bfloat16):
@@ -86,7 +91,6 @@ def test_only_onednn_has_a_node_of_ours(library: str) -> None:
 def test_mkl_multiplies_on_intels_processors(
     maker: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()  # the fixture's
     processors = tmp_path / "cpuinfo"
     processors.write_text(f"vendor_id\t: {maker}\n")
     monkeypatch.setattr(linear_module, "PROCESSORS", processors)
