@@ -1,12 +1,13 @@
 """Linear layers through oneDNN where that is faster.  M rows, K inputs, N outputs.
 
 On CPUs PyTorch multiplies float32 matrices with MKL, which is made for Intel's processors: there it
-is the faster one (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against 320 GFLOP/s
-forward, 342 against 171 for the gradient of the input). On others it is oneDNN, which PyTorch
-carries for convolutions: at 288 x 768 x 3072 on two cores of an AMD EPYC 205 against 180 GFLOP/s
-forward and 210 against 190 for the gradient of the input, at 112 rows 174 against 113 and 184
-against 115. For the gradient of the weights oneDNN is never faster: it copies what comes
-transposed.
+is the faster one for many rows (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against
+320 GFLOP/s forward, 342 against 171 for the gradient of the input). For few oneDNN, which PyTorch
+carries for convolutions, is (forward, over six layers' sizes, 3 % faster at 296 rows, 10 % at 200,
+9 % at 112; the gradient of the input never). On other processors oneDNN always is: at 288 x 768 x
+3072 on two cores of an AMD EPYC 205 against 180 GFLOP/s forward and 210 against 190 for the
+gradient of the input, at 112 rows 174 against 113 and 184 against 115. For the gradient of the
+weights it is faster nowhere: it copies what comes transposed.
 """
 
 import functools
@@ -23,14 +24,14 @@ CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED = "16"  # enough for a layer's products, which all layers share
 HAS_ONEDNN: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 PROCESSORS = Path("/proc/cpuinfo")
+FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
 
 
 @functools.cache
-def uses_onednn() -> bool:
-    """Whether products on this machine's CPU are oneDNN's."""
+def mkl_is_fast() -> bool:
+    """Whether this machine's CPU is one that MKL is made for."""
     of_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
-    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return HAS_ONEDNN and not (has_mkl and of_intel)
+    return of_intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -53,7 +54,7 @@ def _product(
 
 
 class _OneDnnLinear(torch.autograd.Function):
-    """x W^T + b, with oneDNN for the product and for the gradient of x."""
+    """x W^T + b by oneDNN, the gradient of x by whichever is faster."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,8 +68,11 @@ class _OneDnnLinear(torch.autograd.Function):
         (grad,) = grads
         grad = grad.contiguous()
         need_rows, need_weight, need_bias = ctx.needs_input_grad
+        of_rows = None
+        if need_rows:
+            of_rows = grad.mm(weight) if mkl_is_fast() else _product(grad, weight.t(), None)
         return (
-            _product(grad, weight.t(), None) if need_rows else None,
+            of_rows,
             grad.t().mm(rows) if need_weight else None,
             grad.sum(0) if need_bias and ctx.has_bias else None,
         )
@@ -87,11 +91,13 @@ def linear(
         or not hidden.numel()
         or torch.compiler.is_compiling()
         or torch.is_autocast_enabled("cpu")
-        or not uses_onednn()
+        or not HAS_ONEDNN
     ):
         return F.linear(hidden, weight, bias)
-    _bound_caches()
     rows = hidden.reshape(-1, hidden.shape[-1])
+    if len(rows) > FEW_ROWS and mkl_is_fast():
+        return F.linear(hidden, weight, bias)
+    _bound_caches()
     compute = _OneDnnLinear.apply if torch.is_grad_enabled() else _product
     product: Tensor = compute(rows, weight, bias)
     return product.view(*hidden.shape[:-1], len(weight))

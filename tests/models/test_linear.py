@@ -17,11 +17,14 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["PyTorch", pytest.param("oneDNN", marks=needs_onednn)])
+@pytest.fixture(
+    params=["PyTorch", *(pytest.param(f"oneDNN{a}", marks=needs_onednn) for a in ("", " forward"))]
+)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which library multiplies: whatever would be faster on this processor, both must be right."""
     name: str = request.param
-    monkeypatch.setattr(linear_module, "uses_onednn", lambda: name == "oneDNN")
+    monkeypatch.setattr(linear_module, "HAS_ONEDNN", name != "PyTorch")
+    monkeypatch.setattr(linear_module, "mkl_is_fast", lambda: name == "oneDNN forward")
     return name
 
 
@@ -84,21 +87,32 @@ def test_autocast_and_other_dtypes_are_pytorchs() -> None:
 def test_only_onednn_has_a_node_of_ours(library: str) -> None:
     ours, _, mine, _ = both((4,))
     made_by = type(ours(mine).grad_fn).__name__
-    assert (made_by == "ViewBackward0") == (library == "oneDNN")
+    assert (made_by == "ViewBackward0") == (library != "PyTorch")
 
 
-@pytest.mark.parametrize(("maker", "expected"), [("GenuineIntel", False), ("AuthenticAMD", True)])
-def test_mkl_multiplies_on_intels_processors(
-    maker: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@needs_onednn
+@pytest.mark.parametrize(("of_intel", "few"), [(True, True), (True, False), (False, False)])
+def test_where_mkl_is_fast_only_few_rows_are_onednns(
+    of_intel: bool, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_module, "mkl_is_fast", lambda: of_intel)
+    ours, _, mine, _ = both((linear_module.FEW_ROWS + (not few),))
+    made_by = type(ours(mine).grad_fn).__name__
+    assert (made_by == "ViewBackward0") == (few or not of_intel)
+
+
+@pytest.mark.parametrize(
+    ("maker", "has_mkl", "expected"),
+    [("GenuineIntel", True, True), ("GenuineIntel", False, False), ("AuthenticAMD", True, False)],
+)
+def test_mkl_is_fast_on_intels_processors(
+    maker: str, has_mkl: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processors = tmp_path / "cpuinfo"
     processors.write_text(f"vendor_id\t: {maker}\n")
     monkeypatch.setattr(linear_module, "PROCESSORS", processors)
-    monkeypatch.setattr(linear_module, "HAS_ONEDNN", True)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert linear_module.uses_onednn.__wrapped__() is expected
-    monkeypatch.setattr(linear_module, "HAS_ONEDNN", False)
-    assert linear_module.uses_onednn.__wrapped__() is False
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
+    assert linear_module.mkl_is_fast.__wrapped__() is expected
 
 
 GROWTH = """
@@ -106,7 +120,7 @@ import torch
 from vlmill.models import linear as module
 from vlmill.models.linear import linear
 
-module.uses_onednn = lambda: True
+module.mkl_is_fast = lambda: False
 
 def held():
     line = next(x for x in open("/proc/self/status") if x.startswith("RssAnon"))
