@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.biased_attention import biased_attention
-from vlmill.models.dropout import dropout as drop
+from vlmill.models.cpu_attention import cpu_attention
 from vlmill.models.layout import Kept, Layout
 from vlmill.models.linear import Linear, linear
 
@@ -22,9 +21,9 @@ def _check_heads(width: int, num_heads: int) -> None:
 
 
 def attend(
-    q: Float[Tensor, "B heads N d"],
-    k: Float[Tensor, "B heads M d"],
-    v: Float[Tensor, "B heads M d"],
+    q: Float[Tensor, "B N heads d"],
+    k: Float[Tensor, "B M heads d"],
+    v: Float[Tensor, "B M heads d"],
     keys: Layout,
     dropout: float,
     bias: Float[Tensor, "heads N M"] | None = None,
@@ -34,34 +33,25 @@ def attend(
     Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The key mask is
     broadcast over heads and queries; only a ``bias`` makes it a full matrix, outside training.
     """
+    learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    on_cpu = q.device.type == "cpu" and q.dtype == torch.float32
+    eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
+    if on_cpu and eager and (dropout > 0 or learned):
+        return cpu_attention(q, k, v, keys.key_mask, dropout, bias).flatten(2)
     mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
-    learned = bias if bias is not None and bias.requires_grad else None
-    eager = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    plain = q.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if eager and plain and learned is not None and dropout == 0:
-        mixed = biased_attention(q, k, v, learned, keys.key_mask)
-    elif eager and (dropout > 0 or learned is not None):
-        # PyTorch has no fused kernel for this on a CPU: its own way, with our draws and in place.
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        if bias is not None:
-            scores += bias
-        if mask is not None:
-            scores.masked_fill_(~mask, float("-inf"))
-        mixed = drop(scores.softmax(dim=-1), dropout) @ v
-    else:
-        if bias is not None:
-            full = bias.to(q.dtype)[None]
-            mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    if bias is not None:
+        full = bias.to(q.dtype)[None]
+        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
+    q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return mixed.transpose(1, 2).flatten(2)
 
 
 def three_of_heads(
     projected: Float[Tensor, "B N three_H"], num_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value, [B, heads, N, d] each, of a product that made all three."""
-    parts = projected.view(*projected.shape[:2], 3, num_heads, -1).permute(2, 0, 3, 1, 4)
-    q, k, v = parts.unbind(0)
+    """Query, key and value, [B, N, heads, d] each, of a product that made all three."""
+    q, k, v = projected.view(*projected.shape[:2], 3, num_heads, -1).unbind(2)
     return q, k, v
 
 
@@ -99,8 +89,10 @@ class SelfAttention(nn.Module):
         """
         projected = layout.unpack(linear(hidden, self.qkv.weight, self._bias()))
         q, k, v = three_of_heads(projected, self.num_heads)
+        if kept is not None:
+            q, bias = q[:, : kept.reach], None if bias is None else bias[:, : kept.reach]
         mixed = attend(q, k, v, layout, self.dropout if self.training else 0.0, bias)
-        mixed = layout.pack(mixed) if kept is None else kept.layout.pack(mixed)
+        mixed = layout.pack(mixed) if kept is None else kept.pack(mixed)
         merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 

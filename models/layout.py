@@ -49,10 +49,13 @@ class Layout(NamedTuple):
             return None
         flat = wanted.flatten()
         if self.real is None:
-            rows = flat.nonzero().flatten()
-            return Kept(rows, Layout(self.shape, wanted, rows))
-        rows = flat.index_select(0, self.real).nonzero().flatten()
-        return Kept(rows, Layout(self.shape, wanted, self.real.index_select(0, rows)))
+            rows = cells = flat.nonzero().flatten()
+        else:
+            rows = flat.index_select(0, self.real).nonzero().flatten()
+            cells = self.real.index_select(0, rows)
+        columns = cells % self.shape[1]
+        reach = int(columns.max()) + 1 if len(columns) else 1
+        return Kept(rows, Layout(self.shape, wanted, cells), reach)
 
     def sequence_of_rows(self) -> Int[Tensor, " L"] | None:
         """Which sequence each packed row belongs to; None in the grid."""
@@ -60,14 +63,25 @@ class Layout(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Some rows of a layout: their numbers in it, and the packed layout that they make."""
+    """Some rows of a layout: their numbers in it, and the packed layout that they make.
+
+    None of them lies in the grid's column ``reach`` or behind.
+    """
 
     rows: Int[Tensor, " K"]
     layout: Layout
+    reach: int
 
     def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
         """These rows, from either layout."""
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
+
+    def pack(self, columns: Float[Tensor, "B reach H"]) -> Float[Tensor, "K H"]:
+        """These rows, from the grid's first ``reach`` columns."""
+        cells, length = self.layout.real, self.layout.shape[1]
+        assert cells is not None
+        cells = cells // length * self.reach + cells % length
+        return columns.flatten(0, 1).index_select(0, cells)
 
 
 class Read(NamedTuple):

@@ -31,7 +31,7 @@ def formula(
         scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
     weights = scores.softmax(-1)
     kept = draw_kept(weights, rate)
-    mixed = (weights if kept is None else weights * kept) @ v
+    mixed: Tensor = (weights if kept is None else weights * kept) @ v
     return mixed.transpose(1, 2)
 
 
