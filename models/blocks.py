@@ -3,6 +3,7 @@
 B sequences, N positions, H width; rows in either layout (`Layout`).
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -177,15 +178,17 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(
-        self, branch: Float[Tensor, "*rows H"], layout: Layout, rows: slice
-    ) -> Float[Tensor, "*rows H"]:
-        """``branch`` holds the ``rows`` (along the last but one dimension) of ``layout``."""
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, rows: slice
+    ) -> Float[Tensor, "*factors 1"] | None:
+        """What to multiply a branch with, sequence by sequence or row by row; None for nothing.
+
+        ``hidden`` holds the ``rows`` (along the last but one dimension) of ``layout``.
+        """
         if not self.training or self.rate == 0.0:
-            return branch
-        keep = branch.new_empty(layout.shape[0]).bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+            return None
+        keep = hidden.new_empty(layout.shape[0]).bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
         of_rows = layout.sequence_of_rows()
-        scale = keep[:, None, None] if of_rows is None else keep[of_rows[rows], None]
-        return branch * scale
+        return keep[:, None, None] if of_rows is None else keep[of_rows[rows], None]
 
 
 Route = Sequence[tuple[str, int]]  # experts with the number of rows that each takes, in order
@@ -239,16 +242,13 @@ class PreNormBlock(nn.Module):
         attended = self.attention(self.attention_norm(hidden), layout, bias, kept)
         if kept is not None:
             hidden, layout = kept.take(hidden), kept.layout
-        attended = _scaled(attended, self.attention_scale)
-        hidden = hidden + self.drop_path(attended, layout, slice(None))
-        stretches, start = [], 0
-        for name, length in route:
-            part = hidden.narrow(-2, start, length)
+        drop = self.drop_path(attended, layout, slice(None))
+        hidden = _add_scaled(hidden, attended, self.attention_scale, drop)
+        lengths, stretches, start = [length for _, length in route], [], 0
+        for (name, length), part in zip(route, torch.split(hidden, lengths, dim=-2), strict=True):
             mixed = self.experts[name](self.expert_norms[name](part))
-            mixed = self.drop_path(
-                _scaled(mixed, self.expert_scale), layout, slice(start, start + length)
-            )
-            stretches.append(part + mixed)
+            drop = self.drop_path(mixed, layout, slice(start, start + length))
+            stretches.append(_add_scaled(part, mixed, self.expert_scale, drop))
             start += length
         return stretches[0] if len(stretches) == 1 else torch.cat(stretches, dim=-2)
 
@@ -257,8 +257,16 @@ def _layer_scale(width: int, start: float | None) -> nn.Parameter | None:
     return None if start is None else nn.Parameter(torch.full((width,), start))
 
 
-def _scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
-    return branch if scale is None else branch * scale
+def _add_scaled(
+    hidden: Tensor, branch: Tensor, scale: Tensor | None, drop: Tensor | None
+) -> Tensor:
+    """hidden + branch * scale * drop in one pass over the rows, as far as there are factors."""
+    factors = [factor for factor in (scale, drop) if factor is not None]
+    return (
+        torch.addcmul(hidden, branch, functools.reduce(torch.mul, factors))
+        if factors
+        else hidden + branch
+    )
 
 
 def init_bert(module: nn.Module, std: float = INIT_STD) -> None:

@@ -6,6 +6,7 @@ say nothing of it.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -78,6 +79,9 @@ def joint_index(
     return torch.cat([torch.cat([text, to_image], dim=1), torch.cat([to_text, image], dim=1)])
 
 
+Biases = Sequence[Float[Tensor, "h _ _"]]  # each layer's, for queries and keys
+
+
 class RelativeBias(nn.Module):
     """A learned bias for each offset, layer and head, zero at the start.
 
@@ -89,11 +93,11 @@ class RelativeBias(nn.Module):
         self.num_layers = num_layers
         self.table = nn.Parameter(torch.zeros(rows, num_layers * num_heads))
 
-    def forward(self, index: Int[Tensor, "N M"]) -> Float[Tensor, "L h N M"]:
-        """Every layer's bias for queries and keys with these rows."""
+    def forward(self, index: Int[Tensor, "N M"]) -> Biases:
+        """Each layer's bias for queries and keys with these rows."""
         # Gathered from the transposed table, so that each head's matrix is contiguous.
         gathered = self.table.t().index_select(1, index.flatten())
-        return gathered.view(self.num_layers, -1, *index.shape)
+        return gathered.view(self.num_layers, -1, *index.shape).unbind(0)
 
 
 def side_of_table(rows: int) -> int:

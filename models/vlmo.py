@@ -23,6 +23,7 @@ from vlmill.models.input_checks import check_texts, readable
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.interface import Encoded
 from vlmill.models.layout import Layout, Read, layout_of, with_first
+from vlmill.models.relative_position import Biases
 from vlmill.models.vlmo_config import VlmoConfig
 from vlmill.models.vlmo_encoder import VlmoEncoder, init_encoder
 
@@ -158,7 +159,7 @@ class Vlmo(nn.Module):
         embedded: Float[Tensor, "B T H"],
         token_mask: Bool[Tensor, "B T"],
         *,
-        bias: Float[Tensor, "L h T T"] | None = None,
+        bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
         """Vectors of embedded texts (sec. 3.3); ``bias``: `text_bias`, gathered if not given."""
@@ -167,7 +168,7 @@ class Vlmo(nn.Module):
         return self._contrast("text", embedded, layout_of(token_mask, pack=pack), bias)
 
     def contrast_image(
-        self, embedded: Float[Tensor, "B M H"], *, bias: Float[Tensor, "L h M M"] | None = None
+        self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
     ) -> Contrast:
         """Vectors of embedded images (sec. 3.3); ``bias``: `image_bias`, gathered if not given."""
         if bias is None:
@@ -176,7 +177,7 @@ class Vlmo(nn.Module):
         return self._contrast("image", embedded, layout, bias)
 
     def _contrast(
-        self, modality: str, embedded: Tensor, layout: Layout, bias: Tensor | None
+        self, modality: str, embedded: Tensor, layout: Layout, bias: Biases | None
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
         first = with_first(embedded.new_zeros(layout.shape, dtype=torch.bool))
@@ -249,16 +250,15 @@ class Vlmo(nn.Module):
         """
         self._check_step(inputs, masked_tokens, match)
         encoder, mask, num_tokens = self.encoder, inputs.token_mask, inputs.tokens.shape[1]
-        text, image = encoder.embed_text(inputs.tokens), encoder.embed_image(inputs.pixels)
-        bias = encoder.joint_bias(num_tokens)
-        on_text = None if bias is None else bias[..., :num_tokens, :num_tokens]
-        on_image = None if bias is None else bias[..., num_tokens:, num_tokens:]
+        tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
+        text, *masked = torch.split(encoder.embed_text(torch.cat(tokens)), len(mask))
+        image, bias = encoder.embed_image(inputs.pixels), encoder.joint_bias(num_tokens)
+        on_text = bias and [own[:, :num_tokens, :num_tokens] for own in bias]
+        on_image = bias and [own[:, num_tokens:, num_tokens:] for own in bias]
         texts = self.contrast_text(text, mask, bias=on_text, pack=pack)
         images = self.contrast_image(image, bias=on_image)
         scale = self.log_scale.exp()
-        parts = []
-        if masked_tokens is not None:
-            parts.append((encoder.embed_text(masked_tokens), mask, image))
+        parts = [(words, mask, image) for words in masked]
         if match:
             scores = scale * texts.own @ images.own.T
             other_images, other_texts = draw(
@@ -270,7 +270,7 @@ class Vlmo(nn.Module):
                 (text, mask, image[other_images]),
                 (text[other_texts], mask[other_texts], image),
             ]
-        num_masked = 0 if masked_tokens is None else len(text)
+        num_masked = len(masked) * len(text)
         joint = self._joint(parts, num_masked, bias, pack) if parts else None
         return VlmoOutputs(
             text=texts,
@@ -287,7 +287,7 @@ class Vlmo(nn.Module):
         self,
         parts: Sequence[tuple[Tensor, Tensor, Tensor]],
         num_masked: int,
-        bias: Tensor | None,
+        bias: Biases | None,
         pack: bool,
     ) -> Encoded:
         """Pairs of all ``parts`` (text, mask, image) at once: words are read of the first ones."""

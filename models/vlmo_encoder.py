@@ -14,6 +14,7 @@ from vlmill.models.heads import Pooler
 from vlmill.models.interface import Encoded
 from vlmill.models.layout import Layout, Read, joined_layout
 from vlmill.models.relative_position import (
+    Biases,
     RelativeBias,
     image_index,
     joint_index,
@@ -99,7 +100,7 @@ class VlmoEncoder(nn.Module):
         embedded: Float[Tensor, "B M H"] = self.patch_embedding(pixels)
         return embedded + self.type_table.weight[IMAGE_TYPE + number]
 
-    def joint_bias(self, num_tokens: int) -> Float[Tensor, "L h N N"] | None:
+    def joint_bias(self, num_tokens: int) -> Biases | None:
         """The bias of texts with images behind them, every layer's; None without such a bias.
 
         Its corners are those of the texts and of the images by themselves (`text_bias`,
@@ -107,7 +108,7 @@ class VlmoEncoder(nn.Module):
         """
         if self.relative is None:
             return None
-        bias: Float[Tensor, "L h N N"] = self.relative(self.joint_rows(num_tokens))
+        bias: Biases = self.relative(self.joint_rows(num_tokens))
         return bias
 
     def joint_rows(self, num_tokens: int) -> Int[Tensor, "N N"]:
@@ -115,25 +116,25 @@ class VlmoEncoder(nn.Module):
         rows = num_image_rows(self.config.side)
         return joint_index(self.text_index[:num_tokens, :num_tokens], self.image_index, rows)
 
-    def text_bias(self, num_tokens: int) -> Float[Tensor, "L h T T"] | None:
+    def text_bias(self, num_tokens: int) -> Biases | None:
         """The bias of texts alone, every layer's."""
         if self.relative is None:
             return None
-        bias: Float[Tensor, "L h T T"] = self.relative(self.text_index[:num_tokens, :num_tokens])
+        bias: Biases = self.relative(self.text_index[:num_tokens, :num_tokens])
         return bias
 
-    def image_bias(self) -> Float[Tensor, "L h M M"] | None:
+    def image_bias(self) -> Biases | None:
         """The bias of images alone, every layer's."""
         if self.relative is None:
             return None
-        bias: Float[Tensor, "L h M M"] = self.relative(self.image_index)
+        bias: Biases = self.relative(self.image_index)
         return bias
 
     def run_layers(
         self,
         hidden: Float[Tensor, "*rows H"],
         layout: Layout,
-        bias: Float[Tensor, "L h N N"] | None,
+        bias: Biases | None,
         route: Route,
         layers: range,
     ) -> Float[Tensor, "*rows H"]:
@@ -147,7 +148,7 @@ class VlmoEncoder(nn.Module):
         self,
         hidden: Float[Tensor, "*rows H"],
         layout: Layout,
-        bias: Float[Tensor, "L h N N"] | None,
+        bias: Biases | None,
         expert: str,
         layers: range,
         read: Bool[Tensor, "B N"] | None = None,
@@ -171,7 +172,7 @@ class VlmoEncoder(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         image: Float[Tensor, "B M H"],
         *,
-        bias: Float[Tensor, "L h N N"] | None = None,
+        bias: Biases | None = None,
         pack: bool = True,
         read: Read | None = None,
     ) -> Encoded:
@@ -202,7 +203,7 @@ class VlmoEncoder(nn.Module):
         modality: str,
         embedded: Float[Tensor, "B N H"],
         layout: Layout,
-        bias: Float[Tensor, "L h N N"] | None,
+        bias: Biases | None,
         *,
         also_fused: bool = False,
         read: Bool[Tensor, "B N"] | None = None,

@@ -15,7 +15,7 @@ from vlmill.models.layout import Layout, layout_of
 from vlmill.models.reference import export_reference, load_reference, read_reference
 from vlmill.models.reference.keymap import export_state
 from vlmill.models.reference.vlmo import links
-from vlmill.models.relative_position import num_image_rows
+from vlmill.models.relative_position import Biases, num_image_rows
 from vlmill.models.vlmo import Contrast, Vlmo, frozen_on_text
 from vlmill.models.vlmo_tasks import VlmoForNlvr2, VlmoForVqa
 
@@ -187,7 +187,7 @@ def unimodal(
     contrast: Contrast,
     embedded: Tensor,
     layout: Layout,
-    bias: Tensor | None,
+    bias: Biases | None,
 ) -> dict[str, Tensor]:
     """Hidden states, final norm and vectors of one half of the dual encoder.
 
