@@ -54,7 +54,8 @@ class Case:
 
     ``words`` and ``masked`` regions are to be guessed in each pair. ``texts`` and ``rows`` are the
     lengths of the variable batch (rows of regions with that of the whole picture); the full batch
-    has ``max_text`` and ``max_rows`` everywhere.
+    has ``max_text`` and ``max_rows`` everywhere; to these sizes the official readers pad every
+    batch, except where ``to_longest``.
     """
 
     preset: str
@@ -65,6 +66,7 @@ class Case:
     masked: int = 0
     texts: tuple[int, ...]
     rows: tuple[int, ...] = ()
+    to_longest: bool = False
 
 
 # Captions of about 14 tokens of 36, as Conceptual Captions has them; 10 to 36 or 100 regions.
@@ -90,6 +92,7 @@ CASES = {
         masked=15,
         texts=(8, 12, 16, 19, 21, 24, 28, 32),
         rows=REGIONS,
+        to_longest=True,
     ),
     "interbert": Case(
         preset="interbert-released",
@@ -110,19 +113,21 @@ CASES = {
         masked=15,
         texts=CAPTIONS,
         rows=(*REGIONS[:-1], 100),
+        to_longest=True,
     ),
     "vlmo": Case(preset="vlmo-base", batch=4, max_text=40, words=3, texts=(12, 18, 25, 40)),
 }
 
 
 def make_work(case: Case, texts: tuple[int, ...], rows: tuple[int, ...]) -> Work:
-    """A batch of pairs of these lengths."""
+    """A batch of pairs of these lengths; one pair without padding."""
     if not case.max_rows:
         return random_pixels(len(texts), torch.tensor(texts), words=case.words)
+    alone = len(texts) == 1
     return random_regions(
-        len(texts),
         torch.tensor(texts),
         torch.tensor(rows),
+        size=None if case.to_longest or alone else (case.max_text, case.max_rows),
         words=case.words,
         # The shortest list has fewer regions than are masked in a long one.
         masked=min(case.masked, min(rows) - 1),

@@ -329,10 +329,19 @@ PEERS: dict[str, Callable[[Path, Any], tuple[nn.Module, Step]]] = {
 
 
 def random_regions(
-    batch: int, texts: Tensor, regions: Tensor, *, words: int, masked: int, classes: int = 1601
+    texts: Tensor,
+    regions: Tensor,
+    *,
+    size: tuple[int, int] | None = None,
+    words: int,
+    masked: int,
+    classes: int = 1601,
 ) -> RegionWork:
-    """Pairs of the given lengths, ``words`` words and ``masked`` regions to be guessed in each."""
-    width, rows = int(texts.max()), int(regions.max())
+    """Pairs of the given lengths, ``words`` words and ``masked`` regions to be guessed in each.
+
+    Padded to ``size`` (tokens, regions), otherwise to the longest.
+    """
+    batch, (width, rows) = len(texts), size or (int(texts.max()), int(regions.max()))
     tokens = torch.randint(1000, 30000, (batch, width))
     tokens[~mask_of(texts, width)] = 0
     labels = torch.full((batch, width), -1)
