@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.blocks import layer_norm
 from vlmill.models.dropout import Dropout
+from vlmill.models.input_checks import check_dtype
 from vlmill.models.linear import Linear
 
 
@@ -104,6 +105,8 @@ class RegionEmbedding(nn.Module):
                 f"region_features are {features.shape[-1]} wide, the model takes "
                 f"{self.feature.in_features}; set region_width or use that detector's regions"
             )
+        check_dtype("region_features", features, self.feature.weight)
+        check_dtype("region_locations", locations, self.location.weight)
         return self.join(self.feature(features), locations, offset)
 
     def join(
@@ -163,6 +166,7 @@ class PatchEmbedding(nn.Module):
                 f"{self.image_size}, {self.image_size}]; resize them or build the model with "
                 "that image_size"
             )
+        check_dtype("pixels", pixels, self.projection.weight)
         patches = self.projection(pixels).flatten(2).transpose(1, 2)
         if masked is not None and mask_token is not None:
             patches = torch.where(masked[..., None], mask_token.to(patches.dtype), patches)

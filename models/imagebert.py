@@ -16,6 +16,7 @@ from vlmill.models.blocks import INIT_STD, PostNormBlock, init_bert, run_layers
 from vlmill.models.config_checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
+from vlmill.models.input_checks import check_dtype
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
 from vlmill.models.layout import Read, joined_layout
@@ -182,6 +183,7 @@ class ImageBert(nn.Module):
                 f"global_features are {came} wide, the model takes {sum(widths)} (global_widths="
                 f"{widths}); give what it was built for"
             )
+        check_dtype("global_features", features, self.text_embedding.word.weight)
         split = torch.split(features, list(widths), dim=1)
         projected = [linear(f) for linear, f in zip(self.global_features, split, strict=True)]
         stacked = torch.stack(projected, dim=1)

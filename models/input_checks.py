@@ -37,6 +37,16 @@ def check_numbers(name: str, values: Tensor, remedy: str) -> None:
         raise ValueError(f"{name} is {values.dtype}, want floating point; {remedy}")
 
 
+def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
+    """Numbers are of the model's type; under autocast they may be of another."""
+    device = values.device.type
+    if values.dtype != weight.dtype and not torch.is_autocast_enabled(device):
+        raise ValueError(
+            f"{name} is {values.dtype}, the model's weights are {weight.dtype}; convert either, or "
+            f"run the model under torch.autocast({device!r})"
+        )
+
+
 def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) -> None:
     """Texts as a model of text takes them: ids and masks of one shape, a position at least."""
     for name, value in (("tokens", tokens), ("token_mask", token_mask)):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.blocks import layer_norm
 from vlmill.models.dropout import Dropout
+from vlmill.models.input_checks import check_dtype
 from vlmill.models.linear import Linear
 from vlmill.models.vlbert_config import Geometry, VlBertConfig
 
@@ -58,6 +59,7 @@ class RegionVectors(nn.Module):
     ) -> Float[Tensor, "*rows V"]:
         """Of each region by itself."""
         config = self.config
+        check_dtype("region_features", features, self.projection.weight)
         geometry = geometry_embedding(
             box_numbers(locations, config.geometry), config.num_wavelengths
         )

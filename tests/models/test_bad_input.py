@@ -93,6 +93,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"region_features": torch.ones(PAIRS, REGIONS, WIDTH, dtype=torch.int64)},
         "region_features is torch.int64, want floating point",
     ),
+    "features of another type": (
+        {"region_features": GOOD["region_features"].double()},
+        "region_features is torch.float64, the model's weights are torch.float32; convert either",
+    ),
     "NaN in features": (
         {"region_features": with_row(GOOD["region_features"], NAN)},
         "region_features: 1 of 3 pairs hold NaN or infinite values (first: row 1)",
@@ -124,6 +128,13 @@ def test_pairs_that_no_variant_can_read(variant: str, case: str) -> None:
     model = reader(variant)
     with pytest.raises(ValueError, match=re.escape(message)):
         model(VLInputs(**pairs(**changes)))
+
+
+@pytest.mark.parametrize("variant", READERS)
+def test_autocast_takes_features_of_another_type(variant: str) -> None:
+    inputs = VLInputs(**pairs(region_features=GOOD["region_features"].bfloat16()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert reader(variant)(inputs).pooled.isfinite().all()
 
 
 @pytest.mark.parametrize("variant", READERS)
@@ -260,6 +271,10 @@ def test_texts_that_bert_cannot_read(changes: dict[str, Any], message: str) -> N
         ({"pixels": torch.zeros(PAIRS, 1, SIDE, SIDE)}, "pixels has shape (3, 1, 32, 32), want"),
         ({"pixels": torch.zeros(PAIRS, 3, 48, 48)}, "want [pictures, 3, image_size=32, 32]"),
         ({"pixels": torch.zeros(2, 3, SIDE, SIDE)}, "beside pixels (2, 3, 32, 32)"),
+        (
+            {"pixels": torch.zeros(PAIRS, 3, SIDE, SIDE, dtype=torch.float16)},
+            "pixels is torch.float16, the model's weights are torch.float32",
+        ),
         (
             {"pixels": with_row(torch.zeros(PAIRS, 3, SIDE, SIDE), NAN)},
             "pixels: 1 of 3 pictures hold NaN or infinite values (first: row 1)",
