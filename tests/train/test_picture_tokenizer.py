@@ -14,6 +14,7 @@ from vlmill.models.dvae import DalleConfig, DalleTokenizer, Dvae, DvaeConfig
 from vlmill.models.reference import export_reference
 from vlmill.schemas.commands import InputError
 from vlmill.train.checkpoint import load_checkpoint
+from vlmill.train.cli import main
 from vlmill.train.log import read_log
 from vlmill.train.picture_tokenizer import read_picture_tokenizer
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
@@ -44,10 +45,14 @@ def test_either_tokenizer_is_recognised(tmp_path: Path) -> None:
     assert torch.equal(ids, found.model.tokens(2 * pixels - 1))
     dalle = DalleTokenizer(DalleConfig(num_tokens=9, width=8))
     state = {name: weight.clone() for name, weight in export_reference("dvae", dalle).items()}
-    save_file(state, tmp_path / "dalle.safetensors")
-    read = read_picture_tokenizer(tmp_path / "dalle.safetensors")
-    assert (read.num_tokens, read.stride) == (9, 8)
-    assert torch.equal(read.reader(torch.device("cpu"))(pixels), dalle.eval().tokens(pixels))
+    published, converted = tmp_path / "dalle.safetensors", tmp_path / "converted.safetensors"
+    save_file(state, published)
+    arguments = f"convert --family dvae --checkpoint {published} --output {converted}"
+    assert main(arguments.split()) == 0
+    for file in (published, converted):
+        read = read_picture_tokenizer(file)
+        assert (read.num_tokens, read.stride) == (9, 8)
+        assert torch.equal(read.reader(torch.device("cpu"))(pixels), dalle.eval().tokens(pixels))
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
