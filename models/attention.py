@@ -47,12 +47,11 @@ def attend(
     return mixed.transpose(1, 2).flatten(2)
 
 
-def three_of_heads(
-    projected: Float[Tensor, "B N three_H"], num_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value, [B, N, heads, d] each, of a product that made all three."""
-    q, k, v = projected.view(*projected.shape[:2], 3, num_heads, -1).unbind(2)
-    return q, k, v
+def by_heads(
+    projected: Float[Tensor, "B N parts_H"], num_heads: int, parts: int = 3
+) -> tuple[Float[Tensor, "B N heads d"], ...]:
+    """Query, key and value, or some ``parts`` of these, from a product that made them at once."""
+    return projected.view(*projected.shape[:2], parts, num_heads, -1).unbind(2)
 
 
 class SelfAttention(nn.Module):
@@ -87,12 +86,21 @@ class SelfAttention(nn.Module):
         ``bias`` is added to the scores. With ``kept`` only these rows come back. A sequence needs
         one real position at least: without any key the softmax is undefined.
         """
-        projected = layout.unpack(linear(hidden, self.qkv.weight, self._bias()))
-        q, k, v = three_of_heads(projected, self.num_heads)
-        if kept is not None:
-            q, bias = q[:, : kept.reach], None if bias is None else bias[:, : kept.reach]
-        mixed = attend(q, k, v, layout, self.dropout if self.training else 0.0, bias)
-        mixed = layout.pack(mixed) if kept is None else kept.pack(mixed)
+        weight, own_bias = self.qkv.weight, self._bias()
+        dropout = self.dropout if self.training else 0.0
+        if kept is None:
+            projected = layout.unpack(linear(hidden, weight, own_bias))
+            q, k, v = by_heads(projected, self.num_heads)
+            mixed = layout.pack(attend(q, k, v, layout, dropout, bias))
+        else:
+            width = self.out.in_features
+            of_q, of_kv = torch.split(weight, [width, 2 * width])
+            bias_q, bias_kv = torch.split(own_bias, [width, 2 * width])
+            queries = kept.unpack(linear(kept.take(hidden), of_q, bias_q))
+            (q,) = by_heads(queries, self.num_heads, 1)
+            k, v = by_heads(layout.unpack(linear(hidden, of_kv, bias_kv)), self.num_heads, 2)
+            bias = None if bias is None else bias[:, : kept.reach]
+            mixed = kept.pack(attend(q, k, v, layout, dropout, bias))
         merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 
@@ -132,8 +140,8 @@ class CoAttention(nn.Module):
         second_layout: Layout,
     ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
         """What each position of the first stream takes from the second, and the reverse."""
-        q1, k1, v1 = three_of_heads(first_layout.unpack(self.first_qkv(first)), self.num_heads)
-        q2, k2, v2 = three_of_heads(second_layout.unpack(self.second_qkv(second)), self.num_heads)
+        q1, k1, v1 = by_heads(first_layout.unpack(self.first_qkv(first)), self.num_heads)
+        q2, k2, v2 = by_heads(second_layout.unpack(self.second_qkv(second)), self.num_heads)
         rates = self.dropouts if self.training else (0.0, 0.0)
         to_first = attend(q1, k2, v2, second_layout, rates[0])
         to_second = attend(q2, k1, v1, first_layout, rates[1])

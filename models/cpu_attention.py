@@ -54,6 +54,16 @@ def _by_head(rows: Float[Tensor, "B N h d"]) -> Float[Tensor, "Bh N d"]:
     return rows.transpose(1, 2).reshape(-1, rows.shape[1], rows.shape[3])
 
 
+def _by_position(matrices: Float[Tensor, "Bh N d"], heads: int) -> Float[Tensor, "B N h d"]:
+    return matrices.view(-1, heads, *matrices.shape[1:]).transpose(1, 2)
+
+
+def _heads(some: slice, heads: int) -> slice:
+    """Which heads ``some`` matrices of one sequence belong to."""
+    first = some.start % heads
+    return slice(first, first + some.stop - some.start)
+
+
 class _CpuAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -77,7 +87,7 @@ class _CpuAttention(torch.autograd.Function):
                 torch.mul(own, kept[some], out=dropped[some])
             torch.bmm(dropped[some], v[some], out=mixed[some])
         ctx.save_for_backward(q, k, v, weights, dropped, kept)
-        return mixed.view(-1, ctx.heads, *mixed.shape[1:]).transpose(1, 2)
+        return _by_position(mixed, ctx.heads)
 
     @staticmethod
     @once_differentiable
@@ -85,9 +95,9 @@ class _CpuAttention(torch.autograd.Function):
         q, k, v, weights, dropped, kept = ctx.saved_tensors
         grad = _by_head(grads[0])
         of_q, of_k, of_v = (torch.empty_like(rows) for rows in (q, k, v))
-        of_bias = (
-            weights.new_zeros(ctx.heads, *weights.shape[1:]) if ctx.needs_input_grad[5] else None
-        )
+        of_bias = None
+        if ctx.needs_input_grad[5]:
+            of_bias = weights.new_zeros(ctx.heads, *weights.shape[1:])
         for some in _stretches(weights, ctx.heads, few=of_bias is not None):
             torch.bmm(dropped[some].mT, grad[some], out=of_v[some])
             of_weights = torch.bmm(grad[some], v[some].mT)
@@ -97,16 +107,8 @@ class _CpuAttention(torch.autograd.Function):
             of_scores = torch._softmax_backward_data(of_weights, own, -1, own.dtype)
             if of_bias is not None:
                 of_bias[_heads(some, ctx.heads)] += of_scores
-            for to, left, right in (
-                (of_q[some], of_scores, k[some]),
-                (of_k[some], of_scores.mT, q[some]),
-            ):
-                torch.baddbmm(to, left, right, beta=0, alpha=ctx.scale, out=to)
-        back = (
-            rows.view(-1, ctx.heads, *rows.shape[1:]).transpose(1, 2) for rows in (of_q, of_k, of_v)
-        )
+            to_q, to_k, options = of_q[some], of_k[some], {"beta": 0, "alpha": ctx.scale}
+            torch.baddbmm(to_q, of_scores, k[some], **options, out=to_q)
+            torch.baddbmm(to_k, of_scores.mT, q[some], **options, out=to_k)
+        back = (_by_position(rows, ctx.heads) for rows in (of_q, of_k, of_v))
         return *back, None, None, of_bias
-
-
-def _heads(some: slice, heads: int) -> slice:
-    return slice(some.start % heads, some.start % heads + some.stop - some.start)

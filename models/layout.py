@@ -78,10 +78,17 @@ class Kept(NamedTuple):
 
     def pack(self, columns: Float[Tensor, "B reach H"]) -> Float[Tensor, "K H"]:
         """These rows, from the grid's first ``reach`` columns."""
-        cells, length = self.layout.real, self.layout.shape[1]
+        return self._narrow().pack(columns)
+
+    def unpack(self, rows: Float[Tensor, "K H"]) -> Float[Tensor, "B reach H"]:
+        """The grid's first ``reach`` columns, with zeros in other cells."""
+        return self._narrow().unpack(rows)
+
+    def _narrow(self) -> Layout:
+        (sequences, length), cells = self.layout.shape, self.layout.real
         assert cells is not None
         cells = cells // length * self.reach + cells % length
-        return columns.flatten(0, 1).index_select(0, cells)
+        return Layout((sequences, self.reach), None, cells)
 
 
 class Read(NamedTuple):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmill.models.attention import attend, three_of_heads
+from vlmill.models.attention import attend, by_heads
 from vlmill.models.cpu_attention import cpu_attention
 from vlmill.models.dropout import draw_kept
 from vlmill.models.layout import layout_of
@@ -61,7 +61,7 @@ def test_heads_of_one_product_are_taken_as_they_lie() -> None:
         torch.manual_seed(0)
         projected = torch.randn(2, 7, 36, requires_grad=True)
         bias = torch.randn(3, 7, 7, requires_grad=True)
-        out = attention(*three_of_heads(projected, 3), MASK, 0.0, bias)
+        out = attention(*by_heads(projected, 3), MASK, 0.0, bias)
         results.append([out, *torch.autograd.grad(out.square().sum(), (projected, bias))])
     torch.testing.assert_close(*results)
 
