@@ -116,6 +116,25 @@ def draw_negatives(
     return images[:, 0], texts[:, 0]
 
 
+Part = tuple[Tensor, Tensor, Tensor]  # embedded texts, their mask, embedded images
+
+
+def _to_match(
+    pairs: Part, scores: Float[Tensor, "B B"], draw: Draw, excluded: Bool[Tensor, "B B"] | None
+) -> list[Part]:
+    """The true pairs, texts with drawn images, and drawn texts with images."""
+    text, mask, image = pairs
+    other_images, other_texts = draw(
+        negative_weights(scores, excluded),
+        negative_weights(scores.T, None if excluded is None else excluded.T),
+    )
+    return [
+        pairs,
+        (text, mask, image[other_images]),
+        (text[other_texts], mask[other_texts], image),
+    ]
+
+
 class Vlmo(nn.Module):
     """The encoder and its pretraining heads, as far as the configuration asks for them."""
 
@@ -261,15 +280,7 @@ class Vlmo(nn.Module):
         parts = [(words, mask, image) for words in masked]
         if match:
             scores = scale * texts.own @ images.own.T
-            other_images, other_texts = draw(
-                negative_weights(scores, excluded),
-                negative_weights(scores.T, None if excluded is None else excluded.T),
-            )
-            parts += [
-                (text, mask, image),
-                (text, mask, image[other_images]),
-                (text[other_texts], mask[other_texts], image),
-            ]
+            parts += _to_match((text, mask, image), scores, draw, excluded)
         num_masked = len(masked) * len(text)
         joint = self._joint(parts, num_masked, bias, pack) if parts else None
         return VlmoOutputs(
@@ -285,12 +296,12 @@ class Vlmo(nn.Module):
 
     def _joint(
         self,
-        parts: Sequence[tuple[Tensor, Tensor, Tensor]],
+        parts: Sequence[Part],
         num_masked: int,
         bias: Biases | None,
         pack: bool,
     ) -> Encoded:
-        """Pairs of all ``parts`` (text, mask, image) at once: words are read of the first ones."""
+        """Pairs of all ``parts`` at once: words are read of the first ones."""
         text, mask, image = (torch.cat(some) for some in zip(*parts, strict=True))
         words = (torch.arange(len(mask), device=mask.device) < num_masked)[:, None].expand_as(mask)
         read = Read(words, mask.new_zeros(image.shape[:2]))

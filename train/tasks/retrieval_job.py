@@ -99,6 +99,7 @@ class Opened:
 
 
 def open_inputs(options: RetrievalOptions) -> Opened:
+    """Everything that a ranking reads. Raises InputError for what does not fit together."""
     device = _device(options.device)
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
@@ -158,6 +159,7 @@ def _device(name: str) -> torch.device:
 
 
 def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
+    """What is ranked, and the pairs that are not, with reasons; ``faults`` are the pictures'."""
     candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
     check_candidates(candidates, rejects, opened.options.fold_images)
     return candidates, rejects
