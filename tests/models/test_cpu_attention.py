@@ -61,7 +61,8 @@ def test_heads_of_one_product_are_taken_as_they_lie() -> None:
         torch.manual_seed(0)
         projected = torch.randn(2, 7, 36, requires_grad=True)
         bias = torch.randn(3, 7, 7, requires_grad=True)
-        out = attention(*by_heads(projected, 3), MASK, 0.0, bias)
+        q, k, v = by_heads(projected, 3)
+        out = attention(q, k, v, MASK, 0.0, bias)
         results.append([out, *torch.autograd.grad(out.square().sum(), (projected, bias))])
     torch.testing.assert_close(*results)
 
