@@ -3,8 +3,8 @@
 On CPUs PyTorch multiplies float32 matrices with MKL, which is made for Intel's processors: there it
 is the faster one for many rows (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against
 320 GFLOP/s forward, 342 against 171 for the gradient of the input). For few oneDNN, which PyTorch
-carries for convolutions, is (forward, over six layers' sizes, 3 % faster at 296 rows, 10 % at 200,
-9 % at 112; the gradient of the input never). On other processors oneDNN always is: at 288 x 768 x
+carries for convolutions, is (forward, over six layers' sizes, 1 % faster at 296 rows, 11 % at 200,
+8 % at 112; the gradient of the input never). On other processors oneDNN always is: at 288 x 768 x
 3072 on two cores of an AMD EPYC 205 against 180 GFLOP/s forward and 210 against 190 for the
 gradient of the input, at 112 rows 174 against 113 and 184 against 115. For the gradient of the
 weights it is faster nowhere: it copies what comes transposed.
