@@ -262,11 +262,9 @@ def _add_scaled(
 ) -> Tensor:
     """hidden + branch * scale * drop in one pass over the rows, as far as there are factors."""
     factors = [factor for factor in (scale, drop) if factor is not None]
-    return (
-        torch.addcmul(hidden, branch, functools.reduce(torch.mul, factors))
-        if factors
-        else hidden + branch
-    )
+    if not factors:
+        return hidden + branch
+    return torch.addcmul(hidden, branch, functools.reduce(torch.mul, factors))
 
 
 def init_bert(module: nn.Module, std: float = INIT_STD) -> None:
