@@ -34,10 +34,10 @@ def attend(
     broadcast over heads and queries; only a ``bias`` makes it a full matrix, outside training.
     """
     learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-    on_cpu = q.device.type == "cpu" and q.dtype == torch.float32
-    eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
-    if on_cpu and eager and (dropout > 0 or learned):
-        return cpu_attention(q, k, v, keys.key_mask, dropout, bias).flatten(2)
+    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    plain = q.dtype == torch.float32 or torch.is_autocast_enabled("cpu")
+    if on_cpu and plain and (dropout > 0 or learned):
+        return cpu_attention(q, k, v, keys.key_mask, dropout, bias).to(v.dtype).flatten(2)
     mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
     if bias is not None:
         full = bias.to(q.dtype)[None]

@@ -31,7 +31,8 @@ def cpu_attention(
 ) -> Float[Tensor, "B N h d"]:
     """dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that ``key_mask`` marks, if given.
 
-    Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's own operators do.
+    Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's own operators do. Under
+    autocast it computes in float32.
     """
     mixed: Float[Tensor, "B N h d"] = _CpuAttention.apply(q, k, v, key_mask, dropout, bias)
     return mixed
@@ -66,6 +67,7 @@ def _heads(some: slice, heads: int) -> slice:
 
 class _CpuAttention(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, *given: Any) -> Tensor:
         q, k, v, key_mask, rate, bias = given
         ctx.heads, ctx.scale = q.shape[2], q.shape[3] ** -0.5
@@ -90,6 +92,7 @@ class _CpuAttention(torch.autograd.Function):
         return _by_position(mixed, ctx.heads)
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, dropped, kept = ctx.saved_tensors

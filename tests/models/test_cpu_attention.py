@@ -98,6 +98,22 @@ def test_attention_uses_it_with_dropout_or_a_learned_bias(
             torch.testing.assert_close(out, attend(q, k, v, layout, rate, bias))
 
 
+def test_under_autocast_it_computes_in_float32() -> None:
+    results = []
+    for enabled in (False, True):
+        q, k, v, bias = inputs(torch.float32)
+        half = [rows.bfloat16() for rows in (q, k, v)]
+        q16, k16, v16 = half if enabled else [rows.float() for rows in half]
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            torch.manual_seed(1)
+            out = attend(q16, k16, v16, layout_of(MASK, pack=False), 0.4, bias)
+            assert "_CpuAttentionBackward" in nodes(out)
+            assert out.dtype == (torch.bfloat16 if enabled else torch.float32)
+            gradients = torch.autograd.grad(out.float().square().sum(), [q, k, v, bias])
+        results.append([out.float(), *gradients])
+    torch.testing.assert_close(*results, atol=0.05, rtol=0.05)
+
+
 def test_only_what_needs_a_gradient_gets_one() -> None:
     q, k, v, bias = inputs(torch.float32)
     out = cpu_attention(q, k.detach(), v.detach(), None, 0.0, bias.detach())
