@@ -119,15 +119,16 @@ CASES = {
 }
 
 
-def make_work(case: Case, texts: tuple[int, ...], rows: tuple[int, ...]) -> Work:
-    """A batch of pairs of these lengths; one pair without padding."""
+def make_work(
+    case: Case, texts: tuple[int, ...], rows: tuple[int, ...], *, padded: bool = True
+) -> Work:
+    """A batch of pairs of these lengths, regions ``padded`` as the official reader does."""
     if not case.max_rows:
         return random_pixels(len(texts), torch.tensor(texts), words=case.words)
-    alone = len(texts) == 1
     return random_regions(
         torch.tensor(texts),
         torch.tensor(rows),
-        size=None if case.to_longest or alone else (case.max_text, case.max_rows),
+        size=(case.max_text, case.max_rows) if padded and not case.to_longest else None,
         words=case.words,
         # The shortest list has fewer regions than are masked in a long one.
         masked=min(case.masked, min(rows) - 1),
@@ -236,7 +237,7 @@ def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backwar
     """
     texts, rows = lengths
     pairs = list(zip(texts, rows or texts, strict=True))
-    works = [make_work(case, (text,), (row,)) for text, row in pairs]
+    works = [make_work(case, (text,), (row,), padded=False) for text, row in pairs]
     if variant == "vlmo":
         works = [make_work(case, texts, rows)]
     total = 0

@@ -96,11 +96,11 @@ class SelfAttention(nn.Module):
             width = self.out.in_features
             of_q, of_kv = torch.split(weight, [width, 2 * width])
             bias_q, bias_kv = torch.split(own_bias, [width, 2 * width])
-            queries = kept.unpack(linear(kept.take(hidden), of_q, bias_q))
+            queries = kept.narrow.unpack(linear(kept.take(hidden), of_q, bias_q))
             (q,) = by_heads(queries, self.num_heads, 1)
             k, v = by_heads(layout.unpack(linear(hidden, of_kv, bias_kv)), self.num_heads, 2)
-            bias = None if bias is None else bias[:, : kept.reach]
-            mixed = kept.pack(attend(q, k, v, layout, dropout, bias))
+            bias = None if bias is None else bias[:, : queries.shape[1]]
+            mixed = kept.narrow.pack(attend(q, k, v, layout, dropout, bias))
         merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 

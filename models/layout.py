@@ -53,9 +53,10 @@ class Layout(NamedTuple):
         else:
             rows = flat.index_select(0, self.real).nonzero().flatten()
             cells = self.real.index_select(0, rows)
-        columns = cells % self.shape[1]
+        sequences, columns = cells // self.shape[1], cells % self.shape[1]
         reach = int(columns.max()) + 1 if len(columns) else 1
-        return Kept(rows, Layout(self.shape, wanted, cells), reach)
+        narrow = Layout((self.shape[0], reach), None, sequences * reach + columns)
+        return Kept(rows, Layout(self.shape, wanted, cells), narrow)
 
     def sequence_of_rows(self) -> Int[Tensor, " L"] | None:
         """Which sequence each packed row belongs to; None in the grid."""
@@ -65,30 +66,16 @@ class Layout(NamedTuple):
 class Kept(NamedTuple):
     """Some rows of a layout: their numbers in it, and the packed layout that they make.
 
-    None of them lies in the grid's column ``reach`` or behind.
+    narrow: the same in a grid of no more columns than they reach into.
     """
 
     rows: Int[Tensor, " K"]
     layout: Layout
-    reach: int
+    narrow: Layout
 
     def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
         """These rows, from either layout."""
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
-
-    def pack(self, columns: Float[Tensor, "B reach H"]) -> Float[Tensor, "K H"]:
-        """These rows, from the grid's first ``reach`` columns."""
-        return self._narrow().pack(columns)
-
-    def unpack(self, rows: Float[Tensor, "K H"]) -> Float[Tensor, "B reach H"]:
-        """The grid's first ``reach`` columns, with zeros in other cells."""
-        return self._narrow().unpack(rows)
-
-    def _narrow(self) -> Layout:
-        (sequences, length), cells = self.layout.shape, self.layout.real
-        assert cells is not None
-        cells = cells // length * self.reach + cells % length
-        return Layout((sequences, self.reach), None, cells)
 
 
 class Read(NamedTuple):
