@@ -56,9 +56,17 @@ def packed_attention(
     Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` falls on the
     weights. Rows as `reads_packed` wants them, those of a grid without padding included.
     """
-    rows = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    starts = _starts(queries, q), _starts(keys, k)
-    return _flash(*rows, *starts, queries.shape[1], keys.shape[1], dropout).view(q.shape)
+    mixed = _flash(
+        q.reshape(-1, *q.shape[-2:]),
+        k.reshape(-1, *k.shape[-2:]),
+        v.reshape(-1, *v.shape[-2:]),
+        _starts(queries, q),
+        _starts(keys, k),
+        queries.shape[1],
+        keys.shape[1],
+        dropout,
+    )
+    return mixed.view(q.shape)
 
 
 def _flash(

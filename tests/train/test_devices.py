@@ -42,6 +42,6 @@ def test_divided_gradients_are_reduced_in_the_last_part_alone(only_process: None
 def test_the_prefetch_is_on_its_process_s_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    made: Any = iter(["first", "second"])
-    assert list(batch_loader._ahead(made, gpu=3)) == ["first", "second"]
+    batches: Any = ["first", "second"]
+    assert list(batch_loader._ahead(iter(batches), gpu=3)) == batches
     assert chosen == [3]
