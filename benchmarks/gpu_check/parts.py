@@ -17,7 +17,13 @@ class Part:
     seconds: int  # expected on an H100, process start included
 
 
-PARTS: Mapping[str, Part] = {}
+HERE = "benchmarks.gpu_check"
+PARTS: Mapping[str, Part] = {
+    "tests": Part(run=f"{HERE}.marked_tests:marked", seconds=60),
+    "extract-exact": Part(run=f"{HERE}.extraction:exact", seconds=100),
+    "extract-fast": Part(run=f"{HERE}.extraction:fast", seconds=90),
+    "extract-kernels": Part(run=f"{HERE}.extraction_kernels:kernels", seconds=40),
+}
 
 
 def share_of(parts: Mapping[str, Part], number: int, total: int) -> list[str]:
