@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast lint types format bench bench-long image clean
+.PHONY: help install demo test test-fast lint types format bench bench-long gpu-check image clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -49,6 +49,7 @@ lint: $(READY) types ## ruff and mypy
 
 types: $(READY)
 	$(BIN)/mypy -p vlmill
+	$(BIN)/mypy -p benchmarks.gpu_check
 	$(BIN)/mypy tests examples benchmarks
 
 format: $(READY) ## let ruff format and sort
@@ -60,6 +61,9 @@ bench: $(READY) ## benchmarks, as JSON lines (under half an hour on two idle cor
 
 bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)
 	$(BIN)/python benchmarks/learning.py --long --output build/learning-long
+
+gpu-check: $(READY) ## tests and speed on this machine's GPU, as JSON lines (docs/install.md)
+	$(BIN)/python -m benchmarks.gpu_check $(PARTS)
 
 image: ## a container image that runs make demo
 	docker build --file docker/demo.Dockerfile --tag vlmill-demo .

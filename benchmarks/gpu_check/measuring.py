@@ -1,0 +1,158 @@
+"""A device's measured peaks, times and memory, and how often the host waited for it."""
+
+import re
+import subprocess
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+SYNCHRONISED = "called a synchronizing CUDA operation"
+PRODUCT_SIDE = {"cuda": 8192, "cpu": 512}
+COPIED_BYTES = {"cuda": 2**31, "cpu": 2**24}
+# Long enough for the clocks to settle where the power limit lets them: a card alone in its first
+# milliseconds is faster than it will be.
+WARM_UP_S = {"cuda": 1.0, "cpu": 0.02}
+PEAK_ROUNDS = 20
+
+
+def timed(
+    work: Callable[[], object], device: torch.device, rounds: int, *, warm_up: int = 1
+) -> float:
+    """Median seconds of ``work``: on CUDA between two events, else by the clock.
+
+    On CUDA that is the device's time from the first kernel to the last, gaps between them included.
+    """
+    for _ in range(warm_up):
+        work()
+    if device.type != "cuda":
+        return median(clock_seconds(work, device) for _ in range(rounds))
+    pairs = []
+    for _ in range(rounds):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begun.record()
+        work()
+        ended.record()
+        pairs.append((begun, ended))
+    wait_for(device)
+    return float(median(begun.elapsed_time(ended) for begun, ended in pairs)) / 1000
+
+
+def clock_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds by the clock from an idle device to an idle device."""
+    wait_for(device)
+    started = time.perf_counter()
+    work()
+    wait_for(device)
+    return time.perf_counter() - started
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a device has done all that was queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def product_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a square matrix product of random numbers, as the switches for TensorFloat-32 are.
+
+    Of random numbers, since zeros and ones draw less power and run at higher clocks.
+    """
+    side = PRODUCT_SIDE[device.type]
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def product() -> object:
+        return torch.mm(left, right, out=out)
+
+    warm(product, device)
+    return float(2 * side**3 / timed(product, device, PEAK_ROUNDS))
+
+
+def copy_peak(device: torch.device) -> float:
+    """Bytes per second of a copy within the device's memory, read and written ones counted."""
+    source = torch.ones(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def copy() -> object:
+        return target.copy_(source)
+
+    warm(copy, device)
+    return float(2 * source.nbytes / timed(copy, device, PEAK_ROUNDS))
+
+
+def warm(work: Callable[[], object], device: torch.device) -> None:
+    """Does the work until the device's clocks have settled."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < WARM_UP_S[device.type]:
+        work()
+        wait_for(device)
+
+
+def places_of_waits(work: Callable[[], object]) -> list[str] | None:
+    """Each time the host waits for the device in ``work``: file and line that made it wait.
+
+    None where there is no CUDA device, as nothing could be counted. A wait for an event, as at the
+    end of a batch, does not count: it is meant.
+    """
+    if not torch.cuda.is_available():
+        work()
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if SYNCHRONISED in str(warning.message)]
+    return [f"{warning.filename}:{warning.lineno}" for warning in waits]
+
+
+def waits_of_host(work: Callable[[], object]) -> int | None:
+    """How often the host waits for the device in ``work``; None where that cannot be counted."""
+    places = places_of_waits(work)
+    return None if places is None else len(places)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begins anew to watch the most memory that was in use."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_gb(device: torch.device) -> float | None:
+    """The most memory that tensors took since then, in GB; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.max_memory_allocated(device) / 1e9
+
+
+def card(device: torch.device) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    if device.type != "cuda":
+        return {"name": "cpu", "torch": torch.__version__}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "memory_gb": round(properties.total_memory / 1e9, 1),
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": driver(),
+    }
+
+
+def driver() -> str | None:
+    """The driver's version; None where its tool is not there to ask."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    matched = re.match(r"[\d.]+", said.stdout)
+    return matched[0] if matched else None

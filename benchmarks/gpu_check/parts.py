@@ -1,0 +1,37 @@
+"""The parts by name, and how they are dealt out to several calls."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A function ``module:name`` of a Setting that gives the result's fields.
+
+    It is named, not imported: what one part needs may be missing where another one runs.
+    """
+
+    run: str
+    seconds: int  # expected on an H100, process start included
+
+
+HERE = "benchmarks.gpu_check"
+PARTS: Mapping[str, Part] = {
+    "tests": Part(run=f"{HERE}.marked_tests:marked", seconds=60),
+    "extract-exact": Part(run=f"{HERE}.extraction:exact", seconds=100),
+    "extract-fast": Part(run=f"{HERE}.extraction:fast", seconds=90),
+    "extract-kernels": Part(run=f"{HERE}.extraction_kernels:kernels", seconds=40),
+}
+
+
+def share_of(parts: Mapping[str, Part], number: int, total: int) -> list[str]:
+    """The names of the ``number``-th of ``total`` shares, which take about equally long.
+
+    The longest are dealt out first, each to the share that has the least.
+    """
+    shares: list[list[str]] = [[] for _ in range(total)]
+    for name in sorted(parts, key=lambda name: (-parts[name].seconds, name)):
+        min(shares, key=lambda share: sum(parts[one].seconds for one in share)).append(name)
+    return [name for name in parts if name in shares[number - 1]]
