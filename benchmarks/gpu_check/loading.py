@@ -1,13 +1,14 @@
 """The loader beside a step: how long the device waits for batches.
 
-Batches are planned, read and pinned as in a run (`vlmill.train.batch_loader`), by no process of
-their own and by several; the step is ImageBERT's, with up to 100 regions of a pair the most to read.
+Batches are planned, read and pinned as in a run (`vlmill.train.batch_loader`), without worker
+processes and with several. The step is ImageBERT's: with up to 100 regions of a pair it has the
+most to read.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -146,12 +147,13 @@ def waited_for(
 
 def idle_seconds(events: Sequence[tuple[Any, Any]]) -> float:
     """Seconds from the end of each step on the device to the beginning of the next one."""
-    pairs = zip(events, events[1:], strict=False)
-    return sum(max(ended.elapsed_time(begun), 0.0) for (_, ended), (begun, _) in pairs) / 1000
+    pairs = pairwise(events)
+    gaps_ms = (float(ended.elapsed_time(begun)) for (_, ended), (begun, _) in pairs)
+    return sum(max(gap, 0.0) for gap in gaps_ms) / 1000
 
 
 def line_of(forms: dict[str, Any], alone: float) -> dict[str, object]:
-    """The fields of the result: ``peer`` is the loader without workers, ``limit`` the step alone."""
+    """The result's fields: ``peer`` is the loader without workers, ``limit`` the step alone."""
     first, *_, last = forms
     value, peer = (forms[name]["samples_per_second"] for name in (last, first))
     shares = [forms[last][name] for name in ("host_share", "device_share")]

@@ -17,7 +17,23 @@ class Part:
     seconds: int  # expected on an H100, process start included
 
 
-PARTS: Mapping[str, Part] = {}
+VARIANTS = ("vilbert", "vl-bert", "interbert", "imagebert", "vlmo")
+# Of a training step: grid and packed rows beside each other, then each of them compiled.
+STEP_SECONDS = {"": 30, "-compiled": 75, "-compiled-packed": 75}
+
+STEPS = {
+    f"steps-{variant}{form}": Part(
+        run=f"benchmarks.gpu_check.steps:{(variant + form).replace('-', '_')}", seconds=seconds
+    )
+    for variant in VARIANTS
+    for form, seconds in STEP_SECONDS.items()
+}
+PARTS: Mapping[str, Part] = {
+    **STEPS,
+    "bf16": Part(run="benchmarks.gpu_check.precision:run", seconds=35),
+    "loader": Part(run="benchmarks.gpu_check.loading:run", seconds=60),
+    "resume": Part(run="benchmarks.gpu_check.resume:run", seconds=90),
+}
 
 
 def share_of(parts: Mapping[str, Part], number: int, total: int) -> list[str]:

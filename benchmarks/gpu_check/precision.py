@@ -50,14 +50,14 @@ class Difference:
 
 def run(setting: Setting) -> dict[str, object]:
     """The part. Raises LossesDiffer beyond the tolerance, and where nothing differs at all."""
-    recipes = {recipe.variant: recipe for recipe in (regions_recipe(setting), pixels_recipe(setting))}
+    recipes = {
+        recipe.variant: recipe for recipe in (regions_recipe(setting), pixels_recipe(setting))
+    }
     models: dict[str, Any] = {}
     worst = 0.0
     for variant, recipe in recipes.items():
         (setting.folder / variant).mkdir()
-        work = prepared(
-            recipe, sizes_for(variant, tiny=setting.tiny), setting.folder / variant
-        )
+        work = prepared(recipe, sizes_for(variant, tiny=setting.tiny), setting.folder / variant)
         exact, rounded = (losses_in(precision, work, setting) for precision in ("no", "bf16"))
         if exact == rounded:
             raise LossesDiffer(f"{variant}: not a bit differs, so nothing was in bfloat16")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -44,6 +44,8 @@ GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
 BATCHES, ROUNDS = 8, 3  # 24 timed steps
 TINY_BATCHES, TINY_ROUNDS = 3, 1
 PLACES_NAMED = 8  # of waits, in the result
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ def run_steps(variant: str, forms: Sequence[Form], setting: Setting) -> dict[str
     return line_of(measured, peak, pairs) | {"asked_batch_size": work.stage.batch_size}
 
 
-def fitting(pairs: int, measured: Callable[[int], Any]) -> tuple[int, Any]:
+def fitting(pairs: int, measured: Callable[[int], Result]) -> tuple[int, Result]:
     """``measured(pairs)`` with the first of ``pairs``, half of them and so on that fits the memory.
 
     Raises OutOfMemoryError if not even a single pair does.
@@ -119,7 +121,9 @@ def measure(work: Work, forms: Sequence[Form], setting: Setting) -> Measured:
     accelerator = make_accelerator(work.recipe, setting.device)
     operations = count_useful(work, batches, accelerator)
     return Measured(
-        forms={form.name: measure_form(form, work, batches, accelerator, setting) for form in forms},
+        forms={
+            form.name: measure_form(form, work, batches, accelerator, setting) for form in forms
+        },
         operations=operations,
         samples=sum(len(batch.pair_ids) for batch in batches),
         padding=padding_share(batches),
@@ -215,7 +219,7 @@ def timed_rounds(
             ends.append(time.perf_counter())
         wait_for(device)
         ends[-1] = time.perf_counter()
-        every.append(tuple(end - begun for begun, end in zip(ends, ends[1:], strict=False)))
+        every.append(tuple(end - begun for begun, end in pairwise(ends)))
     return Times(rounds=tuple(every))
 
 

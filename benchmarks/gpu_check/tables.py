@@ -151,14 +151,16 @@ def region_rows(
 def pool_of_features(rng: np.random.Generator, width: int, most: int) -> Array:
     """Rows as a detector's after its last ReLU: nothing below 0, many zeros."""
     drawn = rng.standard_normal((FEATURES_POOLED + most, width), dtype=np.float32) + 0.3
-    return np.maximum(drawn, 0).astype(np.float16)
+    features: Array = np.maximum(drawn, 0).astype(np.float16)
+    return features
 
 
 def pool_of_distributions(rng: np.random.Generator, classes: int, most: int) -> Array:
     """Softmaxes with a few likely classes each."""
     scores = 4 * rng.standard_normal((DISTRIBUTIONS_POOLED + most, classes), dtype=np.float32)
     shares = np.exp(scores - scores.max(1, keepdims=True))
-    return (shares / shares.sum(1, keepdims=True)).astype(np.float16)
+    distributions: Array = (shares / shares.sum(1, keepdims=True)).astype(np.float16)
+    return distributions
 
 
 def write_pictures(folder: Path, names: list[str], side: int, rng: np.random.Generator) -> None:

@@ -221,4 +221,4 @@ def compiled(training: Training, *, tiny: bool) -> Training:
     # `vlmill.train.devices.compiled` is to take this call's place.
     backend = "eager" if tiny else "inductor"
     module = torch.compile(training.step_module, dynamic=True, backend=backend)
-    return dataclasses.replace(training, step_module=module)
+    return dataclasses.replace(training, step_module=module)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def attention_operations(variant: str, config: Any, texts: Tensor, regions: Tens
             channels = config.num_layers * config.width * joined
         case _:
             raise ValueError(f"{variant}: attention is known of models that read regions")
-    return ATTENTION_OPERATIONS * channels
+    return ATTENTION_OPERATIONS * int(channels)
 
 
 def _products(queries: Tensor, keys: Tensor) -> int:
