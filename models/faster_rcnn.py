@@ -160,8 +160,11 @@ class RoiHeads(nn.Module):
         ):
             size, scale = self.config.pool_size, 1 / self.config.stride
             return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
+        # Once for all chunks: torchvision's pooling would do both to the whole map for each. A
+        # maximum of bfloat16 numbers is one of them, so nothing is rounded otherwise.
+        maps = widened(features).contiguous()
         parts = torch.split(boxes, chunk)
-        return torch.cat([self.region_means(self.pool(features, part)) for part in parts])
+        return torch.cat([self.region_means(self.pool(maps, part)) for part in parts])
 
 
 def pool_regions(

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from scipy.interpolate import RectBivariateSpline
 from torch import Tensor, nn
 
 CLASS_ROWS = 3  # class to patch, patch to class, class to class
@@ -131,6 +130,9 @@ def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2
             f"relative positions of {(source + 1) // 2} patches a side cannot be resized to {side}:"
             " the sizes are too far apart; go through one in between"
         )
+    # Only here: whoever does not resize a table need not have scipy.
+    from scipy.interpolate import RectBivariateSpline
+
     places = np.arange(-reach, reach + 1, dtype=np.float64)
     columns = table.detach().double().cpu().numpy().T.reshape(-1, source, source)
     resized = [

@@ -5,24 +5,25 @@ fixed ids and no date, so that the same data give the same bytes.
 """
 
 import base64
+import importlib
 import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import matplotlib
 import pyarrow as pa
 import pyarrow.compute as pc
 from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
 from vlmill.schemas.atomic import write_text
 from vlmill.schemas.reading import iter_batches
 from vlmill.schemas.tables import IMAGES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
@@ -153,7 +154,24 @@ def picture_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
     return Markup(_CARDS.render(cards=cards))
 
 
-def _figure(width: float = 5.6, height: float = 2.8) -> tuple[Figure, Any]:
+def _can_draw() -> bool:
+    """Whether matplotlib is there, which is looked for only where a chart is to be drawn."""
+    try:
+        importlib.import_module("matplotlib")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return False
+    return True
+
+
+def _no_chart(title: str) -> Markup:
+    return Markup("<p>{}: no chart, as matplotlib is not installed</p>").format(title)
+
+
+def _figure(width: float = 5.6, height: float = 2.8) -> "tuple[Figure, Any]":
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -161,7 +179,9 @@ def _figure(width: float = 5.6, height: float = 2.8) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _svg(figure: Figure) -> Markup:
+def _svg(figure: "Figure") -> Markup:
+    import matplotlib
+
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "vlmill", "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None})
@@ -177,6 +197,8 @@ def _label(axes: Any, title: str, x_label: str, y_label: str) -> None:
 
 def bar_chart(values: Mapping[str, float], *, title: str, x_label: str = "count") -> Markup:
     """Horizontal bars, the first entry on top."""
+    if not _can_draw():
+        return _no_chart(title)
     figure, axes = _figure(height=max(1.2, 0.6 + 0.26 * len(values)))
     names = [name.replace("$", r"\$") for name in values]
     bars = axes.barh(range(len(names)), list(values.values()), color=CHART_FILL)
@@ -191,6 +213,8 @@ def histogram(
     values: Sequence[float], *, title: str, x_label: str, bins: int = 20, log: bool = False
 ) -> Markup:
     """Counts by bin; without a value, a chart that says so."""
+    if not _can_draw():
+        return _no_chart(title)
     figure, axes = _figure()
     if values:
         axes.hist(values, bins=bins, color=CHART_FILL, edgecolor="white", log=log)
@@ -209,10 +233,14 @@ def line_chart(
     log: bool = False,
 ) -> Markup:
     """Curves by name, each (x values, y values)."""
+    if not _can_draw():
+        return _no_chart(title)
     figure, axes = _figure(height=3.2)
     for name, (x, y) in curves.items():
         axes.plot(x, y, label=name, linewidth=1.3)
     if log and any(value > 0 for _, y in curves.values() for value in y):
+        from matplotlib.ticker import LogLocator, NullLocator
+
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")

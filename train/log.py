@@ -1,14 +1,16 @@
 """A run's log: ``log.jsonl``, a line of JSON for each logged step, and TensorBoard's curves."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING, Any
 
 from vlmill.schemas.atomic import write_bytes
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 CURVES = "tensorboard"
 
@@ -35,13 +37,15 @@ class Log:
         kept = [line for line in read_log(path) if line["step"] <= after]
         write_bytes(path, b"".join(_encode(line) for line in kept))
         self._file = path.open("ab", buffering=0)
-        self._curves = SummaryWriter(str(path.parent / CURVES), purge_step=after + 1)
+        self._curves = open_curves(path.parent / CURVES, purge_step=after + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line. Raises ValueError for values that are not finite."""
         if not self._active:
             return
         self._file.write(_encode(line))
+        if self._curves is None:
+            return
         for name, value in line.items():
             if name != "step" and isinstance(value, int | float):
                 self._curves.add_scalar(name, value, line["step"])
@@ -57,7 +61,20 @@ class Log:
     ) -> None:
         if self._active:
             self._file.close()
-            self._curves.close()
+            if self._curves is not None:
+                self._curves.close()
+
+
+def open_curves(folder: Path, *, purge_step: int) -> "SummaryWriter | None":
+    """TensorBoard's files; None where it is not installed, which is said: the log has it all."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        if error.name != "tensorboard":
+            raise
+        print(f"no curves in {folder}: tensorboard is not installed", file=sys.stderr)
+        return None
+    return SummaryWriter(str(folder), purge_step=purge_step)
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.extract.host_waits import refusing_waits
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.precision import computing
 from vlmill.extract.predict import Query, frame_of, predict
 from vlmill.extract.predict_fixed import compute, frames_of, measures_of, start_batch, uploaded
 from vlmill.extract.preprocess import NetworkInput, decode, network_input
@@ -117,37 +117,11 @@ def test_given_boxes_of_several_numbers(jpeg: Callable[[int], bytes]) -> None:
     assert empty.boxes.shape == (0, 4) and empty.global_feature is not None
 
 
-REFUSED = (
-    "_local_scalar_dense",  # item, int(), bool(), if
-    "is_nonzero",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "unique",
-    "unique_dim",
-    "_unique2",
-    "lift_fresh",  # torch.tensor and new_tensor: a copy from the host that waits
-    "repeat_interleave",
-    "nms",  # torchvision's, whose number of boxes comes back
-)
-
-
-class NoHostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operators whose results' sizes or values the host has to know."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.split("::")[1]
-        assert name not in REFUSED, f"{name} makes the host wait"
-        if name in ("index", "index_put", "index_put_"):
-            kinds = {index.dtype for index in args[1] if index is not None}
-            assert torch.bool not in kinds, f"{name} by flags makes the host wait"
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("boxes", [False, True])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_nothing_between_upload_and_download_makes_the_host_wait(
-    jpeg: Callable[[int], bytes], family: str, boxes: bool, monkeypatch: pytest.MonkeyPatch
+    jpeg: Callable[[int], bytes], family: str, boxes: bool, precision: Any
 ) -> None:
     detector = detector_of(family)
     storage = Storage(dtype="float32", class_probs="topk:3", global_feature=True)
@@ -158,12 +132,7 @@ def test_nothing_between_upload_and_download_makes_the_host_wait(
         asked = [dataclasses.replace(query, boxes=own) for query in asked]
     sent = uploaded(asked, detector)
 
-    def waits(*_: object) -> None:
-        raise AssertionError("makes the host wait")
-
-    with monkeypatch.context() as patch, torch.inference_mode(), NoHostWaits():  # type: ignore[no-untyped-call]
-        for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__"):
-            patch.setattr(Tensor, name, waits)
+    with computing(precision, detector.device), refusing_waits():
         compute(*sent, detector, config)
 
 
@@ -176,7 +145,7 @@ def test_the_refusal_refuses() -> None:
         lambda: flags.nonzero(),
         lambda: int(flags.sum()),
     ):
-        with pytest.raises(AssertionError, match="makes the host wait"), NoHostWaits():  # type: ignore[no-untyped-call]
+        with pytest.raises(AssertionError, match="makes the host wait"), refusing_waits():
             bad()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 
 import pytest
 from markupsafe import Markup
@@ -77,3 +78,13 @@ def test_tables_align_numbers_and_keep_words_whole() -> None:
     long = "http://photos.example/a/long/address.jpg"
     table = report.html_table(["h"], [[3], ["± 1.7 %"], [Markup("<b>94.9</b>")], ["icon"], [long]])
     assert re.findall(r"<td class='(\w*)'>", table) == ["number"] * 3 + ["short", ""]
+
+
+def test_without_matplotlib_a_page_says_which_chart_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    curve = report.line_chart({"a": ([1], [2.0])}, title="Losses & rates", x_label="x", y_label="y")
+    assert curve == "<p>Losses &amp; rates: no chart, as matplotlib is not installed</p>"
+    assert "Sides: no chart" in report.histogram([1.0], title="Sides", x_label="x")
+    assert "Reasons: no chart" in report.bar_chart({"a": 1.0}, title="Reasons")

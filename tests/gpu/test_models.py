@@ -1,0 +1,115 @@
+"""The five models on the device in float32, packed and not, against float64 on the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.gpu.device import DEVICE, assert_all_near
+from tests.models.pair_cases import FEATURES, VOCABULARY, enlarge, loss_of, padded_pairs
+from torch import Tensor
+
+from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
+
+pytestmark = pytest.mark.gpu
+# Of the largest value of each tensor. In float32 on a CPU: 3e-5 of outputs, 5e-5 of gradients.
+OUTPUTS, GRADIENTS = 3e-4, 5e-4
+
+SIZES: dict[str, dict[str, Any]] = {
+    "vilbert": {"vocab_size": VOCABULARY, "region_width": FEATURES, "num_region_classes": 7},
+    "vl-bert": {"vocab_size": VOCABULARY, "region_width": FEATURES, "num_region_classes": 7},
+    "interbert": {"vocab_size": VOCABULARY, "region_width": FEATURES, "num_region_classes": 7},
+    "imagebert": {"vocab_size": VOCABULARY, "region_width": FEATURES, "num_region_classes": 7},
+    "vlmo": {"vocab_size": VOCABULARY},
+}
+
+
+def model_of(variant: str, kind: torch.dtype, device: torch.device) -> Any:
+    """The small preset with weights large enough that everything acts, without dropout."""
+    config = preset(f"{variant}-small", **SIZES[variant])
+    return enlarge(VARIANTS[variant].model(config)).to(device=device, dtype=kind)
+
+
+def moved(inputs: Any, kind: torch.dtype, device: torch.device) -> Any:
+    """A batch elsewhere, its fractions in another type."""
+    parts = {
+        name: value.to(device, kind if value.is_floating_point() else value.dtype)
+        for name, value in vars(inputs).items()
+        if value is not None
+    }
+    return type(inputs)(**parts)
+
+
+def region_pairs() -> VLInputs:
+    """Three pairs of other lengths."""
+    return padded_pairs([6, 2, 4], [5, 7, 3])
+
+
+def pixel_pairs(side: int) -> PixelInputs:
+    """Texts of other lengths, with pictures."""
+    rng = torch.Generator().manual_seed(2)
+    return PixelInputs(
+        tokens=torch.randint(1, VOCABULARY, (3, 6), generator=rng),
+        token_mask=torch.arange(6) < torch.tensor([6, 2, 4])[:, None],
+        pixels=torch.randn(3, 3, side, side, generator=rng),
+    )
+
+
+def next_pair(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+    """Negatives that no generator draws."""
+    following = (torch.arange(len(images), device=images.device) + 1) % len(images)
+    return following, following
+
+
+def region_results(model: Any, inputs: VLInputs, pack: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Outputs of real rows, and a loss of every head."""
+    encoded = model(inputs, pack=pack)
+    outputs = {
+        "text": encoded.text[inputs.token_mask],
+        "regions": encoded.regions[inputs.region_mask],
+        "pooled": encoded.pooled,
+    }
+    return outputs, loss_of(model, inputs, pack=pack)
+
+
+def pixel_results(model: Any, inputs: PixelInputs, pack: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """The same of VLMo's pretraining step."""
+    out = model.pretraining(inputs, inputs.tokens, next_pair, pack=pack)
+    words = out.masked_text[inputs.token_mask]
+    outputs = {
+        "text": out.text.own,
+        "image": out.image.own,
+        "match": out.match_logits,
+        "words": words,
+    }
+    scores = out.scale * out.text.own @ out.image.own.T
+    fused = out.fused_scale * out.text.fused @ out.image.fused.T
+    pairs = torch.arange(len(scores), device=scores.device)
+    loss = torch.nn.functional.cross_entropy(scores, pairs)
+    loss = loss + torch.nn.functional.cross_entropy(fused, pairs)
+    loss = loss + out.match_logits.square().mean() + model.mlm_logits(words).square().mean()
+    return outputs, loss
+
+
+def computed(
+    variant: str, kind: torch.dtype, device: torch.device, pack: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs with the loss, and gradients."""
+    model = model_of(variant, kind, device)
+    if variant == "vlmo":
+        inputs = moved(pixel_pairs(model.config.image_size), kind, device)
+        outputs, loss = pixel_results(model, inputs, pack)
+    else:
+        outputs, loss = region_results(model, moved(region_pairs(), kind, device), pack)
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {**outputs, "loss": loss[None]}, gradients
+
+
+@pytest.mark.parametrize("variant", SIZES)
+@pytest.mark.parametrize("pack", [True, False])
+def test_outputs_and_gradients(variant: str, pack: bool) -> None:
+    outputs, gradients = computed(variant, torch.float32, DEVICE, pack)
+    exact_outputs, exact_gradients = computed(variant, torch.float64, torch.device("cpu"), False)
+    assert len(gradients) > 20
+    assert_all_near(outputs, exact_outputs, OUTPUTS)
+    assert_all_near(gradients, exact_gradients, GRADIENTS)
