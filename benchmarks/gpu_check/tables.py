@@ -4,7 +4,7 @@ R regions of a picture, K classes with background.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,12 @@ class TableSizes:
     """How many pairs, and how large what belongs to each.
 
     ``regions`` are the fewest and the most of a picture, none for tables of pictures alone.
-    ``picture_px`` is a picture's side, None for tables of regions alone.
+    ``picture_px`` is a picture's side, None for tables of regions alone. ``texts`` come without
+    a picture, beside the pairs.
     """
 
     pairs: int
+    texts: int = 0
     vocabulary: int = 30_522  # BERT's
     longest: int = 36  # tokens of a caption
     regions: tuple[int, int] | None = (10, 100)
@@ -54,8 +56,9 @@ def write_tables(folder: Path, sizes: TableSizes) -> Inputs:
     vocab = folder / "vocab.txt"
     vocab.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     names = [f"picture-{number}" for number in range(sizes.pairs)]
-    captions = [caption(words, rng, sizes.longest) for _ in names]
-    write_pairs(folder / "pairs", names, captions)
+    of_pairs = [*names, *[None] * sizes.texts]
+    captions = [caption(words, rng, sizes.longest) for _ in of_pairs]
+    write_pairs(folder / "pairs", of_pairs, captions)
     regions = images = None
     if sizes.regions is not None:
         regions = str(folder / "regions")
@@ -101,11 +104,11 @@ def caption_length(rng: np.random.Generator, longest: int) -> int:
     return int(np.clip(round(2 + rng.lognormal(np.log(11.3), 0.4)), 5, longest))
 
 
-def write_pairs(folder: Path, names: list[str], captions: list[str]) -> None:
-    """The pairs table, of no source and no split."""
+def write_pairs(folder: Path, names: Sequence[str | None], captions: Sequence[str]) -> None:
+    """The pairs table, of no source and no split; texts alone have None for their picture's."""
     empty = dict.fromkeys(PAIRS.schema.names)
     rows = [
-        {**empty, "pair_id": pair_id_of(name, text), "image_id": name, "text": text}
+        {**empty, "pair_id": pair_id_of(name or "", text), "image_id": name, "text": text}
         for name, text in zip(names, captions, strict=True)
     ]
     write_shard(folder, PAIRS, rows)

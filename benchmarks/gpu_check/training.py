@@ -28,8 +28,10 @@ from vlmill.train.sources import make_tokenizer, model_config, open_sources
 from vlmill.train.start import started
 
 PAIRS = 512  # several batches whose order, masks and negatives differ from epoch to epoch
-TINY_PAIRS, TINY_BATCH = 24, 6
-TINY_MODEL = {"width": 16, "num_heads": 2, "intermediate_width": 32}
+TINY_PAIRS, TINY_BATCH = 24, 8
+# What weights fix is larger than any length: torch.compile takes sizes that are equal in the first
+# batch for one and the same.
+TINY_MODEL = {"width": 40, "num_heads": 2, "intermediate_width": 48}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,10 @@ CASES = {
         batch_size=256,
         regions=(10, 36),
         tiny_model={
-            "visual_width": 16,
+            "visual_width": 40,
             "visual_num_heads": 2,
-            "visual_intermediate_width": 16,
-            "co_width": 16,
+            "visual_intermediate_width": 48,
+            "co_width": 40,
             "co_num_heads": 2,
         },
     ),
@@ -77,8 +79,8 @@ CASES = {
         tiny_model={
             "num_interaction_layers": 1,
             "visual_num_heads": 2,
-            "visual_intermediate_width": 32,
-            "pooled_width": 16,
+            "visual_intermediate_width": 48,
+            "pooled_width": 40,
         },
     ),
     "imagebert": Case(
@@ -130,9 +132,9 @@ def table_sizes(case: Case, *, tiny: bool) -> TableSizes:
         pairs=TINY_PAIRS,
         vocabulary=60,
         longest=24,
-        regions=None if has_pictures else (4, 14),
-        feature_dim=24,
-        classes=9,
+        regions=None if has_pictures else (6, 20),
+        feature_dim=37,
+        classes=41,
         picture_px=40 if has_pictures else None,
     )
 
@@ -159,13 +161,18 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
     inputs = write_tables(folder, sizes)
     sources = open_sources(inputs, recipe)
     tokenizer = make_tokenizer(recipe, sources)
+    feeding = recipe.stages[0].feeding
     prepare_samples(
         folder / "prepared",
         pairs=inputs.pairs,
         pictures=sources.pictures,
         negatives=None,
         tokenizer=tokenizer,
-        wanted=Wanted(max_tokens=recipe.stages[0].feeding.max_tokens or sizes.longest),
+        wanted=Wanted(
+            max_tokens=feeding.max_tokens or sizes.longest,
+            pairs=feeding.kind != "text",
+            texts=feeding.kind == "text" or bool(feeding.text_rows),
+        ),
         rejects=None,
     )
     recipe = dataclasses.replace(recipe, model=model_config(recipe, tokenizer, sources))
