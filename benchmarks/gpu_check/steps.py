@@ -57,9 +57,27 @@ class Form:
     compile: bool = False
 
 
-EAGER = (Form(name="grid", pack=False), Form(name="packed", pack=True))
-COMPILED = (Form(name="compiled-grid", pack=False, compile=True),)
-COMPILED_PACKED = (Form(name="compiled-packed", pack=True, compile=True),)
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Forms that are measured on the same batches; ``loading`` are fields of the recipe.
+
+    What is compiled gets batches of like lengths (docs/training.md), which differ from each other:
+    among 256 pairs in any order some pair is nearly always as long as can be.
+    """
+
+    forms: tuple[Form, ...]
+    loading: tuple[str, ...] = ()
+
+
+EAGER = Comparison(forms=(Form(name="grid", pack=False), Form(name="packed", pack=True)))
+COMPILED = Comparison(
+    forms=(Form(name="compiled-grid", pack=False, compile=True),),
+    loading=("loading.bucket=8", "loading.pad_to=8"),
+)
+COMPILED_PACKED = Comparison(
+    forms=(Form(name="compiled-packed", pack=True, compile=True),),
+    loading=("loading.bucket=8",),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +97,18 @@ class Times:
         return median(step for steps in self.rounds for step in steps)
 
 
-def run_steps(variant: str, forms: Sequence[Form], setting: Setting) -> dict[str, object]:
-    """A part: ``forms`` of a variant's step beside each other, the fastest as the value."""
-    work = work_of(CASES[variant], setting)
+def run_steps(variant: str, compared: Comparison, setting: Setting) -> dict[str, object]:
+    """A part: forms of a variant's step beside each other, the fastest as the value."""
+    work = work_of(CASES[variant], setting, compared.loading)
     peak = product_peak(setting.device, torch.bfloat16)
     pairs, measured = fitting(
-        work.stage.batch_size, lambda size: measure(work.with_batches_of(size), forms, setting)
+        work.stage.batch_size,
+        lambda size: measure(work.with_batches_of(size), compared.forms, setting),
     )
-    return line_of(measured, peak, pairs) | {"asked_batch_size": work.stage.batch_size}
+    return line_of(measured, peak, pairs) | {
+        "asked_batch_size": work.stage.batch_size,
+        "loading": compared.loading,
+    }
 
 
 def fitting(pairs: int, measured: Callable[[int], Result]) -> tuple[int, Result]:
@@ -116,13 +138,15 @@ class Measured:
 
 
 def measure(work: Work, forms: Sequence[Form], setting: Setting) -> Measured:
-    """All forms on the same batches, starting from the same model."""
+    """All forms on the same batches, with the same model: making one takes seconds."""
     batches = real_batches(work, TINY_BATCHES if setting.tiny else BATCHES, setting.device)
     accelerator = make_accelerator(work.recipe, setting.device)
-    operations = count_useful(work, batches, accelerator)
+    model = new_model(work.recipe)
+    operations = count_useful(work, model, batches, accelerator)
     return Measured(
         forms={
-            form.name: measure_form(form, work, batches, accelerator, setting) for form in forms
+            form.name: measure_form(form, work, model, batches, accelerator, setting)
+            for form in forms
         },
         operations=operations,
         samples=sum(len(batch.pair_ids) for batch in batches),
@@ -136,10 +160,12 @@ def real_batches(work: Work, number: int, device: torch.device) -> list[StoredBa
     return [assemble(work.batches[at], regions, pin_memory=pin) for at in range(number)]
 
 
-def count_useful(work: Work, batches: Sequence[StoredBatch], accelerator: Accelerator) -> int:
+def count_useful(
+    work: Work, model: nn.Module, batches: Sequence[StoredBatch], accelerator: Accelerator
+) -> int:
     """Useful operations of a step on each of the batches, together."""
     recipe = work.recipe
-    training = training_of(new_model(recipe), recipe, accelerator, pack=True)
+    training = training_of(model, recipe, accelerator, pack=True)
     return sum(
         useful_operations(
             partial(train_step, 1, [batch], work.stage, training),
@@ -154,6 +180,7 @@ def count_useful(work: Work, batches: Sequence[StoredBatch], accelerator: Accele
 def measure_form(
     form: Form,
     work: Work,
+    model: nn.Module,
     batches: Sequence[StoredBatch],
     accelerator: Accelerator,
     setting: Setting,
@@ -162,7 +189,7 @@ def measure_form(
     device = setting.device
     torch._dynamo.reset()
     counters.clear()
-    training = training_of(new_model(work.recipe), work.recipe, accelerator, pack=form.pack)
+    training = training_of(model, work.recipe, accelerator, pack=form.pack)
     if form.compile:
         training = compiled(training, tiny=setting.tiny)
     step = stepper(work, training)

@@ -4,6 +4,7 @@ B pairs, T tokens, R regions.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,20 +140,25 @@ def table_sizes(case: Case, *, tiny: bool) -> TableSizes:
     )
 
 
-def recipe_of(case: Case, *, tiny: bool) -> Recipe:
-    """The case's recipe over all pairs there are, in bfloat16."""
+def recipe_of(case: Case, *, tiny: bool, changes: Sequence[str] = ()) -> Recipe:
+    """The case's recipe over all pairs there are, in bfloat16, with further ``changes``.
+
+    Its rate is so low that random labels leave the weights where they are: speed is the same.
+    """
     size = TINY_BATCH if tiny else case.batch_size
-    every = ("sources=[]", "steps=1000", "precision=bf16", f"batch_size={size}")
-    recipe = change_recipe(recipe_named(case.recipe), [*every, *case.changes])
+    every = ("sources=[]", "steps=1000", "precision=bf16", "optimizer.lr=1e-6")
+    recipe = change_recipe(
+        recipe_named(case.recipe), [*every, f"batch_size={size}", *case.changes, *changes]
+    )
     if not tiny:
         return recipe
     model = preset(f"{case.variant}-small", **(TINY_MODEL | case.tiny_model))
     return change_recipe(dataclasses.replace(recipe, model=model), case.tiny_changes)
 
 
-def work_of(case: Case, setting: Setting) -> Work:
+def work_of(case: Case, setting: Setting, changes: Sequence[str] = ()) -> Work:
     """The case's batches of tables that are written for it."""
-    recipe = recipe_of(case, tiny=setting.tiny)
+    recipe = recipe_of(case, tiny=setting.tiny, changes=changes)
     return prepared(recipe, table_sizes(case, tiny=setting.tiny), setting.folder)
 
 
