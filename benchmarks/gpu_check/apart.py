@@ -36,7 +36,7 @@ def run_apart(name: str, part: Part, options: Sequence[str], limit_s: float) -> 
         return {"name": name, **outcome, "seconds": seconds}
     print(f"# {name} failed; its last lines:", *log[-TAIL_LINES:], sep="\n", file=sys.stderr)
     reason = outcome.get("reason") or why(ended, limit_s, log)
-    return {"name": name, "status": "failed", "reason": reason, "seconds": seconds}
+    return {"name": name, **outcome, "status": "failed", "reason": reason, "seconds": seconds}
 
 
 def run_group(command: Sequence[str], log: Path, limit_s: float) -> int | None:

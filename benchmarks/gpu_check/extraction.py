@@ -1,0 +1,215 @@
+"""Regions from JPEG files to Parquet, as ``extract-rois run`` makes them: rate, stages, waits."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow.parquet as pq
+import torch
+from benchmarks.gpu_check.extraction_stages import stages_of
+from benchmarks.gpu_check.measuring import (
+    peak_memory_gb,
+    places_of_waits,
+    product_peak,
+    reset_peak_memory,
+)
+from benchmarks.gpu_check.photos import write_photos
+from benchmarks.gpu_check.setting import Setting
+from torch.utils.flop_counter import FlopCounterMode
+
+from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
+from vlmill.extract.engine import Crew, Engine, engine_of
+from vlmill.extract.inputs import Picture, plan_pictures
+from vlmill.extract.precision import computing
+from vlmill.extract.predict import Query
+from vlmill.extract.predict_fixed import compute, start_batch, uploaded
+from vlmill.extract.preprocess import decode, network_input
+from vlmill.extract.run import Job, results_of, write_parts
+from vlmill.extract.weights import Detector, open_detector
+from vlmill.extract.writing import Background
+from vlmill.models.detector_config import ARCHITECTURES, DetectorConfig
+from vlmill.schemas.progress import Progress
+
+BARS = {"exact": 20.0, "fast": 150.0}  # pictures/s on an H100, from the design
+Precision = Literal["exact", "fast"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is done."""
+
+    spec: DetectorConfig
+    limits: InputLimits
+    different: int  # photographs
+    batch_sizes: tuple[int, ...]
+    warm_up: int  # pictures
+    measured_s: float
+    most: int  # pictures
+    workers: int
+
+
+# Two cores stay for the process that queues the work and for the thread that writes.
+FULL = Size(
+    spec=ARCHITECTURES["r101"],
+    limits=InputLimits(),
+    different=96,
+    batch_sizes=(CUDA_BATCH_SIZE, 2 * CUDA_BATCH_SIZE),
+    warm_up=128,
+    measured_s=12.0,
+    most=4000,
+    workers=max(1, len(os.sched_getaffinity(0)) - 2),
+)
+TINY = Size(
+    spec=dataclasses.replace(ARCHITECTURES["tiny"], post_nms_top=12, num_classes=50),
+    limits=InputLimits(short_side=64, long_side=112),
+    different=4,
+    batch_sizes=(2,),
+    warm_up=2,
+    measured_s=0.0,
+    most=4,
+    workers=1,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What a run of the pipeline gave."""
+
+    batch_size: int
+    pictures: int
+    pictures_per_s: float  # after the warm-up, until everything is on disk
+    regions_per_picture: float
+    peak_memory_gb: float | None
+
+
+def exact(setting: Setting) -> dict[str, object]:
+    """In float32."""
+    return extraction(setting, "exact")
+
+
+def fast(setting: Setting) -> dict[str, object]:
+    """In bfloat16."""
+    return extraction(setting, "fast")
+
+
+def extraction(setting: Setting, precision: Precision) -> dict[str, object]:
+    """The best batch size's rate beside what matrix products alone would allow, with its stages."""
+    size = TINY if setting.tiny else FULL
+    config = ExtractConfig(limits=size.limits, precision=precision)
+    detector = open_detector(size.spec, None, device=str(setting.device))
+    photos = write_photos(setting.folder / "photos", size.most, different=size.different)
+    plan = plan_pictures([str(setting.folder / "photos")], ids="name")
+    speeds = [speed_of(setting, size, detector, config, plan, batch) for batch in size.batch_sizes]
+    best = max(speeds, key=lambda speed: speed.pictures_per_s)
+    config = dataclasses.replace(config, batch_size=best.batch_size)
+    queries = queries_of(photos, detector, config)
+    operations = operations_of(queries, detector, config) / len(queries)
+    peak = peak_of(precision, setting.device)
+    waits = places_of_waits(lambda: start_batch(queries, detector, config)())
+    return {
+        "value": best.pictures_per_s,
+        "unit": "pictures/s",
+        "limit": peak / operations,
+        "fraction_of_limit": best.pictures_per_s * operations / peak,
+        "bar": BARS[precision],
+        "bar_met": best.pictures_per_s >= BARS[precision],
+        "batch_size": best.batch_size,
+        "workers": size.workers,
+        "layers": size.spec.depth,
+        "gflop_per_picture": operations / 1e9,
+        "product_tflops": peak / 1e12,
+        "waits_of_host_per_batch": None if waits is None else len(waits),
+        "places_of_waits": waits,
+        "runs": [dataclasses.asdict(speed) for speed in speeds],
+        "stages": stages_of(setting, queries, detector, config, plan, size.workers),
+    }
+
+
+def speed_of(
+    setting: Setting,
+    size: Size,
+    detector: Detector,
+    config: ExtractConfig,
+    plan: Sequence[Picture],
+    batch_size: int,
+) -> Speed:
+    """Runs the pipeline for a while: first for the warm-up's rate, which says how many pictures."""
+    config = dataclasses.replace(config, batch_size=batch_size)
+    folder = setting.folder / f"regions-{batch_size}"
+
+    def job_of(output: Path, count: int) -> Job:
+        output.mkdir(parents=True)
+        return Job(plan=plan[:count], output=output, detector=detector, config=config)
+
+    with engine_of(Crew(workers=size.workers), detector, config, None) as engine:
+        first = min(len(plan), size.warm_up)
+        warm_rate = first / extract(job_of(folder / "first", first), engine)
+        count = min(len(plan), max(first, int(warm_rate * size.measured_s)))
+        reset_peak_memory(setting.device)
+        seconds = extract(job_of(folder / "measured", count), engine)
+    return Speed(
+        batch_size=batch_size,
+        pictures=count,
+        pictures_per_s=count / seconds,
+        regions_per_picture=regions_in(folder / "measured", count) / count,
+        peak_memory_gb=peak_memory_gb(setting.device),
+    )
+
+
+def extract(job: Job, engine: Engine) -> float:
+    """Seconds from the first picture that is asked for until the last shard is on disk.
+
+    As ``vlmill.extract.run.run`` does it, with processes that have been started already.
+    """
+    started = time.perf_counter()
+    with (
+        Progress(total=len(job.plan), unit="picture", label="regions") as progress,
+        Background() as background,
+    ):
+        parts = [job.part(index) for index in range(job.num_shards)]
+        write_parts(job, {}, results_of(engine, job, parts), progress, background)
+    return time.perf_counter() - started
+
+
+def regions_in(folder: Path, pictures: int) -> int:
+    """How many regions were written, once every picture is seen to have its row."""
+    columns = [pq.read_table(path, columns=["num_boxes"]) for path in folder.glob("regions-*")]
+    counts = [count for table in columns for count in table.column(0).to_pylist()]
+    assert len(counts) == pictures, f"{len(counts)} rows of {pictures} pictures"
+    return sum(counts)
+
+
+def queries_of(
+    photos: Sequence[Path], detector: Detector, config: ExtractConfig
+) -> Sequence[Query]:
+    """A batch of the first photographs that have the first one's size."""
+    queries: list[Query] = []
+    for number in range(config.batch_size * len(photos)):
+        path = photos[number % len(photos)]
+        pixels = decode(path.read_bytes(), config.limits)
+        picture = network_input(pixels, detector.model.config, config.limits)
+        if not queries or picture.tensor.shape == queries[0].picture.tensor.shape:
+            queries.append(Query(image_id=str(number), picture=picture))
+        if len(queries) == config.batch_size:
+            break
+    return queries
+
+
+def operations_of(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> int:
+    """Floating-point operations of a batch's convolutions and products."""
+    sent = uploaded(queries, detector)
+    counter = FlopCounterMode(display=False)
+    with computing(config.precision, detector.device), counter:
+        compute(*sent, detector, config)
+    return counter.get_total_flops()
+
+
+def peak_of(precision: Precision, device: torch.device) -> float:
+    """The device's rate of products in the arithmetic of that precision."""
+    kind = torch.bfloat16 if precision == "fast" else torch.float32
+    with computing(precision, device):
+        return product_peak(device, kind)
