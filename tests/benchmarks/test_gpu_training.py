@@ -146,10 +146,10 @@ def test_smoothed_losses_by_hand() -> None:
 
 
 def test_differences_are_relative_to_the_smoothed_losses() -> None:
-    exact, other = [2.0] * 11, [2.0] * 10 + [2.4]
+    exact, other = [2.0] * 11, [2.0] * 10 + [2.2]
     difference = compare(exact, other)
-    assert difference.largest == pytest.approx(0.02)  # 0.4 of ten steps of 2
-    assert difference.mean == pytest.approx(0.01)
+    assert difference.largest == pytest.approx(0.01)  # 0.2 of ten steps of 2
+    assert difference.mean == pytest.approx(0.005)
     assert difference.of_tolerance == pytest.approx(1.0)
 
 
