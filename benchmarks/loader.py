@@ -245,9 +245,7 @@ def main() -> None:
         whole = pictures // size
         for workers in sorted({0, args.workers}):
             # Planned and assembled batches of a steady run: starting processes is not counted.
-            loader = batch_loader(
-                batches, 0, whole * (args.rounds + 1), workers=workers, pin_memory=False
-            )
+            loader = batch_loader(batches, 0, whole * (args.rounds + 1), workers=workers)
             read = partial(lambda made: exhaust(islice(made, whole)), loader)
             rate, limit = beside_copy(read, whole * size, args.rounds)
             loader.close()

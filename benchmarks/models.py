@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.layout import Read
+from vlmill.models.layout import cells_read
 from vlmill.schemas.memory import keep_freed_memory
 from vlmill.train.throughput import operations_counter
 
@@ -151,10 +151,10 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
     )
     labels, targets = work.word_labels[guessed], work.targets[masked]
     features, classes = work.features[masked], targets[:, 1:].argmax(-1)
-    belongs = (work.mismatched == 0).float()
+    belongs, read = (work.mismatched == 0).float(), cells_read(guessed, masked)
 
     def losses() -> list[Tensor]:
-        encoded = model(inputs, read=Read(guessed, masked))
+        encoded = model(inputs, read=read)
         words, hidden = encoded.text[guessed], encoded.regions[masked]
         found = [F.cross_entropy(model.mlm_logits(words), labels)]
         logits = model.region_class_logits(hidden)

@@ -15,7 +15,7 @@ from vlmill.models.config_checks import check_heads, check_shares, check_sizes, 
 from vlmill.models.embeddings import TextEmbedding
 from vlmill.models.heads import MlmHead, Pooler
 from vlmill.models.input_checks import check_below, check_occupied, check_texts, readable
-from vlmill.models.layout import layout_of
+from vlmill.models.layout import Places, layout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +108,12 @@ class Bert(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         segments: Int[Tensor, "B T"] | int = 0,
         *,
+        real: Places | None = None,
         pack: bool = True,
     ) -> EncodedText:
         """Encode texts (sec. 3); ``segments`` of each token, or one of all.
 
+        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing.
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for no token or more than positions, for masks and segments of another
         shape and, on the CPU, for a text without a token and ids that the tables lack.
@@ -122,7 +124,7 @@ class Bert(nn.Module):
             check_below("tokens", tokens, self.config.vocab_size, "vocab_size")
             if isinstance(segments, Tensor):
                 check_below("segments", segments, self.config.num_segments, "num_segments")
-        layout = layout_of(token_mask, pack=pack)
+        layout = layout_of(token_mask, real, pack=pack)
         hidden = layout.pack(self.text_embedding(tokens, segments))
         for layer in self.layers:
             hidden = layer(hidden, layout)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.attention import Bias, CoAttention, SelfAttention
 from vlmill.models.dropout import Dropout
-from vlmill.models.layout import Kept, Layout
+from vlmill.models.layout import Kept, Layout, Places
 from vlmill.models.linear import Linear
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
@@ -106,15 +106,15 @@ def run_layers(
     layers: Iterable[nn.Module],
     hidden: Float[Tensor, "*rows H"],
     layout: Layout,
-    wanted: Bool[Tensor, "B N"] | None = None,
+    read: Places | None = None,
 ) -> Float[Tensor, "B N H"]:
     """Through `PostNormBlock`s in turn and back into the grid.
 
-    Only the ``wanted`` positions are sure to come back, others may be zeros: where losses read few
-    of them, most of the last layer need not be computed.
+    Only the places that are ``read`` are sure to come back, others may be zeros: where losses read
+    few of them, most of the last layer need not be computed.
     """
     stack = list(layers)
-    kept = layout.keep(wanted) if stack else None
+    kept = layout.keep(read) if stack else None
     for layer in stack if kept is None else stack[:-1]:
         hidden = layer(hidden, layout)
     if kept is None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from vlmill.models.heads import MlmHead, Pooler
 from vlmill.models.input_checks import check_dtype
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import Read, joined_layout
+from vlmill.models.layout import Cells, layout_of, side_by_side
 from vlmill.models.linear import Linear
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
@@ -130,7 +129,7 @@ class ImageBert(nn.Module):
         self.match_head = Linear(width, config.match_outputs)
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None) -> Encoded:
+    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
         """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -142,7 +141,13 @@ class ImageBert(nn.Module):
             inputs.region_features, inputs.region_locations, inputs.global_features
         )
         return self.encode(
-            inputs.tokens, inputs.token_mask, regions, inputs.region_mask, pack=pack, read=read
+            inputs.tokens,
+            inputs.token_mask,
+            regions,
+            inputs.region_mask,
+            real=inputs.real,
+            pack=pack,
+            read=read,
         )
 
     def embed_regions(
@@ -198,8 +203,9 @@ class ImageBert(nn.Module):
         regions: Float[Tensor, "B E H"],
         region_mask: Bool[Tensor, "B R"],
         *,
+        real: Cells | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> Encoded:
         """Encode texts together with embedded regions; arguments as in `VLInputs`.
 
@@ -215,12 +221,16 @@ class ImageBert(nn.Module):
         text = self.text_embedding(tokens, TEXT_SEGMENT)
         num_regions = region_mask.shape[1]
         added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
-        layout, _ = joined_layout(token_mask, torch.cat([region_mask, added], dim=1), pack=pack)
+        mask = torch.cat([token_mask, region_mask, added], dim=1)
+        places = None
+        if real is not None:
+            others = torch.arange(added.numel(), device=added.device)
+            columns = [(real.text, num_tokens), (real.regions, num_regions)]
+            places = side_by_side([*columns, (others, added.shape[1])])
+        layout = layout_of(mask, places, pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
-        wanted = None
-        if read is not None:
-            wanted = F.pad(read.joined(), (0, added.shape[1]))
-        hidden = run_layers(self.layers, hidden, layout, wanted)
+        read_of = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
+        hidden = run_layers(self.layers, hidden, layout, read_of)
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens : num_tokens + num_regions],

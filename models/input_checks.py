@@ -25,6 +25,22 @@ def check_ids(name: str, ids: Tensor) -> None:
         raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
 
 
+def check_places(name: str, places: Tensor) -> None:
+    """Places of a grid are int64 in one row."""
+    check_ids(name, places)
+    if places.ndim != 1:
+        raise ValueError(f"{name} has shape {tuple(places.shape)}, want one row of places")
+
+
+def check_marked(name: str, places: Tensor, mask_name: str, mask: Tensor) -> None:
+    """Places are those that a mask marks: who changes a batch's mask has to change both."""
+    if len(places) != int(mask.sum()) or not bool(mask.flatten()[places].all()):
+        raise ValueError(
+            f"{name} holds {len(places)} places, which are not the {int(mask.sum())} that "
+            f"{mask_name} marks; give those of this mask (layout.cells_of), or None"
+        )
+
+
 def check_mask(name: str, mask: Tensor) -> None:
     """A mask is bool: a float one with 1 for real entries would be added to scores."""
     if mask.dtype != torch.bool:

@@ -4,7 +4,7 @@ B image-text pairs, T text tokens, R regions, D width of a region's feature, S p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +15,15 @@ from vlmill.models.input_checks import (
     check_below,
     check_finite,
     check_ids,
+    check_marked,
     check_mask,
     check_numbers,
     check_occupied,
+    check_places,
     check_tensor,
     readable,
 )
+from vlmill.models.layout import Cells, Places, cells_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,10 @@ class VLInputs:
     tokens speak of (VCR), None where all have the whole picture's, 0. Only ImageBERT reads
     global_features: those of whole-picture networks, side by side (its sec. 5.3).
 
+    real_tokens, real_regions: int64 places that the masks mark, as in `Cells`. A model on a GPU
+    packs by them and never asks it how many there are; without them padding is computed there.
+    `to` adds them on the way from the host.
+
     Raises ValueError if the shapes or dtypes do not fit together.
     """
 
@@ -51,6 +58,8 @@ class VLInputs:
     masked_regions: Bool[Tensor, "B R"] | None = None
     text_regions: Int[Tensor, "B T"] | None = None
     global_features: Float[Tensor, "B G"] | None = None
+    real_tokens: Places | None = None
+    real_regions: Places | None = None
 
     def __post_init__(self) -> None:
         held = _held(self)
@@ -72,10 +81,19 @@ class VLInputs:
         for name, value in held.items():
             if name in ("tokens", "segments", "text_regions"):
                 check_ids(name, value)
+            elif name.startswith("real_"):
+                check_places(name, value)
             elif name.startswith("masked") or name.endswith("mask"):
                 check_mask(name, value)
             else:
                 check_numbers(name, value, "convert them")
+
+    @property
+    def real(self) -> Cells | None:
+        """The real positions' places, where both are known."""
+        if self.real_tokens is None or self.real_regions is None:
+            return None
+        return Cells(self.real_tokens, self.real_regions)
 
     def _wanted(self) -> dict[str, tuple[int, ...]]:
         """The shapes that follow from those of the features and tokens."""
@@ -91,8 +109,21 @@ class VLInputs:
         return wanted
 
     def to(self, device: torch.device | str) -> "VLInputs":
-        """The same batch on ``device``."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        """The same batch on ``device``, with its real positions' places."""
+        placed, leaves = self, readable(self.tokens) and torch.device(device).type != "cpu"
+        if self.real is None and leaves:
+            values = _held(self)
+            values["real_tokens"] = cells_of(self.token_mask)
+            values["real_regions"] = cells_of(self.region_mask)
+            placed = VLInputs(**values)
+        return placed.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def described(
+        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
+    ) -> "VLInputs":
+        """The same batch with other features and locations of its regions."""
+        values = _held(self) | {"region_features": features, "region_locations": locations}
+        return VLInputs(**values)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "VLInputs":
         """The same batch with ``change`` applied to each tensor."""
@@ -111,8 +142,8 @@ class VLInputs:
         Reads every value once and waits for the device, so it belongs to where batches are made;
         forward passes call it on the CPU only (`check`). Raises ValueError for a pair without a
         token or, where the variant needs one, without a region; for features or locations that are
-        not finite; for ids beyond ``vocab_size`` or ``num_segments``, where these are given, and
-        for ``text_regions`` beyond the regions.
+        not finite; for ids beyond ``vocab_size`` or ``num_segments``, where these are given, for
+        ``text_regions`` beyond the regions, and for places of another mask.
         """
         if need_text:
             check_occupied("token_mask", self.token_mask, "token")
@@ -121,6 +152,9 @@ class VLInputs:
         for name in ("region_features", "region_locations", "global_features"):
             if (values := getattr(self, name)) is not None:
                 check_finite(name, values, "pairs", "extract these pictures' regions again")
+        for of in ("token", "region"):
+            if (places := getattr(self, f"real_{of}s")) is not None:
+                check_marked(f"real_{of}s", places, f"{of}_mask", getattr(self, f"{of}_mask"))
         regions = self.region_mask.shape[1]
         for name, count, limit in (
             ("tokens", vocab_size, "vocab_size"),
@@ -158,12 +192,14 @@ class PixelInputs:
 
     tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real. pixels: RGB,
     resized to S x S and normalised as the model's configuration says (VLMo: (x - 0.5) / 0.5 of
-    values in 0..1). Raises ValueError if the shapes or dtypes do not fit together.
+    values in 0..1). real_tokens: as in `VLInputs`. Raises ValueError if the shapes or dtypes do not
+    fit together.
     """
 
     tokens: Int[Tensor, "B T"]
     token_mask: Bool[Tensor, "B T"]
     pixels: Float[Tensor, "B 3 S S"]
+    real_tokens: Places | None = None
 
     def __post_init__(self) -> None:
         for name, value in _held(self).items():
@@ -179,28 +215,35 @@ class PixelInputs:
         _check_pairs(self.tokens)
         check_ids("tokens", self.tokens)
         check_mask("token_mask", self.token_mask)
+        if self.real_tokens is not None:
+            check_places("real_tokens", self.real_tokens)
         check_numbers("pixels", self.pixels, "scale and normalise them")
 
     def to(self, device: torch.device | str) -> "PixelInputs":
-        """The same batch on ``device``."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        """The same batch on ``device``, with its real tokens' places."""
+        placed = self
+        if (
+            self.real_tokens is None
+            and readable(self.tokens)
+            and torch.device(device).type != "cpu"
+        ):
+            placed = PixelInputs(**_held(self) | {"real_tokens": cells_of(self.token_mask)})
+        return placed.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "PixelInputs":
         """The same batch with ``change`` applied to each tensor."""
-        return PixelInputs(
-            tokens=change(self.tokens),
-            token_mask=change(self.token_mask),
-            pixels=change(self.pixels),
-        )
+        return PixelInputs(**{name: change(value) for name, value in _held(self).items()})
 
     def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
         """Check the values too, and return the batch; belongs to where batches are made.
 
-        Raises ValueError for a pair without a token, for pixels that are not finite and, where it
-        is given, for word ids beyond ``vocab_size``.
+        Raises ValueError for a pair without a token, for pixels that are not finite, for places of
+        another mask and, where it is given, for word ids beyond ``vocab_size``.
         """
         check_occupied("token_mask", self.token_mask, "token")
         check_finite("pixels", self.pixels, "pictures", "decode these pictures again")
+        if self.real_tokens is not None:
+            check_marked("real_tokens", self.real_tokens, "token_mask", self.token_mask)
         if vocab_size is not None:
             check_below("tokens", self.tokens, vocab_size, "vocab_size")
         return self
@@ -216,8 +259,17 @@ def _check_pairs(tokens: Tensor) -> None:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}, want one pair at least")
 
 
+# Not by dataclasses.fields, which torch.compile does not trace.
+_FIELDS = {kind: tuple(kind.__dataclass_fields__) for kind in (VLInputs, PixelInputs)}
+_OPTIONAL = {
+    name
+    for kind in (VLInputs, PixelInputs)
+    for name, field in kind.__dataclass_fields__.items()
+    if field.default is None
+}
+
+
 def _held(inputs: VLInputs | PixelInputs) -> dict[str, Any]:
     """What a batch has, by name, and what it must have."""
-    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    optional = {field.name for field in fields(inputs) if field.default is None}
-    return {n: value for n, value in values.items() if value is not None or n not in optional}
+    values = {name: getattr(inputs, name) for name in _FIELDS[type(inputs)]}
+    return {n: value for n, value in values.items() if value is not None or n not in _OPTIONAL}

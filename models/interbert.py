@@ -18,7 +18,7 @@ from vlmill.models.config_checks import check_heads, check_shares, check_sizes, 
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import Read, layout_of, with_first
+from vlmill.models.layout import Cells, Layout, Places, layout_of, side_by_side
 from vlmill.models.pair_heads import (
     EncodedPair,
     Fusion,
@@ -180,7 +180,7 @@ class InterBert(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(
-        self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None
+        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
     ) -> EncodedPair:
         """Encode pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
 
@@ -206,6 +206,7 @@ class InterBert(PairHeads):
             regions,
             inputs.region_mask,
             segments=inputs.segments,
+            real=inputs.real,
             pack=pack,
             read=read,
         )
@@ -235,8 +236,9 @@ class InterBert(PairHeads):
         region_mask: Bool[Tensor, "B R"],
         *,
         segments: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`.
 
@@ -245,18 +247,21 @@ class InterBert(PairHeads):
         num_regions, num_tokens = regions.shape[1], tokens.shape[1]
         caption = TEXT_SEGMENT if self.config.modality_segments else 0
         text = self.text_embedding(tokens, caption if segments is None else segments)
-        layout = layout_of(torch.cat([region_mask, token_mask], dim=1), pack=pack)
+        places = None
+        if real is not None:
+            places = side_by_side([(real.regions, num_regions), (real.text, num_tokens)])
+        layout = layout_of(torch.cat([region_mask, token_mask], dim=1), places, pack=pack)
         hidden = layout.pack(torch.cat([regions, text], dim=1))
         hidden = run_layers(self.interaction_layers, hidden, layout)
         regions, text = hidden[:, :num_regions], hidden[:, num_regions:]
         text_pooled = region_pooled = None
         if num_regions:
-            regions = _extract(
-                self.visual_layers, regions, region_mask, read and read.regions, pack=pack
-            )
+            layout = layout_of(region_mask, real and real.regions, pack=pack)
+            regions = _extract(self.visual_layers, regions, layout, read and read.regions)
             region_pooled = self.visual_pooler(regions[:, 0])
         if num_tokens:
-            text = _extract(self.text_layers, text, token_mask, read and read.text, pack=pack)
+            layout = layout_of(token_mask, real and real.text, pack=pack)
+            text = _extract(self.text_layers, text, layout, read and read.text)
             text_pooled = self.text_pooler(text[:, 0])
         return EncodedPair(
             text=text,
@@ -299,14 +304,7 @@ def _text_layers(config: InterBertConfig, count: int) -> nn.ModuleList:
 
 
 def _extract(
-    layers: nn.ModuleList,
-    hidden: Float[Tensor, "B N H"],
-    mask: Bool[Tensor, "B N"],
-    read: Bool[Tensor, "B N"] | None,
-    *,
-    pack: bool,
+    layers: nn.ModuleList, hidden: Float[Tensor, "B N H"], layout: Layout, read: Places | None
 ) -> Float[Tensor, "B N H"]:
     """One modality by itself; its first position is pooled."""
-    layout = layout_of(mask, pack=pack)
-    wanted = None if read is None else with_first(read)
-    return run_layers(layers, layout.pack(hidden), layout, wanted)
+    return run_layers(layers, layout.pack(hidden), layout, read)

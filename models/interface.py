@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import Read
+from vlmill.models.layout import Cells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
     """Last hidden states of the text and of the regions, and what the matching head takes.
 
-    Zeros where it was not computed: padding, and what nobody reads (`Read`).
+    Zeros where it was not computed: padding, and what nobody reads (`Cells`).
     """
 
     text: Float[Tensor, "B T Ht"]
@@ -31,7 +31,9 @@ class RegionModel(Protocol):
     Heads are applied to the labelled positions only: whoever calls them picks the rows.
     """
 
-    def __call__(self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None) -> Encoded:
+    def __call__(
+        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
+    ) -> Encoded:
         """Encode pairs; ``pack=False`` computes padding too, ``read`` says what is read of it."""
         ...
 

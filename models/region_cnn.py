@@ -6,11 +6,13 @@ feature map, P x P cells of a region, D a feature's width.
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
 from vlmill.models.config_checks import check_sizes
+from vlmill.models.layout import Places, cells_of
 from vlmill.models.resnet import BLOCKS, Norm, Stem, resnet_stage
 
 EXPANSION = 4  # a bottleneck's outputs by its inner channels
@@ -102,12 +104,13 @@ class RegionCnn(nn.Module):
         self,
         features: Float[Tensor, "B C G E"],
         boxes: Float[Tensor, "B R 4"],
-        region_mask: Bool[Tensor, "B R"],
+        real: Places,
     ) -> Float[Tensor, "L C P P"]:
-        """The real regions' cells, by RoIAlign's first form with one sample a bin."""
-        each = [own[mask] for own, mask in zip(boxes, region_mask, strict=True)]
+        """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
+        pictures = (real // boxes.shape[1]).to(boxes.dtype)
+        rois = torch.cat([pictures[:, None], boxes.flatten(0, 1)[real]], dim=1)
         pooled: Tensor = roi_align(
-            features, each, self.config.pool_size, 1 / STRIDE, sampling_ratio=1, aligned=False
+            features, rois, self.config.pool_size, 1 / STRIDE, sampling_ratio=1, aligned=False
         )
         return pooled
 
@@ -117,25 +120,27 @@ class RegionCnn(nn.Module):
         boxes: Float[Tensor, "B R 4"],
         region_mask: Bool[Tensor, "B R"],
         instance_masks: Float[Tensor, "B R P P"] | None = None,
+        real: Places | None = None,
     ) -> Float[Tensor, "B R D"]:
         """Appearance of the boxes (in pixels of ``pictures``), zeros at padding.
 
         ``instance_masks`` blank out cells of res5 before the mean, which stays one over all cells
-        (VCR).
+        (VCR). ``real``: the places that ``region_mask`` marks; without them the device is asked.
         """
         if len({len(pictures), len(boxes), len(region_mask)}) != 1:
             raise ValueError(
                 f"pictures, boxes, region_mask hold {len(pictures)}, {len(boxes)}, "
                 f"{len(region_mask)} pictures; want as many each"
             )
-        cells: Tensor = self.res5(self.pool(self.feature_map(pictures), boxes, region_mask))
+        real = cells_of(region_mask) if real is None else real
+        cells: Tensor = self.res5(self.pool(self.feature_map(pictures), boxes, real))
         if instance_masks is not None:
             if instance_masks.shape[-2:] != cells.shape[-2:]:
                 raise ValueError(
                     f"instance_masks has {tuple(instance_masks.shape[-2:])} cells, regions have "
                     f"{tuple(cells.shape[-2:])}"
                 )
-            cells = cells * instance_masks[region_mask][:, None]
+            cells = cells * instance_masks.flatten(0, 1)[real][:, None]
         means = cells.mean(dim=(2, 3))
-        appearance = means.new_zeros(*region_mask.shape, means.shape[1])
-        return appearance.masked_scatter(region_mask[..., None], means)
+        appearance = means.new_zeros(region_mask.numel(), means.shape[1]).index_copy(0, real, means)
+        return appearance.view(*region_mask.shape, -1)

@@ -17,7 +17,7 @@ from vlmill.models.config_checks import check_heads, check_shares, check_sizes, 
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import Read, joined_layout
+from vlmill.models.layout import Cells, layout_of
 from vlmill.models.pair_heads import EncodedPair, PairHeads, check_modalities
 
 IMAGE_TYPE = 1  # the row of the regions' own type table
@@ -104,7 +104,7 @@ class SingleStream(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(
-        self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None
+        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
     ) -> EncodedPair:
         """Encode pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
 
@@ -125,6 +125,7 @@ class SingleStream(PairHeads):
             regions,
             inputs.region_mask,
             segments=inputs.segments,
+            real=inputs.real,
             pack=pack,
             read=read,
         )
@@ -146,15 +147,17 @@ class SingleStream(PairHeads):
         region_mask: Bool[Tensor, "B R"],
         *,
         segments: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.text_embedding(tokens, 0 if segments is None else segments)
-        layout, _ = joined_layout(token_mask, region_mask, pack=pack)
+        columns = (tokens.shape[1], regions.shape[1])
+        mask = torch.cat([token_mask, region_mask], dim=1)
+        layout = layout_of(mask, real and real.joined(*columns), pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
-        wanted = None if read is None else read.joined()
-        hidden = run_layers(self.layers, hidden, layout, wanted)
+        hidden = run_layers(self.layers, hidden, layout, read and read.joined(*columns))
         pooled = self.pooler(hidden[:, 0])
         return EncodedPair(
             text=hidden[:, : tokens.shape[1]],

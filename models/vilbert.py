@@ -16,7 +16,7 @@ from vlmill.models.blocks import CoAttentionBlock, PostNormBlock, init_bert, run
 from vlmill.models.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layout import Layout, Read, layout_of, with_first
+from vlmill.models.layout import Cells, Layout, Places, cells_of, first_cells, layout_of, moved_to
 from vlmill.models.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
 from vlmill.models.vilbert_config import VilbertConfig
 
@@ -28,10 +28,16 @@ class Stream(NamedTuple):
     layout: Layout
 
     def take(self, which: Int[Tensor, " P"]) -> "Stream":
-        """The sequences of these numbers, each as often as it is asked for."""
+        """The sequences of these numbers, each as often as it is asked for.
+
+        Waits for the device if they are packed.
+        """
         mask, shape = self.layout.key_mask, (len(which), self.layout.shape[1])
-        packed = self.layout.real is not None
-        layout = Layout(shape) if mask is None else layout_of(mask[which], pack=packed)
+        layout = Layout(shape)
+        if mask is not None:
+            packed = self.layout.real is not None
+            mask = mask[which]
+            layout = layout_of(mask, cells_of(mask) if packed else None, pack=packed)
         return Stream(layout.pack(self.layout.unpack(self.hidden)[which]), layout)
 
 
@@ -101,7 +107,7 @@ class Vilbert(PairHeads):
         *,
         task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> EncodedPair:
         """Encode pairs; ``task`` numbers each pair's task, where the model has task tokens.
 
@@ -124,6 +130,7 @@ class Vilbert(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             task=task,
+            real=inputs.real,
             pack=pack,
             read=read,
         )
@@ -137,12 +144,15 @@ class Vilbert(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         task: Int[Tensor, " B"] | None = None,
+        real: Cells | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
-        text = self.read_text(tokens, token_mask, segments, task=task, pack=pack)
-        return self.join(text, self.read_regions(regions, region_mask, pack=pack), read)
+        words, boxes = (None, None) if real is None else real
+        text = self.read_text(tokens, token_mask, segments, task=task, real=words, pack=pack)
+        stream = self.read_regions(regions, region_mask, real=boxes, pack=pack)
+        return self.join(text, stream, read)
 
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
@@ -161,6 +171,7 @@ class Vilbert(PairHeads):
         segments: Int[Tensor, "B T"] | None = None,
         *,
         task: Int[Tensor, " B"] | None = None,
+        real: Places | None = None,
         pack: bool = True,
     ) -> Stream:
         """Texts up to the first co-attention: what one text has in common for all pictures.
@@ -173,8 +184,9 @@ class Vilbert(PairHeads):
                 tokens, 0 if segments is None else segments, self._task_token(task)
             )
             if self.task_table is not None:
+                real = None if real is None else _with_task(real, token_mask.shape)
                 token_mask = torch.cat([token_mask[:, :1], token_mask], dim=1)
-            layout = layout_of(token_mask, pack=pack)
+            layout = layout_of(token_mask, real, pack=pack)
             hidden = _run(self.text_layers, range(frozen), layout.pack(hidden), layout)
         start = range(frozen, self.config.text_co_layers[0])
         return Stream(_run(self.text_layers, start, hidden, layout), layout)
@@ -192,16 +204,17 @@ class Vilbert(PairHeads):
         embedded: Float[Tensor, "B R Hv"],
         region_mask: Bool[Tensor, "B R"],
         *,
+        real: Places | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Embedded regions up to the first co-attention."""
-        layout, frozen = layout_of(region_mask, pack=pack), self.config.frozen_visual_layers
+        """Embedded regions up to the first co-attention; ``real``: what ``region_mask`` marks."""
+        layout, frozen = layout_of(region_mask, real, pack=pack), self.config.frozen_visual_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             hidden = _run(self.visual_layers, range(frozen), layout.pack(embedded), layout)
         start = range(frozen, self.config.visual_co_layers[0])
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
-    def join(self, text: Stream, regions: Stream, read: Read | None = None) -> EncodedPair:
+    def join(self, text: Stream, regions: Stream, read: Cells | None = None) -> EncodedPair:
         """From the first co-attention on: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
         has_task = self.task_table is not None
@@ -214,9 +227,11 @@ class Vilbert(PairHeads):
                 v, t = co_layer(v, regions.layout, t, text.layout)
             v = _run(self.visual_layers, visual_span, v, regions.layout)
             t = _run(self.text_layers, text_span, t, text.layout)
-        read_text, read_regions = self._read(read)
-        t = run_layers([self.text_layers[-1]], t, text.layout, read_text)
-        v = run_layers([self.visual_layers[-1]], v, regions.layout, read_regions)
+        words, boxes = (None, None) if read is None else read
+        if has_task and words is not None:
+            words = _with_task(words, (text.layout.shape[0], text.layout.shape[1] - 1))
+        t = run_layers([self.text_layers[-1]], t, text.layout, words)
+        v = run_layers([self.visual_layers[-1]], v, regions.layout, boxes)
         text_pooled, region_pooled = self.text_pooler(t[:, 0]), self.visual_pooler(v[:, 0])
         return EncodedPair(
             text=torch.cat([t[:, :1], t[:, 2:]], dim=1) if has_task else t,
@@ -226,15 +241,6 @@ class Vilbert(PairHeads):
             region_pooled=region_pooled,
             task=t[:, 1] if has_task else None,
         )
-
-    def _read(self, read: Read | None) -> tuple[Bool[Tensor, "B N"] | None, ...]:
-        """Which positions of either stream are read: also what is pooled and the task token."""
-        if read is None:
-            return None, None
-        text = read.text
-        if self.task_table is not None:
-            text = torch.cat([text[:, :1], torch.ones_like(text[:, :1]), text[:, 1:]], dim=1)
-        return with_first(text), with_first(read.regions)
 
 
 def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
@@ -248,6 +254,14 @@ def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
         (config.attention_dropout, config.visual_attention_dropout),
         (config.visual_act, config.act),
     )
+
+
+def _with_task(places: Places, shape: Sequence[int]) -> Places:
+    """Places in texts of this shape, where a task token has come in behind each first position."""
+    rows, columns = shape
+    behind = (places % columns > 0).to(places.dtype)
+    tasks = first_cells((rows, columns + 1), places) + 1
+    return torch.cat([moved_to(places, columns, columns + 1, 0) + behind, tasks]).sort().values
 
 
 def _spans(ids: Sequence[int], end: int) -> list[range]:

@@ -5,7 +5,6 @@ vector's, H the width of the encoder, N = T + R + 1 elements with padding, S wit
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from vlmill.models.embeddings import TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import Read, layout_of
+from vlmill.models.layout import Cells, Places, layout_of, side_by_side
 from vlmill.models.vlbert_config import NUM_SEGMENTS, VISUAL_SEGMENT, VlBertConfig
 from vlmill.models.vlbert_regions import RegionVectors, VisualInput
 
@@ -77,7 +76,7 @@ class VlBertBody(nn.Module):
         if self.special_words is not None:
             self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Read | None = None) -> Encoded:
+    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
         """Encode samples: text, regions, [END] (figure 1); a sample without regions is text alone.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -92,6 +91,7 @@ class VlBertBody(nn.Module):
             inputs.region_locations,
             inputs.region_mask,
             inputs.masked_regions,
+            real=inputs.real_regions,
             pack=pack,
         )
         return self.encode(
@@ -102,6 +102,7 @@ class VlBertBody(nn.Module):
             segments=inputs.segments,
             masked_regions=inputs.masked_regions,
             text_regions=inputs.text_regions,
+            real=inputs.real,
             pack=pack,
             read=read,
         )
@@ -113,10 +114,11 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"] | None = None,
         masked_regions: Bool[Tensor, "B R"] | None = None,
         *,
+        real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B R V"]:
         """The regions' vectors r, zeros at padding; who pairs a picture with many texts needs them
-        once.
+        once. ``real``: the places that ``region_mask`` marks.
         """
         if features.shape[-1] != self.config.region_width:
             raise ValueError(
@@ -125,7 +127,7 @@ class VlBertBody(nn.Module):
             )
         if region_mask is None:
             region_mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-        layout = layout_of(region_mask, pack=pack)
+        layout = layout_of(region_mask, real, pack=pack)
         rows = layout.pack(features)
         masked = None
         if masked_regions is not None:
@@ -147,8 +149,9 @@ class VlBertBody(nn.Module):
         segments: Int[Tensor, "B T"] | None = None,
         masked_regions: Bool[Tensor, "B R"] | None = None,
         text_regions: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> Encoded:
         """Encode texts together with the vectors of `embed_regions`; arguments as in `VLInputs`."""
         region_tokens = self.region_token.weight.expand(*region_mask.shape, -1)
@@ -164,6 +167,7 @@ class VlBertBody(nn.Module):
             regions,
             region_mask,
             segments=segments,
+            real=real,
             pack=pack,
             read=read,
         )
@@ -178,8 +182,9 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         *,
         segments: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> Encoded:
         """Encode elements whose tokens and visual vectors are given.
 
@@ -197,22 +202,36 @@ class VlBertBody(nn.Module):
             ends = ends + self.text_visual(text_vectors[:, :1])
         elements = torch.cat([words, regions, ends], dim=1)
         elements = elements + self._places(token_mask, region_mask, segments)
-        compaction = compact(
-            torch.cat([token_mask, region_mask, token_mask.new_ones(len(tokens), 1)], dim=1),
-            pack=pack,
-        )
-        wanted = None
-        if read is not None:
-            of_slots = F.pad(read.joined(), (0, 1))  # [END] is read by nobody
-            wanted = compaction.layout.unpack(compaction.take(of_slots[..., None]))[..., 0]
+        compaction = self._compacted(token_mask, region_mask, real, pack=pack)
+        places = None
+        if read is not None:  # [END] is read by nobody
+            slots = read.joined(tokens.shape[1], regions.shape[1], width=elements.shape[1])
+            places = compaction.places(slots)
         hidden = self._start(compaction, elements)
-        grid = run_layers(self.layers, hidden, compaction.layout, wanted)
+        grid = run_layers(self.layers, hidden, compaction.layout, places)
         found = compaction.put_back(grid)
         return Encoded(
             text=found[:, : tokens.shape[1]],
             regions=found[:, tokens.shape[1] : -1],
             pooled=self.pooler(grid[:, 0]),
         )
+
+    def _compacted(
+        self,
+        token_mask: Bool[Tensor, "B T"],
+        region_mask: Bool[Tensor, "B R"],
+        real: Cells | None,
+        *,
+        pack: bool,
+    ) -> Compaction:
+        """Texts, regions and [END] without the padding between them."""
+        mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
+        places = None
+        if real is not None:
+            ends = torch.arange(len(mask), device=mask.device)
+            parts = [(real.text, token_mask.shape[1]), (real.regions, region_mask.shape[1])]
+            places = side_by_side([*parts, (ends, 1)])
+        return compact(mask, places, pack=pack)
 
     def _vectors_of_text(
         self,

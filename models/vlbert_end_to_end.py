@@ -158,7 +158,13 @@ class VlBertEndToEnd(nn.Module):
         masked = texts.masked_regions if isinstance(texts, VLInputs) else None
         if masked is not None:
             pictures = without_pixels(pictures, regions.boxes, masked)
-        features = self.cnn(pictures, regions.boxes, regions.region_mask, regions.instance_masks)
+        features = self.cnn(
+            pictures,
+            regions.boxes,
+            regions.region_mask,
+            regions.instance_masks,
+            texts.real_regions if isinstance(texts, VLInputs) else None,
+        )
         filled = dataclasses.replace(
             texts,
             region_features=features,

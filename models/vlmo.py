@@ -22,7 +22,7 @@ from vlmill.models.heads import MlmHead
 from vlmill.models.input_checks import check_texts, readable
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import Layout, Read, layout_of, with_first
+from vlmill.models.layout import Cells, Layout, Places, first_cells, layout_of
 from vlmill.models.relative_position import Biases
 from vlmill.models.vlmo_config import VlmoConfig
 from vlmill.models.vlmo_encoder import VlmoEncoder, init_encoder
@@ -160,7 +160,7 @@ class Vlmo(nn.Module):
         init_encoder(self.encoder)
 
     def forward(
-        self, inputs: PixelInputs, *, pack: bool = True, read: Read | None = None
+        self, inputs: PixelInputs, *, pack: bool = True, read: Cells | None = None
     ) -> Encoded:
         """The fusion encoder over pairs: text first, then the image.
 
@@ -171,20 +171,26 @@ class Vlmo(nn.Module):
         inputs.check(vocab_size=self.config.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
-        return self.encoder.fuse(text, inputs.token_mask, image, pack=pack, read=read)
+        return self.encoder.fuse(
+            text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack, read=read
+        )
 
     def contrast_text(
         self,
         embedded: Float[Tensor, "B T H"],
         token_mask: Bool[Tensor, "B T"],
         *,
+        real: Places | None = None,
         bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
-        """Vectors of embedded texts (sec. 3.3); ``bias``: `text_bias`, gathered if not given."""
+        """Vectors of embedded texts (sec. 3.3); ``bias``: `text_bias`, gathered if not given.
+
+        ``real``: the places that ``token_mask`` marks.
+        """
         if bias is None:
             bias = self.encoder.text_bias(embedded.shape[1])
-        return self._contrast("text", embedded, layout_of(token_mask, pack=pack), bias)
+        return self._contrast("text", embedded, layout_of(token_mask, real, pack=pack), bias)
 
     def contrast_image(
         self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
@@ -199,7 +205,7 @@ class Vlmo(nn.Module):
         self, modality: str, embedded: Tensor, layout: Layout, bias: Biases | None
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
-        first = with_first(embedded.new_zeros(layout.shape, dtype=torch.bool))
+        first = first_cells(layout.shape, embedded)
         own, fused = self.encoder.encode_one(
             modality, embedded, layout, bias, also_fused=pairs == 2, read=first
         )
@@ -219,16 +225,23 @@ class Vlmo(nn.Module):
         return F.normalize(self.contrast_heads[head](hidden[:, 0]), dim=-1)
 
     def encode_text(
-        self, tokens: Int[Tensor, "B T"], token_mask: Bool[Tensor, "B T"], *, pack: bool = True
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        *,
+        real: Places | None = None,
+        pack: bool = True,
     ) -> Float[Tensor, "B T H"]:
         """Last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
 
-        Raises ValueError for masks of another shape or more tokens than ``max_text_tokens``.
+        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
+        ValueError for masks of another shape or more tokens than ``max_text_tokens``.
         """
         check_texts(tokens, token_mask)
         embedded = self.encoder.embed_text(tokens)
         bias = self.encoder.text_bias(tokens.shape[1])
-        return self.encoder.encode_one("text", embedded, layout_of(token_mask, pack=pack), bias)[0]
+        layout = layout_of(token_mask, real, pack=pack)
+        return self.encoder.encode_one("text", embedded, layout, bias)[0]
 
     def encode_image(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B M H"]:
         """Last hidden states of images alone."""
@@ -274,7 +287,7 @@ class Vlmo(nn.Module):
         image, bias = encoder.embed_image(inputs.pixels), encoder.joint_bias(num_tokens)
         on_text = bias and [own[:, :num_tokens, :num_tokens] for own in bias]
         on_image = bias and [own[:, num_tokens:, num_tokens:] for own in bias]
-        texts = self.contrast_text(text, mask, bias=on_text, pack=pack)
+        texts = self.contrast_text(text, mask, real=inputs.real_tokens, bias=on_text, pack=pack)
         images = self.contrast_image(image, bias=on_image)
         scale = self.log_scale.exp()
         parts = [(words, mask, image) for words in masked]
@@ -303,8 +316,9 @@ class Vlmo(nn.Module):
     ) -> Encoded:
         """Pairs of all ``parts`` at once: words are read of the first ones."""
         text, mask, image = (torch.cat(some) for some in zip(*parts, strict=True))
-        words = (torch.arange(len(mask), device=mask.device) < num_masked)[:, None].expand_as(mask)
-        read = Read(words, mask.new_zeros(image.shape[:2]))
+        masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
+        firsts = first_cells((len(mask), mask.shape[1]), mask)
+        read = Cells(torch.cat([masked, firsts[num_masked:]]), masked[:0])
         return self.encoder.fuse(text, mask, image, bias=bias, pack=pack, read=read)
 
     def _check_step(

@@ -12,7 +12,7 @@ from vlmill.models.blocks import PreNormBlock, Route, layer_norm
 from vlmill.models.embeddings import PatchEmbedding, TextEmbedding
 from vlmill.models.heads import Pooler
 from vlmill.models.interface import Encoded
-from vlmill.models.layout import Layout, Read, joined_layout
+from vlmill.models.layout import Cells, Layout, Places, joined_layout
 from vlmill.models.relative_position import (
     Biases,
     RelativeBias,
@@ -151,11 +151,11 @@ class VlmoEncoder(nn.Module):
         bias: Biases | None,
         expert: str,
         layers: range,
-        read: Bool[Tensor, "B N"] | None = None,
+        read: Places | None = None,
     ) -> Float[Tensor, "B N H"]:
         """The last ``layers`` with one expert and the final norm, back in the grid.
 
-        Only positions that are ``read`` are sure to come back, others may be zeros.
+        Only places that are ``read`` are sure to come back, others may be zeros.
         """
         kept = layout.keep(read) if layers else None
         lower = layers if kept is None else layers[:-1]
@@ -173,25 +173,30 @@ class VlmoEncoder(nn.Module):
         image: Float[Tensor, "B M H"],
         *,
         bias: Biases | None = None,
+        real: Places | None = None,
         pack: bool = True,
-        read: Read | None = None,
+        read: Cells | None = None,
     ) -> Encoded:
         """The fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
 
         Below ``first_vl_layer`` either modality goes through its expert, from there on all of them
         through the vision-language expert. ``bias``: `joint_bias`, gathered here if not given.
+        ``real``: the places of tokens that ``token_mask`` marks.
         """
-        num_tokens = text.shape[1]
+        num_tokens, num_image = text.shape[1], image.shape[1]
         if bias is None:
             bias = self.joint_bias(num_tokens)
         present = token_mask.new_ones(image.shape[:2])
-        layout, (text_rows, image_rows) = joined_layout(token_mask, present, pack=pack)
+        cells = None
+        if real is not None:
+            cells = Cells(real, torch.arange(present.numel(), device=real.device))
+        layout, (text_rows, image_rows) = joined_layout(token_mask, present, cells, pack=pack)
         hidden = layout.pack(torch.cat([text, image], dim=1))
         top, end = self.config.first_vl_layer, self.config.num_layers
         own = (("text", text_rows), ("image", image_rows))
         hidden = self.run_layers(hidden, layout, bias, own, range(top))
-        wanted = None if read is None else read.joined()
-        hidden = self.finish(hidden, layout, bias, "vl", range(top, end), wanted)
+        places = read and read.joined(num_tokens, num_image)
+        hidden = self.finish(hidden, layout, bias, "vl", range(top, end), places)
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens:],
@@ -206,7 +211,7 @@ class VlmoEncoder(nn.Module):
         bias: Biases | None,
         *,
         also_fused: bool = False,
-        read: Bool[Tensor, "B N"] | None = None,
+        read: Places | None = None,
     ) -> tuple[Float[Tensor, "B N H"], Float[Tensor, "B N H"] | None]:
         """One half of the dual encoder: ``text`` or ``image`` through its own experts.
 

@@ -28,14 +28,15 @@ def batch_loader(
     last: int,
     *,
     workers: int,
-    pin_memory: bool,
+    device: torch.device | None = None,
     every: int = 1,
 ) -> Generator[StoredBatch, None, None]:
     """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
 
     With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
     the batches; a thread of this process copies the features, so that these never travel between
-    processes. Workers are spawned, not forked: Arrow's threads do not survive a fork.
+    processes. For a GPU, ``device``, they lie in pinned memory. Workers are spawned, not forked:
+    Arrow's threads do not survive a fork.
     """
     # Pictures travel with their plans, and wake the thread often enough as it is.
     together = TOGETHER if workers and batches.images is None else 1
@@ -50,12 +51,13 @@ def batch_loader(
         multiprocessing_context="spawn" if workers else None,
         worker_init_fn=_stay_for_a_while,
     )
+    pin_memory = device is not None and device.type == "cuda"
     made = (
         assemble(_sound(one), batches.regions, pin_memory=pin_memory)
         for some in plans
         for one in some
     )
-    return _ahead(made) if workers else made
+    return _ahead(made, torch.cuda.current_device() if pin_memory else None) if workers else made
 
 
 def _stay_for_a_while(worker: int) -> None:
@@ -92,13 +94,21 @@ def _sound(planned: PlannedBatch | InputError) -> PlannedBatch:
     return planned
 
 
-def _ahead(made: Iterator[StoredBatch]) -> Generator[StoredBatch, None, None]:
-    """The same batches, made by a thread a little ahead of who asks for them."""
+def _ahead(
+    made: Iterator[StoredBatch], gpu: int | None = None
+) -> Generator[StoredBatch, None, None]:
+    """The same batches, made by a thread a little ahead of who asks for them.
+
+    A thread begins on the first GPU, whatever its process is on: without ``gpu`` it would pin
+    memory there, and hold some of that GPU's.
+    """
     waiting: queue.SimpleQueue[StoredBatch | BaseException | None] = queue.SimpleQueue()
     room, stopped = threading.Semaphore(AHEAD), threading.Event()
 
     def work() -> None:
         try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
             while room.acquire() and not stopped.is_set():
                 waiting.put(next(made, None))  # no name of ours keeps a batch's memory
         except BaseException as error:  # of whatever kind: it is raised where batches are asked for

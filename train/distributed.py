@@ -1,4 +1,7 @@
-"""Vectors of all processes in one, for contrast.  W processes, B pairs each, D width."""
+"""What goes between processes, and from the host to its device.
+
+W processes, B pairs each, D width.
+"""
 
 from typing import Any
 
@@ -21,6 +24,13 @@ class _Gather(torch.autograd.Function):
         summed = grads[0].contiguous()
         dist.all_reduce(summed)
         return summed[dist.get_rank()]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on ``device``, which nobody waits for; only pinned memory goes so."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def world_size() -> int:

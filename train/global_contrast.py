@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.vlmo import Contrast, Draw, Vlmo, draw_negatives, negative_weights
-from vlmill.train.distributed import gather_first, world_size
+from vlmill.train.distributed import gather_first, sent, world_size
 from vlmill.train.losses import contrast, mean_cross_entropy
 
 NEGATIVES = 1 << 20  # apart from the streams of stages
@@ -30,7 +30,7 @@ def negative_numbers(
     first, whole = accelerator.process_index * pairs, accelerator.num_processes * pairs
     stream = np.random.default_rng([seed, NEGATIVES, step, part])
     own = stream.random((whole, 2), dtype=np.float32)[first : first + pairs]
-    return torch.from_numpy(np.ascontiguousarray(own.T)).to(accelerator.device)
+    return sent(torch.from_numpy(np.ascontiguousarray(own.T)), accelerator.device)
 
 
 def drawn_by(numbers: Tensor) -> Draw:
@@ -48,16 +48,16 @@ def drawn_by(numbers: Tensor) -> Draw:
 
 def _at(weights: Tensor, numbers: Tensor) -> Tensor:
     """The columns [B] of weights [B, W B] at which their sums pass these shares of the whole."""
-    order = _in_order(*weights.shape).to(weights.device)
+    order = _in_order(*weights.shape, device=weights.device)
     # In float64 no number below 1 gives the whole, past which there is no candidate.
     sums = weights[:, order].double().cumsum(1)
     found = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
     return order[found]
 
 
-def _in_order(pairs: int, candidates: int) -> Tensor:
+def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:
     """Columns with one's own pairs first, in the order of ranks."""
-    columns = torch.arange(candidates)
+    columns = torch.arange(candidates, device=device)
     if world_size() == 1:
         return columns
     end = (dist.get_rank() + 1) * pairs
@@ -128,7 +128,8 @@ def _as_long(inputs: PixelInputs) -> PixelInputs:
 def matching_loss(logits: Tensor) -> Tensor:
     """Mean over 3 B of the cross-entropy [3 B, 2] of :func:`matching_pairs`; class 1 is a match."""
     pairs = len(logits) // 3
-    return mean_cross_entropy(logits, (torch.arange(3 * pairs) < pairs).long().to(logits.device))
+    belongs = torch.arange(3 * pairs, device=logits.device) < pairs
+    return mean_cross_entropy(logits, belongs.long())
 
 
 def contrast_and_matching(

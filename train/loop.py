@@ -2,9 +2,7 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.schemas.progress import Progress
+from vlmill.train.devices import reducing
+from vlmill.train.distributed import sent
 from vlmill.train.global_contrast import negative_numbers
 from vlmill.train.log import Log
 from vlmill.train.objectives import label_counts
@@ -143,17 +143,18 @@ def train_step(
     sums: dict[str, Tensor] = {}
     for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
         last = number == len(parts) - 1
-        with nullcontext() if last else accelerator.no_sync(module), accelerator.autocast():
+        with reducing(module, accelerator, last=last), accelerator.autocast():
             drawn = negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
             loss, losses = module(part.to(accelerator.device), share, drawn)
             # Gradients of processes are averaged; the shares of all add up to the loss.
             accelerator.backward(loss * accelerator.num_processes)
         for name, value in {"loss": loss, **losses}.items():
             sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
-    norm = clip_gradients(training, stage)
+    norm_of_all = clip_gradients(training, stage)
     values = torch.stack([value.float() for value in sums.values()])
-    found = accelerator.reduce(values, reduction="sum").tolist()
-    named = dict(zip(sums, found, strict=True))
+    # The step's only wait for the device.
+    *means, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
+    named = dict(zip(sums, means, strict=True))
     if not math.isfinite(named["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
         raise NonFiniteLoss(_not_finite(step, named["loss"], norm, parts))
     training.optimizer.step()
@@ -171,27 +172,26 @@ def _scale_falls(accelerator: Accelerator) -> bool:
 
 def shares_of_labels(
     parts: Sequence[StoredBatch], objectives: Objectives, accelerator: Accelerator
-) -> list[dict[str, float]]:
-    """For each part the share of its labels in those of all parts of all processes, by objective.
+) -> list[Tensor]:
+    """For each part the share of its labels in those of all parts of all processes.
 
-    Means of parts with these shares add up to the mean of the whole, however it is cut.
+    One for each objective with a weight (`objectives.weighted`), float32, on the device. Means of
+    parts with these shares add up to the mean of the whole, however it is cut.
     """
-    counts = [label_counts(part, objectives) for part in parts]
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    names = list(counts[0])
-    whole = torch.tensor([total[name] for name in names], dtype=torch.float64)
+    counts = torch.tensor(
+        [list(label_counts(part, objectives).values()) for part in parts], dtype=torch.float64
+    )
+    whole = counts.sum(0)
     if accelerator.num_processes > 1:
         # float32 on purpose: some backends have no float64, and labels of a step are few.
-        sent = whole.float().to(accelerator.device)
-        whole = accelerator.reduce(sent, reduction="sum").double().cpu()
-    all_of = dict(zip(names, whole.tolist(), strict=True))
-    return [{name: count[name] / max(all_of[name], 1.0) for name in names} for count in counts]
+        ours = sent(whole.float(), accelerator.device)
+        whole = accelerator.reduce(ours, reduction="sum").double().cpu()
+    shares = (counts / whole.clamp(min=1.0)).float()
+    return list(sent(shares, accelerator.device))
 
 
-def clip_gradients(training: Training, stage: Stage) -> float:
-    """Clip the whole gradient as the stage says, and return its norm from before."""
+def clip_gradients(training: Training, stage: Stage) -> Tensor:
+    """Clip the whole gradient as the stage says, and return its norm from before [1]."""
     largest = stage.optimizer.clip
     if stage.optimizer.kind == "bert-adam" or not largest:
         largest = math.inf  # that optimiser clips each tensor for itself
@@ -199,7 +199,10 @@ def clip_gradients(training: Training, stage: Stage) -> float:
     norm = training.accelerator.clip_grad_norm_(parameters, largest)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    return 0.0 if norm is None else float(norm.item())
+    if norm is None:
+        return torch.zeros(1, device=training.accelerator.device)
+    total: Tensor = norm.detach().float().reshape(1)
+    return total
 
 
 def _not_finite(step: int, loss: float, norm: float, parts: Sequence[StoredBatch]) -> str:

@@ -4,7 +4,6 @@ Every loss is a mean; :func:`label_counts` says over how many labels, from what 
 are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models import Beit, VLInputs, Vlmo
-from vlmill.models.layout import Read
 from vlmill.models.vlbert_end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.models.vlmo import Draw, VlmoOutputs, draw_negatives
 from vlmill.train.distributed import world_size
@@ -29,6 +27,14 @@ from vlmill.train.recipes.base import Objectives
 from vlmill.train.stored_batch import PretrainBatch, StoredBatch
 
 PictureTokens = Callable[[Tensor], Tensor]  # `picture_tokenizer.PictureTokenizer.reader`
+
+
+COUNTED = ("mlm", "text_mlm", "moc", "mrkl", "mrfr", "itm", "itc", "mim")
+
+
+def weighted(weights: Objectives) -> tuple[str, ...]:
+    """The objectives with a weight above 0."""
+    return tuple(name for name in COUNTED if getattr(weights, name))
 
 
 def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
@@ -50,7 +56,7 @@ def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
         "itc": pairs,
         "mim": int(held["patch_mask"].sum()) if "patch_mask" in held else 0,
     }
-    return {name: count for name, count in counts.items() if getattr(weights, name)}
+    return {name: counts[name] for name in weighted(weights)}
 
 
 def pretraining_losses(
@@ -59,37 +65,25 @@ def pretraining_losses(
     weights: Objectives,
     picture_tokens: PictureTokens | None = None,
     draw: Draw = draw_negatives,
+    *,
+    pack: bool = True,
 ) -> dict[str, Tensor]:
     """The losses with a weight above 0, each unweighted and a mean over its labels.
 
     Means over nothing are 0 with a gradient, not NaN. ``picture_tokens`` gives masked picture
-    modelling its targets, ``draw`` VLMo's matching its negatives. Raises
+    modelling its targets, ``draw`` VLMo's matching its negatives. With ``pack=False`` padding is
+    computed too. Raises
     ValueError for an objective that the model has no head for.
     """
     if isinstance(model, Beit):
         return {"mim": _picture_loss(model, batch, picture_tokens)}
     if isinstance(model, VlBertEndToEnd):
-        encoded = model.model(with_features(model, batch), read=positions_read(batch))
+        encoded = model.model(with_features(model, batch), read=batch.read, pack=pack)
         return _region_losses(model.model, batch, weights, encoded)
     if isinstance(model, Vlmo):
-        return _vlmo_losses(model, batch, weights, draw)
-    encoded = model(batch.inputs, read=positions_read(batch))
+        return _vlmo_losses(model, batch, weights, draw, pack=pack)
+    encoded = model(batch.inputs, read=batch.read, pack=pack)
     return _region_losses(model, batch, weights, encoded)
-
-
-def positions_read(batch: PretrainBatch) -> Read:
-    """Where the losses of words and regions read last hidden states."""
-    inputs = batch.inputs
-    return Read(
-        text=_marked(inputs.token_mask, batch.masked_tokens),
-        regions=_marked(inputs.region_mask, batch.masked_regions),
-    )
-
-
-def _marked(like: Tensor, places: Tensor) -> Tensor:
-    marked = torch.zeros_like(like)
-    marked.view(-1)[places] = True
-    return marked
 
 
 def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
@@ -99,14 +93,13 @@ def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
         raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
     pairs, shown = regions.region_mask.shape
     pictures = without_pixels(regions.pictures, regions.boxes, inputs.masked_regions[:pairs])
-    features = model.cnn(pictures, regions.boxes, regions.region_mask)
+    features = model.cnn(pictures, regions.boxes, regions.region_mask, real=inputs.real_regions)
     rows = len(inputs.tokens) - pairs
     none = features.new_zeros(rows, shown, features.shape[2])
     locations = regions.locations()
-    return dataclasses.replace(
-        inputs,
-        region_features=torch.cat([features, none]),
-        region_locations=torch.cat([locations, locations.new_zeros(rows, shown, 5)]),
+    return inputs.described(
+        torch.cat([features, none]),
+        torch.cat([locations, locations.new_zeros(rows, shown, 5)]),
     )
 
 
@@ -114,7 +107,7 @@ def _region_losses(
     model: Any, batch: PretrainBatch, weights: Objectives, encoded: Any
 ) -> dict[str, Tensor]:
     """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
-    words, pairs = encoded.text.flatten(0, 1), len(batch.pair_ids) - batch.num_texts
+    words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
     if weights.moc or weights.mrkl:
@@ -137,11 +130,10 @@ def _picture_loss(
     """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
     if picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
-    assert batch.token_pixels is not None
-    masked = batch.patch_mask.flatten(1)
-    targets = picture_tokens(batch.token_pixels).flatten(1)[masked]
-    states = model(batch.pixels, masked)[:, 1:]
-    return mean_cross_entropy(model.visual_logits(states[masked]), targets)
+    assert batch.token_pixels is not None and batch.masked_patches is not None
+    targets = picture_tokens(batch.token_pixels).flatten()[batch.masked_patches]
+    states = model(batch.pixels, batch.patch_mask.flatten(1))[:, 1:].flatten(0, 1)
+    return mean_cross_entropy(model.visual_logits(states[batch.masked_patches]), targets)
 
 
 def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
@@ -172,23 +164,25 @@ def _word_losses(
 
 
 def _vlmo_losses(
-    model: Vlmo, batch: PretrainBatch, weights: Objectives, draw: Draw
+    model: Vlmo, batch: PretrainBatch, weights: Objectives, draw: Draw, *, pack: bool
 ) -> dict[str, Tensor]:
     """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
     inputs, mask = batch.inputs, batch.inputs.token_mask
     if batch.pixels is None:
-        hidden = model.encode_text(inputs.tokens, mask)
+        hidden = model.encode_text(inputs.tokens, mask, real=inputs.real_tokens, pack=pack)
         return _word_losses(model, hidden.flatten(0, 1), 0, batch, weights)
     masked = batch.pixel_inputs(masked=True)
     if not (weights.itc or weights.itm):
-        words = model(masked).text.flatten(0, 1)
+        words = model(masked, pack=pack).text.flatten(0, 1)
         return _word_losses(model, words, len(words), batch, weights)
     clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
     if world_size() > 1:
         found, logits = contrast_and_matching(model, clean, draw, match=match)
-        itc, words = found.loss, model(masked).text if weights.mlm else logits.new_zeros(0, 0, 1)
+        hidden = model(masked, pack=pack).text if weights.mlm else logits.new_zeros(0, 0, 1)
+        itc, words = found.loss, hidden
     else:
-        out = model.pretraining(clean, masked.tokens if weights.mlm else None, draw, match=match)
+        tokens = masked.tokens if weights.mlm else None
+        out = model.pretraining(clean, tokens, draw, match=match, pack=pack)
         itc, words, logits = _contrast(out), out.masked_text, out.match_logits
     losses: dict[str, Tensor] = {}
     if weights.itc:
@@ -211,24 +205,38 @@ def _contrast(out: VlmoOutputs) -> Tensor:
 
 
 class PretrainingStep(nn.Module):
-    """A model with its objectives: what is wrapped for several devices, and compiled."""
+    """A model with its objectives: what is wrapped for several devices, and compiled.
+
+    ``names`` are the objectives with a weight, in the order in which their shares come.
+    """
 
     def __init__(
-        self, model: nn.Module, weights: Objectives, picture_tokens: PictureTokens | None = None
+        self,
+        model: nn.Module,
+        weights: Objectives,
+        picture_tokens: PictureTokens | None = None,
+        *,
+        pack: bool = True,
     ) -> None:
         super().__init__()
-        self.model, self.weights = model, weights
+        self.model, self.weights, self.pack = model, weights, pack
         self.picture_tokens = picture_tokens
+        self.names = weighted(weights)
 
     def forward(
-        self, batch: PretrainBatch, shares: dict[str, float], numbers: Tensor | None = None
+        self, batch: PretrainBatch, shares: Tensor, numbers: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum, and each loss unweighted; ``shares`` are the batch's of all labels.
+        """The weighted sum, and each loss unweighted.
 
-        ``numbers`` [2, B] draw VLMo's negatives; without, PyTorch's generator does.
+        ``shares`` float32, one for each of ``names``: the batch's of all labels. A tensor, as a
+        compiled step would be compiled again for every new number. ``numbers`` [2, B] draw VLMo's
+        negatives; without, PyTorch's generator does.
         """
         draw = draw_negatives if numbers is None else drawn_by(numbers)
-        losses = pretraining_losses(self.model, batch, self.weights, self.picture_tokens, draw)
-        losses = {name: loss * shares[name] for name, loss in losses.items()}
+        unshared = pretraining_losses(
+            self.model, batch, self.weights, self.picture_tokens, draw, pack=self.pack
+        )
+        of_all = dict(zip(self.names, shares.unbind(), strict=True))
+        losses = {name: loss * of_all[name] for name, loss in unshared.items()}
         terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
         return torch.stack(terms).sum(), losses

@@ -80,6 +80,8 @@ def plan(
     else:
         for name in pixels[0] if pixels else ():
             arrays[name] = np.stack([one[name] for one in pixels])
+        if "patch_mask" in arrays:
+            arrays["masked_patches"] = np.flatnonzero(arrays["patch_mask"])
     num_texts = len(samples) - len(with_regions) if with_regions else 0
     arrays["matching"] = np.array(
         [s.matching for s in samples[: len(samples) - num_texts]], dtype=np.float32
@@ -115,7 +117,16 @@ def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
         "token_mask": mask,
         "masked_tokens": places,
         "token_targets": original.ravel()[places],
+        "real_tokens": np.flatnonzero(mask),
+        "read_tokens": _with_first(masked, lengths > 0),
     }
+
+
+def _with_first(read: Flags, pooled: Flags) -> npt.NDArray[np.int64]:
+    """The places that are read, and the first of each row that is ``pooled`` [B]."""
+    first = np.zeros_like(read)
+    first[:, :1] = pooled[:, None]
+    return np.flatnonzero(read | first)
 
 
 def _asked(samples: Sequence[Sample], mismatched: bool) -> Flags:
@@ -153,6 +164,8 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
         "hidden": hidden,
         "region_counts": counts,
         "masked_regions": places,
+        "real_regions": np.flatnonzero(mask),
+        "read_regions": _with_first(masked, ends > 0),
         "class_targets": np.where(targets < 0, IGNORED, targets + background),
     }
     return arrays | (_distributions(found, masked[:, whole:]) if background else {})

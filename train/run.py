@@ -25,7 +25,7 @@ from vlmill.train.checkpoint import (
     remove_partial,
     saved_steps,
 )
-from vlmill.train.devices import recompute_activations, wrapped
+from vlmill.train.devices import COMPUTED_IN, compiled, recompute_activations, wrapped
 from vlmill.train.log import Log
 from vlmill.train.loop import Events, StageRun, Training, run_stage
 from vlmill.train.objectives import PretrainingStep
@@ -138,9 +138,7 @@ class Run:
         if done:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         losses: list[float] = []  # of validation, at the step at hand
-        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
-            self.recipe.precision, torch.float32
-        )
+        kind = COMPUTED_IN.get(self.recipe.precision, torch.float32)
 
         def validate() -> dict[str, float]:
             found = self._validate(run, training.step_module)
@@ -182,7 +180,7 @@ class Run:
         if self.average is not None:
             self.average.follow(self.model)
         if self.recipe.compile:
-            module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
+            module = compiled(module)
         optimizer = make_optimizer(self.model.named_parameters(), settings, from_bert)
         if self.accelerator.scaler is not None:  # float16: it takes the gradients' scale away
             optimizer = self.accelerator.prepare(optimizer)
@@ -201,7 +199,7 @@ class Run:
                 done * parts + self.accelerator.process_index,
                 run.steps * parts,
                 workers=self.recipe.workers,
-                pin_memory=self.accelerator.device.type == "cuda",
+                device=self.accelerator.device,
                 every=self.accelerator.num_processes,
             )
         )

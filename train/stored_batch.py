@@ -4,7 +4,6 @@ picture among them), D feature width, S pixels a side; N, M masked positions, K 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vlmill.models.inputs import PixelInputs, VLInputs
+from vlmill.models.layout import Cells
 from vlmill.models.vlbert_end_to_end import PictureRegions
 from vlmill.schemas.commands import InputError
 from vlmill.train.boxed_pictures import picture_regions_of
@@ -70,6 +70,8 @@ class StoredBatch:
                 region_mask=mask,
                 masked_regions=hidden if self.whole_image == "rest" else None,
                 global_features=None if of_pictures is None else of_pictures.float(),
+                real_tokens=held["real_tokens"],
+                real_regions=held.get("real_regions", none),
             ),
             masked_tokens=held["masked_tokens"],
             token_targets=held["token_targets"],
@@ -77,12 +79,14 @@ class StoredBatch:
             class_targets=held.get("class_targets", none),
             feature_targets=targets,
             matching=held["matching"],
+            read=Cells(held["read_tokens"], held.get("read_regions", none)),
             pair_ids=self.pair_ids,
             original_tokens=held["original_tokens"],
             class_distributions=self._distributions(held),
             pixels=_normalised(held.get("pixels")),
             token_pixels=_unit(held.get("token_pixels")),
             patch_mask=held.get("patch_mask"),
+            masked_patches=held.get("masked_patches"),
             num_texts=self.num_texts,
             picture_regions=picture_regions_of(held),
         )
@@ -161,11 +165,13 @@ class PretrainBatch:
     mismatched ones too. ``token_targets`` int64 [N], ``class_targets`` int64 [M] (-100: none; with
     distributions class 0 is background), ``feature_targets`` float32 [M, D]. ``matching`` float32,
     1 for pairs that belong together, of all rows but the last ``num_texts``, which are texts alone.
+    ``read``: where losses and what is pooled read the last hidden states.
 
     ``inputs`` has no regions (R = 0) where pairs come with pixels, or texts alone. What a batch
     lacks is None: ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32
     [M, K], ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
-    ``patch_mask`` bool [B, n, n] of masked picture modelling. ``picture_regions``: the pictures of
+    ``patch_mask`` bool [B, n, n] of masked picture modelling, whose places ``masked_patches`` int64
+    counts row by row. ``picture_regions``: the pictures of
     all rows but the texts alone, for a model that computes the regions' features itself.
     """
 
@@ -176,12 +182,14 @@ class PretrainBatch:
     class_targets: Tensor
     feature_targets: Tensor
     matching: Tensor
+    read: Cells
     pair_ids: tuple[str, ...]
     original_tokens: Tensor | None = None
     class_distributions: Tensor | None = None
     pixels: Tensor | None = None
     token_pixels: Tensor | None = None
     patch_mask: Tensor | None = None
+    masked_patches: Tensor | None = None
     num_texts: int = 0
     picture_regions: PictureRegions | None = None
 
@@ -189,12 +197,9 @@ class PretrainBatch:
         """Texts, ``masked`` or as they are, with their pictures' pixels."""
         assert self.pixels is not None and self.original_tokens is not None
         tokens = self.inputs.tokens if masked else self.original_tokens
-        return PixelInputs(tokens=tokens, token_mask=self.inputs.token_mask, pixels=self.pixels)
-
-    def to(self, device: torch.device | str) -> PretrainBatch:
-        """The same batch on ``device``."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value.to(device, non_blocking=True)
-        return PretrainBatch(**{**values, "inputs": self.inputs.to(device)})
+        return PixelInputs(
+            tokens=tokens,
+            token_mask=self.inputs.token_mask,
+            pixels=self.pixels,
+            real_tokens=self.inputs.real_tokens,
+        )

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from vlmill.train.batches import PretrainBatches
+from vlmill.train.distributed import sent
 from vlmill.train.global_contrast import negative_numbers
 from vlmill.train.objectives import label_counts
 from vlmill.train.recipes import Stage
@@ -24,6 +25,7 @@ def held_out_losses(
     ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.
     """
     weights, every = batches.stage.objectives, accelerator.num_processes
+    device = accelerator.device
     # As many for each process: with fewer pairs than that some come twice.
     count = math.ceil(pairs / batches.size / every) * every
     totals: Counter[str] = Counter()
@@ -36,8 +38,8 @@ def held_out_losses(
             counts = label_counts(stored, weights)
             totals.update(counts)
             numbers = negative_numbers(batches.seed, 0, index // every, batches.size, accelerator)
-            shares = {name: float(number) for name, number in counts.items()}
-            _, losses = module(stored.to(accelerator.device), shares, numbers)
+            shares = sent(torch.tensor(list(counts.values()), dtype=torch.float32), device)
+            _, losses = module(stored.to(device), shares, numbers)
             for name, loss in losses.items():
                 sums[name] = sums.get(name, torch.zeros_like(loss)) + loss
     means = _means(sums, totals, accelerator)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import config
 
 from vlmill.models import VLInputs
+from vlmill.models.layout import cells_of
 
 
 def batch(pairs: int = 2, tokens: int = 3, regions: int = 4, width: int = 8) -> dict[str, Any]:
@@ -89,3 +90,19 @@ def test_a_batch_moves_whole() -> None:
     )
     moved = whole.to("meta")
     assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}
+
+
+@pytest.mark.usefixtures("outside_of_tests")
+def test_places_of_another_mask_are_refused() -> None:
+    inputs = VLInputs(**batch())
+    places = cells_of(inputs.token_mask)
+    regions = cells_of(inputs.region_mask)
+    placed = dataclasses.replace(inputs, real_tokens=places, real_regions=regions)
+    real = placed.validate().real
+    assert real is not None and torch.equal(real.text, places)
+    fewer = inputs.token_mask.clone()
+    fewer[0, -1] = False
+    with pytest.raises(ValueError, match=r"real_tokens .* token_mask marks; give those of"):
+        dataclasses.replace(placed, token_mask=fewer).validate()
+    with pytest.raises(ValueError, match=r"real_regions has shape .* want one row of places"):
+        dataclasses.replace(placed, real_regions=regions[None])

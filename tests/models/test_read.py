@@ -9,7 +9,7 @@ from tests.models.pair_cases import enlarge, padded_pairs
 from torch import Tensor
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.layout import Layout, Read, layout_of
+from vlmill.models.layout import Cells, Layout, cells_of, cells_read, layout_of
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "width": 24, "num_layers": 2, "num_heads": 4}
 FEW = SIZES | {"intermediate_width": 48, "region_width": 16}
@@ -37,12 +37,13 @@ def doubled(inputs: Any) -> Any:
 
 
 def readings(
-    model: Any, inputs: VLInputs | PixelInputs, where: Read, **options: Any
+    model: Any, inputs: VLInputs | PixelInputs, where: Cells, **options: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What is read, and the gradients of a loss over it."""
     model.zero_grad()
     encoded = model(inputs, **options)
-    found = [encoded.text[where.text], encoded.regions[where.regions], encoded.pooled]
+    text, regions = encoded.text.flatten(0, 1), encoded.regions.flatten(0, 1)
+    found = [text[where.text], regions[where.regions], encoded.pooled]
     torch.stack([part.sin().sum() for part in found]).sum().backward()  # type: ignore[no-untyped-call]
     return found, [p.grad for p in model.parameters() if p.grad is not None]
 
@@ -54,12 +55,13 @@ def test_what_is_read_is_the_same(name: str, pack: bool) -> None:
     variant = next(v for v in VARIANTS.values() if isinstance(config, v.config))
     model = enlarge(variant.model(config)).double()
     inputs = doubled(padded_pairs([7, 4, 6], [5, 6, 3]))
-    read = Read(some(inputs.token_mask), some(inputs.region_mask))
+    words, shown = some(inputs.token_mask), some(inputs.region_mask)
+    where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
     options = {"task": torch.arange(3)} if "num_tasks" in CASES[name] else {}
-    expected = readings(model, inputs, read, **options)
-    found = readings(model, inputs, read, read=read, pack=pack, **options)
+    expected = readings(model, inputs, where, **options)
+    found = readings(model, inputs, where, read=read, pack=pack, **options)
     torch.testing.assert_close(found, expected)
-    unread = ~read.text & (torch.arange(7) > 0)
+    unread = ~words & (torch.arange(7) > 0)
     assert not model(inputs, read=read, pack=pack, **options).text[unread].any()
 
 
@@ -72,9 +74,10 @@ def test_of_pixels_too(pack: bool) -> None:
     pixels = torch.randn(3, 3, 32, 32)
     inputs = doubled(PixelInputs(tokens=tokens, token_mask=mask, pixels=pixels))
     patches = torch.ones(3, model(inputs).regions.shape[1], dtype=torch.bool)
-    read = Read(some(mask), some(patches))
-    expected = readings(model, inputs, read)
-    found = readings(model, inputs, read, read=read, pack=pack)
+    where = Cells(cells_of(some(mask)), cells_of(some(patches)))
+    expected = readings(model, inputs, where)
+    read = cells_read(some(mask), some(patches))
+    found = readings(model, inputs, where, read=read, pack=pack)
     torch.testing.assert_close(found, expected)
 
 
@@ -83,7 +86,7 @@ def test_rows_that_are_kept_know_their_sequence() -> None:
     wanted = torch.tensor([[False, True, False], [True, False, True]])
     grid = torch.arange(6.0).view(2, 3, 1)
     for layout in (layout_of(real), Layout((2, 3)), Layout((2, 3), real)):
-        kept = layout.keep(wanted)
+        kept = layout.keep(cells_of(wanted))
         assert kept is not None
         assert kept.take(layout.pack(grid)).flatten().tolist() == [1.0, 3.0, 5.0]
         owners = kept.layout.sequence_of_rows()

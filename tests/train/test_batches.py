@@ -69,7 +69,7 @@ def assert_equal(one: StoredBatch, other: StoredBatch) -> None:
 def test_any_number_of_workers_gives_the_same_batches(
     batches: PretrainBatches, workers: int
 ) -> None:
-    loader = batch_loader(batches, 1, 5, workers=workers, pin_memory=False)
+    loader = batch_loader(batches, 1, 5, workers=workers)
     made = list(loader)
     assert len(made) == 4
     for index, batch in enumerate(made, start=1):
@@ -114,9 +114,7 @@ def test_parts_of_a_step_hold_the_pairs_of_the_whole(
     halves = dataclasses.replace(batches, stage=dataclasses.replace(stage, accumulation=2))
     assert halves[0].pair_ids + halves[1].pair_ids == batches[0].pair_ids
     processes = dataclasses.replace(batches, processes=2)
-    own = [
-        list(batch_loader(processes, r, 4, workers=0, pin_memory=False, every=2)) for r in (0, 1)
-    ]
+    own = [list(batch_loader(processes, r, 4, workers=0, every=2)) for r in (0, 1)]
     assert own[0][1].pair_ids + own[1][1].pair_ids == batches[1].pair_ids
 
 
@@ -141,7 +139,7 @@ def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables
     _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
     data[offset : offset + 2] = b"\x00\xfe"  # -NaN
     path.write_bytes(data)
-    made = list(batch_loader(batches, 0, 3, workers=1, pin_memory=False))
+    made = list(batch_loader(batches, 0, 3, workers=1))
     assert {image_id for batch in made for image_id in batch.not_finite()} == {"picture-0"}
     with pytest.raises(InputError, match="picture-0: features or boxes are not finite; extract"):
         [batches.assembled(index) for index in range(3)]
@@ -158,7 +156,7 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     path.write_bytes(data)
     sent = dataclasses.replace(batches, regions=RegionReader(tables.regions))
     with pytest.raises(InputError, match="is damaged: a value of") as raised:
-        list(batch_loader(sent, 0, 3, workers=1, pin_memory=False))
+        list(batch_loader(sent, 0, 3, workers=1))
     assert "\n" not in str(raised.value)
 
 
@@ -167,7 +165,7 @@ def test_workers_stay_when_all_processes_are_told_to_end(
     batches: PretrainBatches, number: signal.Signals
 ) -> None:
     others = multiprocessing.active_children()
-    loader = batch_loader(batches, 0, 40, workers=2, pin_memory=False)
+    loader = batch_loader(batches, 0, 40, workers=2)
     made = [next(loader) for _ in range(9)]  # of both: a worker sends eight plans at a time
     workers = [child for child in multiprocessing.active_children() if child not in others]
     for worker in workers:
@@ -180,7 +178,7 @@ def test_workers_stay_when_all_processes_are_told_to_end(
 
 
 def test_who_stops_asking_leaves_no_thread(batches: PretrainBatches) -> None:
-    loader = batch_loader(batches, 0, 1000, workers=1, pin_memory=False)
+    loader = batch_loader(batches, 0, 1000, workers=1)
     assert len(next(loader).pair_ids) == 4
     loader.close()
     assert not [t for t in threading.enumerate() if t.name == "batches"]

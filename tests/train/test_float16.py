@@ -53,7 +53,7 @@ def overflow_at(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clip = loop.clip_gradients
     done = [0]
 
-    def clipped(training: Any, stage: Any) -> float:
+    def clipped(training: Any, stage: Any) -> torch.Tensor:
         done[0] += 1
         if done[0] in steps:
             next(iter(training.step_module.parameters())).grad.view(-1)[0] = torch.inf

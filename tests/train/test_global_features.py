@@ -125,7 +125,10 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
         shown = pictures.batch(NAMES[:3]).to("cpu").inputs
         tokens = torch.from_numpy(texts[0]).expand(3, -1)
         inputs_of_text = dataclasses.replace(
-            shown, tokens=tokens, token_mask=torch.ones_like(tokens, dtype=torch.bool)
+            shown,
+            tokens=tokens,
+            token_mask=torch.ones_like(tokens, dtype=torch.bool),
+            real_tokens=None,
         )
         expected = model.match_logit(model(inputs_of_text).pooled).numpy()
         np.testing.assert_allclose(scores[:, 0], expected, rtol=1e-4, atol=1e-5)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
+from vlmill.models.layout import Cells
 from vlmill.train.objectives import PretrainingStep, pretraining_losses
 from vlmill.train.recipes import Objectives
 from vlmill.train.stored_batch import PretrainBatch
@@ -44,6 +45,7 @@ def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int
         class_targets=torch.tensor([2] * len(regions), dtype=torch.int64),
         feature_targets=torch.rand(len(regions), 6, generator=generator),
         matching=torch.tensor(matching, dtype=torch.float32),
+        read=Cells(torch.tensor(sorted({0, 3, *tokens})), torch.tensor(sorted({0, 4, *regions}))),
         pair_ids=("a", "b"),
     )
 
@@ -63,7 +65,7 @@ def test_losses_by_hand(model: ImageBert) -> None:
         "itm": -(match[0].log() + (1 - match[1]).log()) / 2,
     }
     torch.testing.assert_close(losses, expected)
-    shares = dict.fromkeys(expected, 0.5)
+    shares = torch.full((len(expected),), 0.5)
     total, halves = PretrainingStep(model, Objectives(mlm=2.0))(batch, shares)
     torch.testing.assert_close(total, (sum(expected.values()) + expected["mlm"]) / 2)
     torch.testing.assert_close(halves["itm"], expected["itm"] / 2)
@@ -96,8 +98,9 @@ def test_region_losses_reach_only_masked_regions(model: ImageBert, name: str) ->
     gradient = kept[0].grad
     assert gradient is not None
     reached = gradient.abs().sum(-1).nonzero().tolist()
-    # Of the last layer there are both first positions, the masked word and the masked region.
-    assert reached == [[2]]
+    # The first pair's rows of the last layer: its first token, the masked word, its first region,
+    # and the masked region.
+    assert reached == [[3]]
 
 
 def test_an_objective_of_weight_0_is_not_computed(model: ImageBert) -> None:

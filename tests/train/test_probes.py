@@ -180,7 +180,8 @@ def test_a_hidden_thing_is_seen_nowhere_and_told_by_its_caption(tmp_path: Path, 
         for name, text in zip(STUB, texts, strict=True)
         for question in region_questions(regions[name].class_ids, text, name)
     ]
-    (batch,) = batches(asked, shown, MASK_ID, 64)
+    (stored,) = batches(asked, shown, MASK_ID, 64)
+    batch = stored.to("cpu")
     first = int(whole != "none")
     hidden = ~batch.inputs.region_features[:, first:].any(-1)
     assert hidden.sum(1).tolist() == [2] * len(asked)  # both boxes of the thing, and no other
@@ -202,7 +203,8 @@ def test_what_is_not_there_is_not_asked(tmp_path: Path) -> None:
     ids = np.array([4, -1, 4, 4])
     asked = region_questions(ids, text, STUB[0])
     assert [question.region for question in asked] == [0, 2, 3]
-    (batch,) = batches(asked, shown, MASK_ID, 8)
+    (stored,) = batches(asked, shown, MASK_ID, 8)
+    batch = stored.to("cpu")
     assert (batch.class_targets != IGNORED).sum() == 1  # the others are not among the first two
     assert scores(Knowing(), asked, shown, WORDS)["class"].asked == 1
     assert region_questions(None, text, STUB[0]) == []

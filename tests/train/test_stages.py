@@ -344,8 +344,8 @@ def test_a_loss_that_is_not_finite_names_step_and_pairs(
     inputs = tables.write()
     losses = objectives.pretraining_losses
 
-    def broken(*args: Any) -> dict[str, torch.Tensor]:
-        found = losses(*args)
+    def broken(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        found = losses(*args, **options)
         return {**found, "mrfr": found["mrfr"] * float("nan")}
 
     monkeypatch.setattr(objectives, "pretraining_losses", broken)

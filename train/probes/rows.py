@@ -18,7 +18,7 @@ from vlmill.train.probes.questions import Question
 from vlmill.train.recipes.base import Feeding, Masking
 from vlmill.train.region_masking import MaskedRegions, overlapping, overlaps
 from vlmill.train.samples import Sample, SampledRegions, sample_regions
-from vlmill.train.stored_batch import PretrainBatch
+from vlmill.train.stored_batch import StoredBatch
 from vlmill.train.vlbert_samples import kept_tokens
 
 NOTHING_MASKED = Masking(words=0.0, regions=0.0)
@@ -116,7 +116,7 @@ def hiding(found: SampledRegions, region: int | None) -> SampledRegions:
 
 def batches(
     questions: Sequence[Question], shown: Shown, mask_id: int, batch_size: int
-) -> Iterator[PretrainBatch]:
+) -> Iterator[StoredBatch]:
     """The questions as rows, in order, in host memory."""
     for start in range(0, len(questions), batch_size):
         made = []
@@ -131,4 +131,4 @@ def batches(
             mismatched_regions=True,
             pixels=[pixels for _, _, pixels in made if pixels],
         )
-        yield assemble(planned, shown.regions).to("cpu")
+        yield assemble(planned, shown.regions)

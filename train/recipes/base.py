@@ -185,8 +185,8 @@ class Loading:
     what is read lies together, and one window of pictures should fit into memory beside the model
     (16,384 pictures of 100 float16 regions are 6.7 GB), or is read picture by picture.
     With ``bucket`` above 1, so many batches are formed at once, of pairs of like lengths, and
-    shuffled; lengths are padded to a multiple of ``pad_to``. For torch.compile and for GPUs: on a
-    CPU the models pack rows themselves, and buckets bring nothing.
+    shuffled; lengths are padded to a multiple of ``pad_to``. For VLMo on GPUs, which computes its
+    padding there: elsewhere models pack rows themselves, and buckets bring nothing.
     """
 
     window: int = 16_384
@@ -264,7 +264,7 @@ class Recipe:
     dev are measured; the checkpoint with the lowest of these losses is the best.
     ``workers`` are processes that load batches; any number gives the same batches.
     ``average`` above 0 keeps a moving average of the weights at that rate, which is what evaluation
-    gets. ``compile`` has torch.compile translate the model; ``checkpoint_activations`` computes
+    gets. ``compile`` has torch.compile translate the step; ``checkpoint_activations`` computes
     each layer again in the backward pass instead of keeping what it needs; ``shard`` divides
     weights, gradients and moments among the processes (FSDP) instead of giving each all of them.
     """
