@@ -18,11 +18,25 @@ class Part:
 
 
 HERE = "benchmarks.gpu_check"
+VARIANTS = ("vilbert", "vl-bert", "interbert", "imagebert", "vlmo")
+# Of a training step: grid and packed rows beside each other, then each of them compiled.
+STEP_SECONDS = {"": 30, "-compiled": 75, "-compiled-packed": 75}
+STEPS = {
+    f"steps-{variant}{form}": Part(
+        run=f"{HERE}.steps:{(variant + form).replace('-', '_')}", seconds=seconds
+    )
+    for variant in VARIANTS
+    for form, seconds in STEP_SECONDS.items()
+}
 PARTS: Mapping[str, Part] = {
     "tests": Part(run=f"{HERE}.marked_tests:marked", seconds=60),
     "extract-exact": Part(run=f"{HERE}.extraction:exact", seconds=100),
     "extract-fast": Part(run=f"{HERE}.extraction:fast", seconds=90),
     "extract-kernels": Part(run=f"{HERE}.extraction_kernels:kernels", seconds=40),
+    **STEPS,
+    "bf16": Part(run=f"{HERE}.precision:run", seconds=35),
+    "loader": Part(run=f"{HERE}.loading:run", seconds=60),
+    "resume": Part(run=f"{HERE}.resume:run", seconds=90),
 }
 
 
