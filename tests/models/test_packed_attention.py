@@ -5,6 +5,8 @@ the models' own; on the meta device, which has no values, whatever asks for one 
 """
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -214,3 +216,60 @@ def test_a_learned_bias_gets_its_gradient(
         mixed.sin().sum().backward()  # type: ignore[no-untyped-call]
         results.append([mixed, q.grad, k.grad, v.grad, bias.grad])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
+
+
+COMPILED = """
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import flex_attention
+from vlmill.models import attention
+from vlmill.models.attention import SelfAttention
+from vlmill.models.layout import layout_of
+from vlmill.train.devices import compiled
+
+flex_attention._validate_device = lambda *args: None  # it has no gradients on a CPU, traced it has
+graphs = []
+
+def compiler(graph, inputs):
+    graphs.append(graph)
+    return make_boxed_func(graph.forward)
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = SelfAttention(32, 4)
+        self.table = torch.nn.Parameter(torch.randn(4, 20, 20))
+
+    def forward(self, hidden, mask):
+        length = hidden.shape[1]
+        layout = layout_of(mask, pack=False)
+        mixed = self.attention(hidden, layout, self.table[:, :length, :length])
+        return (mixed * mask[..., None]).sin().sum()
+
+step, results = Step(), {}
+torch.compile, plain = lambda module, **options: plain(
+    module, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler), **options
+), torch.compile
+for by_kernel in (True, False):
+    attention.adds_bias = lambda q: by_kernel
+    run = compiled(step) if by_kernel else step
+    for length in (8, 11, 13):
+        step.zero_grad()
+        torch.manual_seed(length)
+        mask = torch.arange(length) < torch.tensor([length, length - 2, 3])[:, None]
+        loss = run(torch.randn(3, length, 32), mask)
+        loss.backward()
+        results.setdefault(length, []).append((loss.detach(), step.table.grad.clone()))
+for first, second in results.values():
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+assert len(graphs) == 2, len(graphs)  # forward and backward
+"""
+
+
+@pytest.mark.slow
+def test_a_bias_is_traced_once_for_all_lengths() -> None:
+    """In another process: checking shapes while tests run is nothing that can be traced."""
+    command = [sys.executable, "-c", COMPILED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
