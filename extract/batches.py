@@ -17,7 +17,7 @@ from vlmill.extract.given import GivenBoxes
 from vlmill.extract.inputs import Picture
 from vlmill.extract.predict import Outcome, Query, predict
 from vlmill.extract.predict_fixed import start_batch
-from vlmill.extract.preprocess import NetworkInput, Rejected
+from vlmill.extract.preprocess import Rejected
 from vlmill.extract.weights import Detector
 from vlmill.models.faster_rcnn import FasterRCNN
 from vlmill.schemas.rejects import Reason
@@ -107,7 +107,7 @@ def batches_of(
     given: GivenBoxes | None,
 ) -> Iterator[Sequence[Seat]]:
     """Batches of one input shape; what cannot be asked of the network has its result at once."""
-    buckets: dict[torch.Size, list[Seat]] = {}
+    buckets: dict[tuple[int, int], list[Seat]] = {}
     for place, ready in enumerate(window):
         results.append(None)
         try:
@@ -115,17 +115,17 @@ def batches_of(
         except Rejected as why:
             results[place] = finished(ready, why)
             continue
-        shape = query.picture.tensor.shape
-        bucket = buckets.setdefault(shape, [])
+        size_px = query.picture.size
+        bucket = buckets.setdefault(size_px, [])
         bucket.append(Seat(ready=ready, query=query, results=results, place=place))
         if len(bucket) == size:
-            yield buckets.pop(shape)
+            yield buckets.pop(size_px)
     yield from buckets.values()
 
 
 def query_of(ready: Ready, given: GivenBoxes | None) -> Query:
     """What the network is asked. Raises Rejected."""
-    if not isinstance(ready.result, NetworkInput):
+    if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
     boxes = None if given is None else given.boxes_of(ready.image_id, ready.picture.path)
@@ -138,6 +138,11 @@ def sizes_are_fixed(detector: Detector) -> bool:
     Not on a CPU, where regions of one picture share work, nor with another library's network.
     """
     return detector.device.type != "cpu" and isinstance(detector.model, FasterRCNN)
+
+
+def resizes_pixels(detector: Detector) -> bool:
+    """Whether the device resizes the pictures: where a CPU's steps give the same numbers there."""
+    return sizes_are_fixed(detector) and detector.model.config.resize == "opencv"
 
 
 def start(

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from vlmill.extract.batches import Extracted, extract_windows
+from vlmill.extract.batches import Extracted, extract_windows, resizes_pixels
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.decoding import (
     Ready,
@@ -72,8 +72,8 @@ def one_device(
     workers: int, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
 ) -> Iterator[Engine]:
     """Extracts here, on the detector's device."""
-    spec = detector.model.config
-    with source_of(spec, config.limits, workers, config.batch_size) as source:
+    spec, resize = detector.model.config, not resizes_pixels(detector)
+    with source_of(spec, config.limits, workers, config.batch_size, resize=resize) as source:
 
         def engine(windows: Iterable[Window]) -> Iterator[Sequence[Extracted]]:
             sizes: deque[int] = deque()

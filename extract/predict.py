@@ -17,7 +17,13 @@ from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.precision import computing
-from vlmill.extract.preprocess import NetworkInput, Rejected, decode, network_input
+from vlmill.extract.preprocess import (
+    NetworkInput,
+    PixelInput,
+    Rejected,
+    decode,
+    network_input,
+)
 from vlmill.extract.selection import Chosen, Frame, select
 from vlmill.extract.weights import Detector
 from vlmill.models.detector_config import DetectorConfig
@@ -38,7 +44,7 @@ class Query:
     """A picture for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
 
     image_id: str
-    picture: NetworkInput
+    picture: NetworkInput | PixelInput  # the second only for vlmill.extract.predict_fixed
     boxes: npt.NDArray[np.float32] | None = None
 
 
@@ -71,7 +77,7 @@ def predict_regions(
 def predict(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> list[Outcome]:
     """Rows of pictures of one input shape, which share the backbone; the rest goes one by one."""
     model = detector.model
-    tensors = [query.picture.tensor for query in queries]
+    tensors = [tensor_of(query) for query in queries]
     with computing(config.precision, detector.device):
         batch = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         features = model.feature_map(batch.to(detector.device))
@@ -82,12 +88,18 @@ def predict(queries: Sequence[Query], detector: Detector, config: ExtractConfig)
     return [outcome_of(*one, config.storage) for one in zip(queries, found, strict=True)]
 
 
+def tensor_of(query: Query) -> Float[Tensor, "1 3 H W"]:
+    """The network's input, resized already."""
+    assert isinstance(query.picture, NetworkInput)
+    return query.picture.tensor
+
+
 def describe(
     query: Query, features: Float[Tensor, "1 C G V"], detector: Detector, config: ExtractConfig
 ) -> Mapping[str, Array]:
     """The arrays of one picture's row, from its feature map."""
     model, picture = detector.model, query.picture
-    height, width = picture.tensor.shape[2:]
+    height, width = picture.size
     if query.boxes is None:
         rois, _ = model.proposal_generator(features, height, width, picture.scale)
     else:
@@ -118,7 +130,7 @@ def region_row(
 
 def chosen_of(
     found: Detections,
-    picture: NetworkInput,
+    picture: NetworkInput | PixelInput,
     spec: DetectorConfig,
     config: ExtractConfig,
     boxes: npt.NDArray[np.float32] | None,
@@ -141,11 +153,11 @@ def all_given(found: Detections, spec: DetectorConfig, boxes: npt.NDArray[np.flo
     )
 
 
-def frame_of(picture: NetworkInput) -> Frame:
+def frame_of(picture: NetworkInput | PixelInput) -> Frame:
     """What the selection has to know of a picture."""
     return Frame(
-        height=float(picture.tensor.shape[2]),
-        width=float(picture.tensor.shape[3]),
+        height=float(picture.size[0]),
+        width=float(picture.size[1]),
         own_height=float(picture.height),
         own_width=float(picture.width),
         factors=picture.factors,

@@ -7,14 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.precision import computing
 from vlmill.extract.predict import Outcome, Query, kept_tensors, outcome_of
+from vlmill.extract.preprocess import (
+    NetworkInput,
+    PixelInput,
+    Positions,
+    interpolated,
+    sample_positions,
+)
 from vlmill.extract.selection import Chosen
 from vlmill.extract.selection_fixed import BatchChosen, Frames, every_given, select_fixed
 from vlmill.extract.weights import Detector
+from vlmill.models.boxes import constants
 from vlmill.models.detector_batch import BatchDetections, detect_batch
 from vlmill.models.detector_config import DetectorConfig
 
@@ -56,13 +65,61 @@ def uploaded(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """The pictures, their measures and given boxes on the device."""
     device, spec = detector.device, detector.model.config
-    pictures = torch.cat([query.picture.tensor for query in queries])
-    measures = torch.tensor([measures_of(query, spec) for query in queries])
-    sent = [pictures, measures]
+    sent = [torch.tensor([measures_of(query, spec) for query in queries])]
     if queries[0].boxes is not None:
         sent += padded([query.boxes for query in queries if query.boxes is not None])
     there = [to_device(tensor, device) for tensor in sent]
-    return there[0], there[1], (there[2], there[3]) if len(there) > 2 else None
+    pictures = pictures_there([query.picture for query in queries], spec, device)
+    return pictures, there[0], (there[1], there[2]) if len(there) > 1 else None
+
+
+def pictures_there(
+    pictures: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
+) -> Float[Tensor, "N 3 H W"]:
+    """The network's inputs on the device; those that are not resized yet are resized there."""
+    small = [one for one in pictures if isinstance(one, PixelInput)]
+    tensors = [one.tensor for one in pictures if isinstance(one, NetworkInput)]
+    if not small:
+        return to_device(torch.cat(tensors), device)
+    resized = iter(resized_there(small, spec, device))
+    whole = iter(to_device(torch.cat(tensors), device) if tensors else ())
+    return torch.stack(
+        [next(resized if isinstance(one, PixelInput) else whole) for one in pictures]
+    )
+
+
+def resized_there(
+    pictures: Sequence[PixelInput], spec: DetectorConfig, device: torch.device
+) -> Float[Tensor, "N 3 H W"]:
+    """What :func:`vlmill.extract.preprocess.network_input` makes of the pixels, bit for bit."""
+    assert spec.resize == "opencv"
+    flat = [torch.from_numpy(one.pixels).flatten() for one in pictures]
+    there = torch.split(to_device(torch.cat(flat), device), [len(one) for one in flat])
+    different = {axis for one in pictures for axis in axes_of(one)}
+    axes = {axis: positions_there(axis, device) for axis in different}
+    like = torch.empty(0, device=device)
+    mean, std = constants(spec.pixel_mean, like), constants(spec.pixel_std, like)
+    resized = []
+    for one, values in zip(pictures, there, strict=True):
+        across, down = axes_of(one)
+        own = values.view(one.pixels.shape).float() - mean
+        resized.append(interpolated(own, axes[across], axes[down]) / std)
+    return torch.stack(resized).permute(0, 3, 1, 2)
+
+
+Axis = tuple[int, int, float]
+
+
+def axes_of(picture: PixelInput) -> tuple[Axis, Axis]:
+    """Old and new size and the factor between them: of the columns, of the rows."""
+    height, width = picture.size
+    return (picture.width, width, picture.scale), (picture.height, height, picture.scale)
+
+
+def positions_there(axis: Axis, device: torch.device) -> Positions:
+    """Where an axis is sampled; computed here, in double."""
+    low, high, weight = sample_positions(*axis)
+    return to_device(low, device), to_device(high, device), to_device(weight, device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -86,7 +143,7 @@ def padded(boxes: Sequence[np.ndarray]) -> list[Tensor]:
 def measures_of(query: Query, spec: DetectorConfig) -> list[float]:
     """One picture's row of what :func:`frames_of` takes apart."""
     picture, offset = query.picture, spec.box_offset
-    height, width = picture.tensor.shape[2:]
+    height, width = picture.size
     factor_x, factor_y = picture.factors
     limits = [
         (width - offset, height - offset),

@@ -45,6 +45,7 @@ TRANSPOSE = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+BYTES_PER_CELL = 12  # three float32
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -68,6 +69,25 @@ class NetworkInput:
     scale: float  # the resize factor that was aimed at
     factors: tuple[float, float]  # network pixels per picture pixel, in x and in y: for boxes
     width: int  # of the picture upright, in its own pixels
+    height: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the network's input."""
+        return self.tensor.shape[2], self.tensor.shape[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelInput:
+    """A decoded picture that a GPU will resize: of 640 x 480 pixels a sixth of the bytes of a
+    :class:`NetworkInput`.
+    """
+
+    pixels: Pixels  # blue-green-red [H0, W0, 3], or in the detector's order
+    size: tuple[int, int]  # height and width of the network's input
+    scale: float
+    factors: tuple[float, float]
+    width: int
     height: int
 
 
@@ -149,13 +169,28 @@ def resize_bilinear(picture: Float[Tensor, "H0 W0 3"], factor: float) -> Float[T
     shrinking. The size is rounded half to even. torch's interpolate differs: it floors the size.
     """
     height, width = picture.shape[:2]
-    low, high, weight = sample_positions(width, round(width * factor), factor)
+    across = sample_positions(width, round(width * factor), factor)
+    down = sample_positions(height, round(height * factor), factor)
+    return interpolated(picture, across, down)
+
+
+Positions = tuple[Tensor, Tensor, Tensor]
+
+
+def interpolated(
+    picture: Float[Tensor, "H0 W0 3"], across: Positions, down: Positions
+) -> Float[Tensor, "H W 3"]:
+    """Between the positions of columns, then of rows.
+
+    On a GPU the same numbers bit for bit: each step rounds by itself.
+    """
+    low, high, weight = across
     rows = picture[:, low] * (1 - weight)[:, None] + picture[:, high] * weight[:, None]
-    low, high, weight = sample_positions(height, round(height * factor), factor)
+    low, high, weight = down
     return rows[low] * (1 - weight)[:, None, None] + rows[high] * weight[:, None, None]
 
 
-def sample_positions(size: int, new_size: int, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+def sample_positions(size: int, new_size: int, factor: float) -> Positions:
     """Lower and upper neighbour and the upper one's float32 weight, for each new position."""
     at = ((np.arange(new_size) + 0.5) / factor - 0.5).clip(0, size - 1)
     low = np.floor(at).astype(np.int64)
@@ -197,6 +232,30 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
 
     Raises Rejected for a picture so thin that less than the network's smallest side is left of it.
     """
+    planned = pixel_input(pixels, spec, limits)
+    resized = normalised(planned.pixels, planned.scale, planned.size, spec)
+    return NetworkInput(
+        tensor=resized.permute(2, 0, 1).unsqueeze(0).contiguous(),
+        scale=planned.scale,
+        factors=planned.factors,
+        width=planned.width,
+        height=planned.height,
+    )
+
+
+def lighter_input(
+    pixels: Pixels, spec: DetectorConfig, limits: InputLimits
+) -> NetworkInput | PixelInput:
+    """What is fewer bytes of the two: the pixels, but of large pictures the network's input."""
+    planned = pixel_input(pixels, spec, limits)
+    height, width = planned.size
+    if pixels.nbytes <= BYTES_PER_CELL * height * width:
+        return planned
+    return network_input(pixels, spec, limits)
+
+
+def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> PixelInput:
+    """Blue-green-red pixels in the detector's order, and to which size they go. Raises Rejected."""
     height, width = pixels.shape[:2]
     short = spec.short_side if limits.short_side is None else limits.short_side
     long = spec.long_side if limits.long_side is None else limits.long_side
@@ -214,8 +273,9 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
         )
     if spec.channel_order == "rgb":
         pixels = np.ascontiguousarray(pixels[:, :, ::-1])
-    tensor = normalised(pixels, scale, size, spec).permute(2, 0, 1).unsqueeze(0).contiguous()
-    return NetworkInput(tensor=tensor, scale=scale, factors=factors, width=width, height=height)
+    return PixelInput(
+        pixels=pixels, size=size, scale=scale, factors=factors, width=width, height=height
+    )
 
 
 def normalised(

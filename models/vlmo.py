@@ -250,10 +250,15 @@ class Vlmo(nn.Module):
         return self.encoder.encode_one("image", embedded, layout, self.encoder.image_bias())[0]
 
     def text_vectors(
-        self, tokens: Int[Tensor, "B T"], token_mask: Bool[Tensor, "B T"], *, pack: bool = True
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        *,
+        real: Places | None = None,
+        pack: bool = True,
     ) -> Float[Tensor, "B H"]:
         """The dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
-        return self._unit("text", self.encode_text(tokens, token_mask, pack=pack))
+        return self._unit("text", self.encode_text(tokens, token_mask, real=real, pack=pack))
 
     def image_vectors(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B H"]:
         """The dual encoder's vectors of images."""

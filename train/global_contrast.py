@@ -144,7 +144,8 @@ def contrast_and_matching(
 
     With ``match=False`` these have no rows.
     """
-    text = model.contrast_text(model.encoder.embed_text(inputs.tokens), inputs.token_mask)
+    embedded = model.encoder.embed_text(inputs.tokens)
+    text = model.contrast_text(embedded, inputs.token_mask, real=inputs.real_tokens)
     image = model.contrast_image(model.encoder.embed_image(inputs.pixels))
     found = global_contrast(model, text, image, exact=exact)
     if not match:

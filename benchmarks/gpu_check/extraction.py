@@ -21,13 +21,14 @@ from benchmarks.gpu_check.photos import write_photos
 from benchmarks.gpu_check.setting import Setting
 from torch.utils.flop_counter import FlopCounterMode
 
+from vlmill.extract.batches import resizes_pixels
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.engine import Crew, Engine, engine_of
 from vlmill.extract.inputs import Picture, plan_pictures
 from vlmill.extract.precision import computing
 from vlmill.extract.predict import Query
 from vlmill.extract.predict_fixed import compute, start_batch, uploaded
-from vlmill.extract.preprocess import decode, network_input
+from vlmill.extract.preprocess import decode, network_input, pixel_input
 from vlmill.extract.run import Job, results_of, write_parts
 from vlmill.extract.weights import Detector, open_detector
 from vlmill.extract.writing import Background
@@ -191,8 +192,9 @@ def queries_of(
     for number in range(config.batch_size * len(photos)):
         path = photos[number % len(photos)]
         pixels = decode(path.read_bytes(), config.limits)
-        picture = network_input(pixels, detector.model.config, config.limits)
-        if not queries or picture.tensor.shape == queries[0].picture.tensor.shape:
+        make = pixel_input if resizes_pixels(detector) else network_input
+        picture = make(pixels, detector.model.config, config.limits)
+        if not queries or picture.size == queries[0].picture.size:
             queries.append(Query(image_id=str(number), picture=picture))
         if len(queries) == config.batch_size:
             break

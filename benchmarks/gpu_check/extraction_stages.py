@@ -9,6 +9,7 @@ import torch
 from benchmarks.gpu_check.measuring import timed, wait_for
 from benchmarks.gpu_check.setting import Setting
 
+from vlmill.extract.batches import resizes_pixels
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.decoding import source_of
 from vlmill.extract.inputs import Picture
@@ -150,7 +151,8 @@ def decode_rate(
 ) -> float:
     """Pictures a second that the worker processes hand over when nothing else is done."""
     spec = detector.model.config
-    with source_of(spec, config.limits, workers, config.batch_size) as source:
+    resize = not resizes_pixels(detector)
+    with source_of(spec, config.limits, workers, config.batch_size, resize=resize) as source:
         list(source(plan[: 2 * workers]))  # the processes start
         asked = plan[:DECODED]
         started = time.perf_counter()

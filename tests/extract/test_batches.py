@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from vlmill.extract import batches
+from vlmill.extract import batches, engine
 from vlmill.extract.batches import Extracted, batches_of, extract_windows
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.decoding import Ready, inline
-from vlmill.extract.engine import windows_of
+from vlmill.extract.engine import Crew, windows_of
 from vlmill.extract.inputs import Picture, plan_pictures
 from vlmill.extract.preprocess import Rejected
 from vlmill.extract.run import Job, run
@@ -80,7 +80,7 @@ def test_batches_are_of_one_shape_in_the_order_of_the_plan(
     results: list[Extracted | None] = []
     found = []
     for seats in batches_of(ready, results, 3, None):
-        assert len({seat.query.picture.tensor.shape for seat in seats}) == 1
+        assert len({seat.query.picture.size for seat in seats}) == 1
         found.append(names([seat.ready.picture for seat in seats]))
     full = [["00", "04", "05"], ["08", "09", "10"], ["02", "07", "12"], ["13", "14", "15"]]
     assert found == [*full, ["01", "06"], ["16", "17"], ["18", "19"]]
@@ -106,6 +106,26 @@ def test_rows_of_batches_are_those_of_each_alone(
         np.testing.assert_allclose(other.features, one.features, atol=1e-5 * scale)
     tables = [read_table(tmp_path / name, REJECTS) for name in ("alone", "batched")]
     assert tables[0].equals(tables[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_pictures_that_the_device_resizes(
+    mixed: Path,
+    tmp_path: Path,
+    detector: Detector,
+    batched: ExtractConfig,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, from workers' pixels to rows: the same as those that are resized here."""
+    monkeypatch.setattr(batches, "sizes_are_fixed", lambda _: True)
+    outputs = []
+    for there in (False, True):
+        monkeypatch.setattr(engine, "resizes_pixels", lambda _, there=there: there)
+        job = job_of(mixed, tmp_path / str(there), detector, batched)
+        assert run(job, crew=Crew(workers=workers)) == (17, 3)
+        outputs.append(tables_of(job.output))
+    assert outputs[0] == outputs[1]
 
 
 def test_an_interrupted_run_of_batches_continues_to_the_same_bytes(

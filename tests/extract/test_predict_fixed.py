@@ -58,7 +58,7 @@ def queries(
             pixels = pixels.repeat(2, axis=0).repeat(2, axis=1)
         picture = network_input(pixels, spec, CONFIG.limits)
         found.append(Query(image_id=str(number), picture=picture))
-    assert len({query.picture.tensor.shape for query in found}) == 1
+    assert len({query.picture.size for query in found}) == 1
     return found
 
 

@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.preprocess import (
+    NetworkInput,
+    PixelInput,
     Rejected,
     decode,
+    lighter_input,
     network_input,
     resize_bilinear,
     resize_factor,
@@ -247,3 +250,15 @@ def test_red_green_blue_where_the_family_feeds_that() -> None:
     spec = hf_frcnn(legacy_rgb=True, pixel_mean=(0.0, 0.0, 0.0))
     limits = InputLimits(short_side=60, long_side=100)
     assert network_input(pixels, spec, limits).tensor[0, :, 0, 0].tolist() == [30, 20, 10]
+
+
+SENT = [(600, PixelInput), (1200, PixelInput), (1201, NetworkInput)]
+
+
+@pytest.mark.parametrize(("side", "kind"), SENT)
+def test_workers_send_what_is_fewer_bytes(side: int, kind: type) -> None:
+    """A picture of 600 x 600 x 3 float32 has the bytes of 1200 x 1200 pixels."""
+    pixels = np.zeros((side, side, 3), np.uint8)
+    made = lighter_input(pixels, DetectorConfig(), LIMITS)
+    assert isinstance(made, kind)
+    assert made.size == (600, 600) and (made.width, made.height) == (side, side)

@@ -8,9 +8,9 @@ from torch import Tensor
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def there(*tensors: Tensor) -> list[Tensor]:
-    """Copies on that device."""
-    return [tensor.to(DEVICE) for tensor in tensors]
+def there(tensor: Tensor) -> Tensor:
+    """A copy on that device."""
+    return tensor.to(DEVICE)
 
 
 def assert_near(found: Tensor, expected: Tensor, tolerance: float, name: str = "") -> None:

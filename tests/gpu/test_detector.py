@@ -16,8 +16,13 @@ from tests.gpu.device import DEVICE, assert_near
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.precision import computing
 from vlmill.extract.predict import Query, predict
-from vlmill.extract.predict_fixed import compute, start_batch, uploaded
-from vlmill.extract.preprocess import network_input
+from vlmill.extract.predict_fixed import compute, pictures_there, start_batch, uploaded
+from vlmill.extract.preprocess import (
+    NetworkInput,
+    PixelInput,
+    network_input,
+    pixel_input,
+)
 from vlmill.extract.weights import Detector, open_detector
 from vlmill.models.detector_config import (
     DetectorConfig,
@@ -70,6 +75,25 @@ def queries(spec: DetectorConfig, count: int = 3) -> list[Query]:
         picture = network_input(pixels, spec, CONFIG.limits)
         asked.append(Query(image_id=str(number), picture=picture))
     return asked
+
+
+def test_pictures_resized_there_are_those_resized_here_bit_for_bit() -> None:
+    spec = SPECS["class-confidence"]
+    rng = np.random.default_rng(0)
+    sizes = ((72, 97), (144, 194), (110, 148))
+    pixels = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    here = [network_input(one, spec, CONFIG.limits) for one in pixels]
+    there = [pixel_input(one, spec, CONFIG.limits) for one in pixels]
+    assert [one.size for one in there] == [(96, 129)] * 3
+    resized = pictures_there(there, spec, DEVICE).cpu()
+    assert torch.equal(resized, torch.cat([one.tensor for one in here]))
+    mixtures: list[list[NetworkInput | PixelInput]] = [
+        [*here],
+        [here[0], there[1], here[2]],
+        [there[0], here[1], there[2]],
+    ]
+    for mixed in mixtures:
+        assert torch.equal(pictures_there(mixed, spec, DEVICE).cpu(), resized)
 
 
 def rows(outcomes: Any) -> list[RegionRow]:
@@ -134,7 +158,7 @@ def test_given_boxes_are_described_alike(name: str) -> None:
 
 
 def test_fast_features_point_where_exact_ones_do() -> None:
-    """bfloat16 has 8 bits: through 50 layers the directions keep within about a degree of 0.99."""
+    """bfloat16 keeps 8 bits: after 50 layers the least cosine is above 0.9999 on a CPU."""
     asked = given_boxes(SPECS["class-confidence"])
     detector = detector_on("class-confidence", DEVICE)
     fast = dataclasses.replace(CONFIG, precision="fast")

@@ -40,7 +40,7 @@ def test_maxima_are_those_of_shared_windows(channels_last: bool) -> None:
         maxima = window_maxima(features[picture].permute(1, 2, 0).contiguous(), windows.bounds)
         expected[own] = maxima[windows.index].permute(0, 3, 1, 2)
     maps = features.to(DEVICE, memory_format=layout(channels_last))
-    pooled = roi_pool(maps, *there(boxes), SIZE, SCALE)
+    pooled = roi_pool(maps, there(boxes), SIZE, SCALE)
     assert torch.equal(pooled.cpu(), expected)
 
 
@@ -50,13 +50,13 @@ def test_aligned_means_are_those_in_double(channels_last: bool, aligned: bool) -
     features, boxes = feature_maps(), regions()
     expected = roi_align(features.double(), boxes.double(), SIZE, SCALE, 0, aligned)
     maps = features.to(DEVICE, memory_format=layout(channels_last))
-    assert_near(roi_align(maps, *there(boxes), SIZE, SCALE, 0, aligned), expected, 1e-5)
+    assert_near(roi_align(maps, there(boxes), SIZE, SCALE, 0, aligned), expected, 1e-5)
 
 
 def test_the_way_of_a_cpu_gives_the_same_on_the_device() -> None:
     """Which nobody takes there, but could: it is plain tensor operations."""
     features, boxes = feature_maps()[0], regions()[:, 1:]
-    maps, own = there(features, boxes)
+    maps, own = there(features), there(boxes)
     windows = pooling_windows(own, SCALE, SIZE, ROWS, COLUMNS)
     found = window_maxima(maps.permute(1, 2, 0).contiguous(), windows.bounds)[windows.index]
     expected = roi_pool(features[None], [boxes], SIZE, SCALE)

@@ -48,7 +48,8 @@ def survivors(boxes: Tensor, scores: Tensor, offset: float) -> list[int]:
 
 def overlap(one: Tensor, other: Tensor, offset: float) -> float:
     """Intersection over union."""
-    a, b = one.double().tolist(), other.double().tolist()
+    a: list[float] = one.double().tolist()
+    b: list[float] = other.double().tolist()
     sides = [max(0.0, min(a[k + 2], b[k + 2]) - max(a[k], b[k]) + offset) for k in (0, 1)]
     areas = [(c[2] - c[0] + offset) * (c[3] - c[1] + offset) for c in (a, b)]
     inter = sides[0] * sides[1]
@@ -60,7 +61,7 @@ def test_one_order(offset: float) -> None:
     boxes, scores = crowd(90), different(90)
     expected = survivors(boxes, scores, offset)
     assert 5 < len(expected) < 80
-    found = nms(*there(boxes, scores), THRESHOLD, offset=offset, inclusive=False)
+    found = nms(there(boxes), there(scores), THRESHOLD, offset=offset, inclusive=False)
     assert found.tolist() == expected
 
 
@@ -71,7 +72,9 @@ def test_classes_do_not_suppress_each_other(offset: float) -> None:
     for one in range(3):
         own = torch.nonzero(classes == one)[:, 0]
         expected += own[survivors(boxes[own], scores[own], offset)].tolist()
-    found = nms_by_class(*there(boxes, scores, classes), THRESHOLD, offset=offset, inclusive=False)
+    found = nms_by_class(
+        there(boxes), there(scores), there(classes), THRESHOLD, offset=offset, inclusive=False
+    )
     assert found.tolist() == sorted(expected, key=lambda place: -float(scores[place]))
 
 
@@ -80,7 +83,7 @@ def test_classes_do_not_suppress_each_other(offset: float) -> None:
 def test_first_survivors_of_several_pictures(offset: float, layers: int) -> None:
     boxes, scores = crowd(2, 40, layers), different(2, 40, 3)
     places, values = first_survivors(
-        *there(boxes, scores), (THRESHOLD,), 30, offset=offset, inclusive=False
+        there(boxes), there(scores), (THRESHOLD,), 30, offset=offset, inclusive=False
     )
     for picture in range(2):
         expected = []
@@ -97,9 +100,11 @@ def test_first_survivors_of_several_pictures(offset: float, layers: int) -> None
 @OFFSETS
 def test_all_classes_share_the_boxes(offset: float) -> None:
     boxes, scores = crowd(2, 70), different(2, 70, 4).round(decimals=2)  # some are equal
-    kept = nms_every_class(*there(boxes, scores), THRESHOLD, offset=offset, inclusive=False).cpu()
+    kept = nms_every_class(
+        there(boxes), there(scores), THRESHOLD, offset=offset, inclusive=False
+    ).cpu()
     confidence = class_confidence(
-        *there(boxes, scores), THRESHOLD, offset=offset, inclusive=False
+        there(boxes), there(scores), THRESHOLD, offset=offset, inclusive=False
     ).cpu()
     expected = torch.zeros_like(kept)
     for picture in range(2):
@@ -115,11 +120,16 @@ def test_an_overlap_equal_to_the_threshold(equal: bool) -> None:
     """Half of each other's union, exactly: suppressed where the rule is inclusive."""
     boxes, scores = torch.tensor([[0.0, 0, 3, 1], [1.0, 0, 4, 1]]), torch.tensor([0.9, 0.8])
     expected = [0] if equal else [0, 1]
-    one = nms(*there(boxes, scores), 0.5, offset=0.0, inclusive=equal)
+    one = nms(there(boxes), there(scores), 0.5, offset=0.0, inclusive=equal)
     assert one.tolist() == expected
     places, values = first_survivors(
-        *there(boxes[None, :, None], scores[None, :, None]), (0.5,), 2, offset=0.0, inclusive=equal
+        there(boxes[None, :, None]),
+        there(scores[None, :, None]),
+        (0.5,),
+        2,
+        offset=0.0,
+        inclusive=equal,
     )
     assert places[values > -torch.inf].tolist() == expected
-    every = nms_every_class(*there(boxes, scores[:, None]), 0.5, offset=0.0, inclusive=equal)
+    every = nms_every_class(there(boxes), there(scores[:, None]), 0.5, offset=0.0, inclusive=equal)
     assert every[:, 0].nonzero()[:, 0].tolist() == expected

@@ -35,7 +35,7 @@ def text_vectors(
     """Unit vectors of texts, float32 [T, H]."""
     vectors = np.zeros((len(texts), model.config.width), dtype=np.float32)
     for batch in text_batches(texts, batch_size, device):
-        found = model.text_vectors(batch.tokens, batch.token_mask)
+        found = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
         vectors[batch.columns] = found.float().cpu().numpy()
         advance(len(batch.columns))
     return vectors

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlmill.models.layout import Places
 from vlmill.schemas.commands import InputError
 from vlmill.schemas.images import ImageReader
 from vlmill.schemas.regions import ABSENT, RegionReader
@@ -33,13 +34,14 @@ NO_TEXT = MaskedTokens(tokens=np.zeros(2, dtype=np.int64), masked=np.zeros(2, dt
 @dataclass(frozen=True, kw_only=True)
 class TextBatch:
     """Texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64 [B];
-    ids [B, T], mask [B, T].
+    ids [B, T], mask [B, T], and the places that it marks.
     """
 
     columns: NDArray[np.int64]
     lengths: NDArray[np.int64]
     tokens: Tensor
     token_mask: Tensor
+    real: Places
 
 
 def text_batches(
@@ -67,6 +69,7 @@ def text_batches(
                 lengths=lengths[chosen],
                 tokens=torch.from_numpy(tokens).to(device),
                 token_mask=torch.from_numpy(mask).to(device),
+                real=torch.from_numpy(np.flatnonzero(mask)).to(device),
             )
         )
     return batches

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
+from vlmill.models.layout import Cells
 from vlmill.models.vilbert import Stream
 from vlmill.train.masking import Ids
 from vlmill.train.stored_batch import PretrainBatch
@@ -79,10 +80,12 @@ class EncodeScorer:
         tokens, token_mask = texts.tokens, texts.token_mask
         regions = picture.expand(len(tokens), -1, -1)
         region_mask = torch.ones(regions.shape[:2], dtype=torch.bool, device=regions.device)
+        shown = torch.arange(region_mask.numel(), device=regions.device)
+        real: Cells | None = Cells(texts.real, shown)
         if self.max_elements is not None:
             tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
-            regions = regions[:, : region_mask.shape[1]]
-        pooled = self.model.encode(tokens, token_mask, regions, region_mask).pooled
+            regions, real = regions[:, : region_mask.shape[1]], None
+        pooled = self.model.encode(tokens, token_mask, regions, region_mask, real=real).pooled
         logits: Tensor = self.model.match_logit(pooled)
         return logits
 
@@ -109,7 +112,7 @@ class StreamScorer:
 
     def read_texts(self, texts: TextBatch) -> Stream:
         """The text's own layers."""
-        return self.model.read_text(texts.tokens, texts.token_mask)
+        return self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
 
     def read_picture(self, batch: PretrainBatch) -> Stream:
         """The regions' own layers."""
@@ -145,7 +148,8 @@ class PixelScorer:
         encoder = self.model.encoder
         image = picture.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
-        return self.model.match_logit(encoder.fuse(embedded, texts.token_mask, image).pooled)
+        fused = encoder.fuse(embedded, texts.token_mask, image, real=texts.real)
+        return self.model.match_logit(fused.pooled)
 
 
 def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
