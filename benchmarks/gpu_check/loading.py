@@ -86,9 +86,10 @@ def measure(work: Work, setting: Setting) -> dict[str, object]:
 
 def batches_of(work: Work, workers: int, setting: Setting, number: int) -> Iterator[StoredBatch]:
     """The real loader's first batches."""
-    return batch_loader(
-        work.batches, 0, number, workers=workers, pin_memory=setting.device.type == "cuda"
-    )
+    device = setting.device
+    if device.type == "cuda":  # the loader's thread wants to know which
+        device = torch.device("cuda", torch.cuda.current_device())
+    return batch_loader(work.batches, 0, number, workers=workers, device=device)
 
 
 def loader_alone(work: Work, workers: int, setting: Setting) -> float:

@@ -38,6 +38,7 @@ from torch._dynamo.utils import counters
 
 from vlmill.train.assembly import assemble
 from vlmill.train.loop import Training, train_step
+from vlmill.train.objectives import PretrainingStep, weighted
 from vlmill.train.stored_batch import StoredBatch
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
@@ -142,7 +143,7 @@ def measure(work: Work, forms: Sequence[Form], setting: Setting) -> Measured:
     batches = real_batches(work, TINY_BATCHES if setting.tiny else BATCHES, setting.device)
     accelerator = make_accelerator(work.recipe, setting.device)
     model = new_model(work.recipe)
-    operations = count_useful(work, model, batches, accelerator)
+    operations = count_useful(work, batches)
     return Measured(
         forms={
             form.name: measure_form(form, work, model, batches, accelerator, setting)
@@ -160,21 +161,28 @@ def real_batches(work: Work, number: int, device: torch.device) -> list[StoredBa
     return [assemble(work.batches[at], regions, pin_memory=pin) for at in range(number)]
 
 
-def count_useful(
-    work: Work, model: nn.Module, batches: Sequence[StoredBatch], accelerator: Accelerator
-) -> int:
-    """Useful operations of a step on each of the batches, together."""
-    recipe = work.recipe
-    training = training_of(model, recipe, accelerator, pack=True)
+def count_useful(work: Work, batches: Sequence[StoredBatch]) -> int:
+    """Useful operations of a step on each of the batches, together.
+
+    Counted without values: that takes no memory, and needs no kernel that the counter may not know.
+    """
+    with torch.device("meta"):
+        model = new_model(work.recipe)
+    step = PretrainingStep(model, work.stage.objectives, pack=True).train()
     return sum(
         useful_operations(
-            partial(train_step, 1, [batch], work.stage, training),
-            batch,
-            recipe.variant,
-            recipe.model,
+            partial(forward_backward, step, batch), batch, work.recipe.variant, work.recipe.model
         )
         for batch in batches
     )
+
+
+def forward_backward(step: PretrainingStep, batch: StoredBatch) -> None:
+    """All the products of a step, on the meta device."""
+    shares = torch.ones(len(weighted(step.weights)), device="meta")
+    drawn = torch.rand(2, len(batch.pair_ids), device="meta")
+    loss, _ = step(batch.to("meta"), shares, drawn)
+    loss.backward()
 
 
 def measure_form(

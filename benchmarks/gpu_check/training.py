@@ -17,9 +17,9 @@ from benchmarks.gpu_check.tables import TableSizes, write_tables
 from torch import nn
 
 from vlmill.models import VARIANTS, preset
+from vlmill.train import devices
 from vlmill.train.batches import PretrainBatches
 from vlmill.train.data import Wanted, prepare_samples
-from vlmill.train.devices import wrapped
 from vlmill.train.loop import Training
 from vlmill.train.objectives import PretrainingStep
 from vlmill.train.optim import make_optimizer
@@ -218,7 +218,7 @@ def training_of(
     stage = recipe.stages[0]
     model.train()
     step = PretrainingStep(model, stage.objectives, pack=pack)
-    module = wrapped(step, accelerator, shard=False)
+    module = devices.wrapped(step, accelerator, shard=False)
     module.train()
     optimizer = make_optimizer(model.named_parameters(), started(stage.optimizer, False))
     return Training(
@@ -231,7 +231,7 @@ def compiled(training: Training, *, tiny: bool) -> Training:
 
     At tiny size it is traced alone: generating code takes minutes on a CPU.
     """
-    # `vlmill.train.devices.compiled` is to take this call's place.
-    backend = "eager" if tiny else "inductor"
-    module = torch.compile(training.step_module, dynamic=True, backend=backend)
+    if not tiny:
+        return dataclasses.replace(training, step_module=devices.compiled(training.step_module))
+    module = torch.compile(training.step_module, dynamic=True, backend="eager")
     return dataclasses.replace(training, step_module=module)  # type: ignore[arg-type]
