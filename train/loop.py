@@ -98,8 +98,8 @@ def run_stage(
         step = run.offset + within
         rate = set_rate(training.optimizer, within, run)
         parts = [next(batches) for _ in range(stage.accumulation)]
-        with events.throughput.counting():
-            losses = train_step(step, parts, stage, training)
+        events.throughput.count(parts)
+        losses = train_step(step, parts, stage, training)
         events.after_step()
         line: dict[str, object] = {"step": step, "stage": stage.name, **losses, "lr": rate}
         measured = events.validates_at(step, last=within == run.steps)

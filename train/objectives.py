@@ -176,7 +176,8 @@ def _vlmo_losses(
         words = model(masked, pack=pack).text.flatten(0, 1)
         return _word_losses(model, words, len(words), batch, weights)
     clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
-    if world_size() > 1:
+    # What has no values is never sent: one process's products are counted by themselves.
+    if world_size() > 1 and clean.pixels.device.type != "meta":
         found, logits = contrast_and_matching(model, clean, draw, match=match)
         hidden = model(masked, pack=pack).text if weights.mlm else logits.new_zeros(0, 0, 1)
         itc, words = found.loss, hidden

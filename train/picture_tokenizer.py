@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor, device
+from torch import Tensor, device, int64
 
 from vlmill.models.dvae import DalleConfig, DalleTokenizer, Dvae
 from vlmill.models.reference import load_reference
@@ -54,3 +54,9 @@ def read_picture_tokenizer(path: str | Path) -> PictureTokenizer:
     config = model.config
     halvings = config.num_groups - 1 if isinstance(config, DalleConfig) else config.num_layers
     return PictureTokenizer(model=model, num_tokens=config.num_tokens, stride=2**halvings)
+
+
+def blank_tokens(pixels: Tensor, stride: int) -> Tensor:
+    """Tokens [B, n, n] of pixels [B, 3, S, S], all 0: where shapes alone matter."""
+    batch, _, height, width = pixels.shape
+    return pixels.new_zeros(batch, height // stride, width // stride, dtype=int64)

@@ -5,6 +5,7 @@ import dataclasses
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ from vlmill.train.log import Log
 from vlmill.train.loop import Events, StageRun, Training, run_stage
 from vlmill.train.objectives import PretrainingStep
 from vlmill.train.optim import make_optimizer, restore_training_state
+from vlmill.train.picture_tokenizer import blank_tokens
 from vlmill.train.recipes import Recipe
 from vlmill.train.sample_table import SampleTable
 from vlmill.train.samples import Lexicon
 from vlmill.train.saving import HELD_OUT, PREPARED, RAW, Saving
 from vlmill.train.sources import Sources, say
 from vlmill.train.start import first_model, names_from_bert, started
-from vlmill.train.throughput import Throughput
+from vlmill.train.throughput import Throughput, without_values
 from vlmill.train.validation import held_out_losses, unaugmented
 
 LOG = "log.jsonl"
@@ -78,6 +80,8 @@ class Run:
             self.output, self.recipe, place.sources, place.tokenizer, place.stages, saved
         )
         self.model = self.resumed.model if self.resumed else first_model(self.recipe, place.sources)
+        # Made before the model is divided among processes, when it can still be copied.
+        self.valueless = without_values(self.model)
         self.trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         self.average = self._average()
         if self.recipe.checkpoint_activations:
@@ -151,7 +155,7 @@ class Run:
         events = Events(
             log=log,
             progress=progress,
-            throughput=Throughput(self.accelerator.device, kind),
+            throughput=Throughput(self.accelerator.device, kind, self._valueless_step(run)),
             log_every=self.recipe.log_every,
             save=save,
             save_every=self.recipe.save_every,
@@ -190,6 +194,15 @@ class Run:
             accelerator=self.accelerator,
             seed=self.recipe.seed,
         )
+
+    def _valueless_step(self, run: StageRun) -> nn.Module:
+        """The stage's step on the copy of the model that its products are counted on."""
+        trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        for name, parameter in self.valueless.named_parameters():
+            parameter.requires_grad_(name in trained)
+        tokenizer = self.place.sources.picture_tokenizer
+        tokens = None if tokenizer is None else partial(blank_tokens, stride=tokenizer.stride)
+        return PretrainingStep(self.valueless, run.stage.objectives, tokens).train()
 
     def _loader(self, run: StageRun, done: int) -> Iterator[Any]:
         parts = run.stage.accumulation * self.accelerator.num_processes

@@ -1,13 +1,17 @@
 """How fast a step could be: operations counted, and the device's rate for products measured."""
 
+import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from vlmill.train.stored_batch import StoredBatch
 
 # The first product of a BERT-base feed-forward part over 2048 rows. A GPU has it done before the
 # next one is asked for: there it is a large one.
@@ -61,31 +65,55 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def without_values(module: nn.Module) -> nn.Module:
+    """A copy on the meta device, which takes no memory: what it computes has shapes, no numbers."""
+    memo: dict[int, object] = {}
+    for parameter in module.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, memo)
+
+
+def run_without_values(step: Any, batch: StoredBatch) -> None:
+    """Forward and backward of a `PretrainingStep` on the meta device.
+
+    There is nothing to wait for: a layer that asks the device for a value raises.
+    """
+    shares = torch.ones(len(step.names), device="meta")
+    numbers = torch.rand(2, len(batch.pair_ids), device="meta")
+    loss, _ = step(batch.to("meta"), shares, numbers)
+    loss.backward()
+
+
 class Throughput:
     """Model FLOPs utilisation: what a step's products would take, beside what the device can do.
 
-    The first step's products are counted; the device is measured once, with the same dtype.
+    The products of the first step's parts are counted on ``step``, a copy `without_values`: a
+    counter around the step itself keeps torch.compile from its work. The device is measured once,
+    with the same dtype.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, step: nn.Module) -> None:
         self._device, self._dtype = device, dtype
-        self._operations: int | None = None
-        self._rate: float | None = None
+        self._step: nn.Module | None = step
+        self._operations = 0
+        self._rate = 0.0
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Around a step: counts the first one, and does nothing around the others."""
-        if self._operations is not None:
-            yield
+    def count(self, parts: Sequence[StoredBatch]) -> None:
+        """Counts the products of a step, if none has been counted yet."""
+        step = self._step
+        if step is None:
             return
-        counter = operations_counter()
-        with counter:
-            yield
-        self._operations = counter.get_total_flops()
+        self._operations = sum(
+            count_operations(partial(run_without_values, step, part)) for part in parts
+        )
         self._rate = product_rate(self._device, self._dtype)
+        self._step = None
 
     def utilisation(self, steps_per_second: float) -> dict[str, float]:
         """``mfu``: the share of the device's rate that ``steps_per_second`` need."""
-        if self._operations is None or not self._rate:
+        if not self._rate:
             return {}
         return {"mfu": round(self._operations * steps_per_second / self._rate, 4)}

@@ -38,8 +38,9 @@ from torch._dynamo.utils import counters
 
 from vlmill.train.assembly import assemble
 from vlmill.train.loop import Training, train_step
-from vlmill.train.objectives import PretrainingStep, weighted
+from vlmill.train.objectives import PretrainingStep
 from vlmill.train.stored_batch import StoredBatch
+from vlmill.train.throughput import run_without_values
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
 BATCHES, ROUNDS = 8, 3  # 24 timed steps
@@ -171,18 +172,10 @@ def count_useful(work: Work, batches: Sequence[StoredBatch]) -> int:
     step = PretrainingStep(model, work.stage.objectives, pack=True).train()
     return sum(
         useful_operations(
-            partial(forward_backward, step, batch), batch, work.recipe.variant, work.recipe.model
+            partial(run_without_values, step, batch), batch, work.recipe.variant, work.recipe.model
         )
         for batch in batches
     )
-
-
-def forward_backward(step: PretrainingStep, batch: StoredBatch) -> None:
-    """All the products of a step, on the meta device."""
-    shares = torch.ones(len(weighted(step.weights)), device="meta")
-    drawn = torch.rand(2, len(batch.pair_ids), device="meta")
-    loss, _ = step(batch.to("meta"), shares, drawn)
-    loss.backward()
 
 
 def measure_form(
