@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmarks.gpu_check.tables import TableSizes
 from benchmarks.gpu_check.training import CASES, TINY_MODEL, Work, prepared, recipe_of, table_sizes
+from tests.train.test_end_to_end import tiny as end_to_end
 from torch import nn
 
 from vlmill.models import VARIANTS, preset
@@ -46,6 +47,10 @@ def _texts_alone() -> Recipe:
     return _tiny("vlmo-texts-base", text_stage(model), "feeding.max_tokens=24")
 
 
+def _end_to_end() -> Recipe:
+    return end_to_end("sources=[]", "steps=10")
+
+
 def _case(name: str) -> Callable[[], Recipe]:
     return lambda: recipe_of(CASES[name], tiny=True)
 
@@ -55,7 +60,9 @@ RECIPES: dict[str, tuple[Callable[[], Recipe], TableSizes]] = {
     "vilbert-single-stream": (_single_stream, SIZES),
     "vl-bert-with-texts-alone": (_with_texts_alone, TEXTS),
     "vlmo-texts-alone": (_texts_alone, TEXTS),
+    "vl-bert-end-to-end": (_end_to_end, dataclasses.replace(TEXTS, picture_px=40)),
 }
+TRACED = (*CASES, "vl-bert-end-to-end")
 
 
 @pytest.fixture(params=RECIPES)
@@ -111,7 +118,7 @@ import json, sys
 from pathlib import Path
 import torch
 import torch.fx.experimental._config
-from tests.train.test_no_waits import CASES, RECIPES, prepared, step_on
+from tests.train.test_no_waits import RECIPES, TRACED, prepared, step_on
 from vlmill.train.objectives import label_counts
 
 # As `vlmill.train.devices.compiled` has it.
@@ -143,7 +150,7 @@ def outcome(name, pack, folder):
     return {"error": None, "graphs": len(graphs), "shapes": len(shapes)}
 
 folder = Path(sys.argv[1])
-for name in CASES:
+for name in TRACED:
     for pack in (False, True):
         line = outcome(name, pack, folder / f"{name}-{pack}")
         print(json.dumps({"name": name, "pack": pack, **line}), flush=True)
@@ -164,7 +171,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TRACED)
 def test_a_step_is_one_graph_for_all_lengths(
     outcomes: dict[tuple[str, bool], dict[str, Any]], name: str, pack: bool
 ) -> None:
