@@ -121,7 +121,6 @@ def test_a_part_past_its_limit_is_ended_with_all_that_it_started(
     assert main(["--device", "cpu", "--limit", "20"], {"hangs": wrong("hangs")}) == 1
     ((line,), _) = lines_of(capsys)
     assert line["reason"] == "took more than 20 s and was ended"
-    assert 20 <= line["seconds"] < LIMIT_S
     child = Path("/proc") / marker.read_text() / "stat"
     for _ in range(100):
         if not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z":

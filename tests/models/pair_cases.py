@@ -105,3 +105,21 @@ def expect_a_batch_is_its_pairs(model: Any, inputs: VLInputs) -> None:
             (together.regions[row][regions], alone.regions[0]),
         ):
             torch.testing.assert_close(ours, single, atol=1e-4, rtol=1e-4)
+
+
+# Presets of every model that reads regions, made small; heads are 8 wide.
+FEW: dict[str, Any] = {
+    "vocab_size": 50,
+    "width": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_width": 48,
+    "region_width": 16,
+}
+READERS: dict[str, dict[str, Any]] = {
+    "vilbert-small": {"vocab_size": 50, "region_width": 16, "num_tasks": 3},
+    "vilbert-single-stream": FEW,
+    "interbert-small": {"vocab_size": 50, "region_width": 16},
+    "imagebert-small": FEW | {"visual_sep_id": 3},
+    "vl-bert-small": {"vocab_size": 50, "region_width": 16},
+}

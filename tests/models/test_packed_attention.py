@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.pair_cases import enlarge, padded_pairs
+from tests.models.pair_cases import READERS, enlarge, padded_pairs
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
@@ -20,22 +20,6 @@ from vlmill.models import VARIANTS, PixelInputs, VLInputs, attention, compaction
 from vlmill.models import packed_attention as kernels
 from vlmill.models.attention import CoAttention, SelfAttention, attend
 from vlmill.models.layout import Cells, Layout, cells_of, cells_read, layout_of
-
-FEW: dict[str, Any] = {
-    "vocab_size": 50,
-    "width": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_width": 48,
-    "region_width": 16,
-}
-CASES: dict[str, dict[str, Any]] = {
-    "vilbert-small": {"vocab_size": 50, "region_width": 16, "num_tasks": 3},
-    "vilbert-single-stream": FEW,
-    "interbert-small": {"vocab_size": 50, "region_width": 16},
-    "imagebert-small": FEW | {"visual_sep_id": 3},
-    "vl-bert-small": {"vocab_size": 50, "region_width": 16},
-}
 
 
 def sequence_by_sequence(
@@ -108,16 +92,16 @@ def gradients_of_read(model: Any, inputs: VLInputs, where: Cells, **options: Any
     return [*parts, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", READERS)
 def test_models_compute_the_same_over_packed_rows(name: str, as_on_a_gpu: list[int]) -> None:
-    config = preset(name, **CASES[name])
+    config = preset(name, **READERS[name])
     variant = next(v for v in VARIANTS.values() if isinstance(config, v.config))
     model = enlarge(variant.model(config)).double()
     inputs = doubled(padded_pairs([7, 4, 6], [5, 6, 3]))
     words = inputs.token_mask & (inputs.tokens % 3 == 0)
     shown = inputs.region_mask & (inputs.region_locations[..., 0] > 0.3)
     where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
-    options = {"task": torch.arange(3)} if "num_tasks" in CASES[name] else {}
+    options = {"task": torch.arange(3)} if "num_tasks" in READERS[name] else {}
     expected = gradients_of_read(model, inputs, where, pack=False, **options)
     assert not as_on_a_gpu
     placed = with_places(inputs)
@@ -129,16 +113,16 @@ def test_models_compute_the_same_over_packed_rows(name: str, as_on_a_gpu: list[i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", READERS)
 def test_no_layer_asks_the_device(name: str, pack: bool, dtype: torch.dtype) -> None:
-    config = preset(name, **CASES[name])
+    config = preset(name, **READERS[name])
     variant = next(v for v in VARIANTS.values() if isinstance(config, v.config))
     model = variant.model(config).to("meta", dtype)
     there = padded_pairs([7, 4, 6], [5, 6, 3]).to("meta")
     assert there.real is not None and there.real.text.shape == (17,)
     inputs = there.map(lambda x: x.to(dtype) if x.is_floating_point() else x)
     options: dict[str, Any] = {"pack": pack}
-    if "num_tasks" in CASES[name]:
+    if "num_tasks" in READERS[name]:
         options["task"] = torch.zeros(3, dtype=torch.int64, device="meta")
     places = torch.zeros(5, dtype=torch.int64, device="meta")
     encoded = model(inputs, read=Cells(places, places), **options)

@@ -5,21 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.pair_cases import enlarge, padded_pairs
+from tests.models.pair_cases import READERS, enlarge, padded_pairs
 from torch import Tensor
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.layout import Cells, Layout, cells_of, cells_read, layout_of
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "width": 24, "num_layers": 2, "num_heads": 4}
-FEW = SIZES | {"intermediate_width": 48, "region_width": 16}
-CASES: dict[str, dict[str, Any]] = {
-    "vilbert-small": {"vocab_size": 50, "region_width": 16, "num_tasks": 3},
-    "vilbert-single-stream": FEW,
-    "interbert-small": {"vocab_size": 50, "region_width": 16},
-    "imagebert-small": FEW | {"visual_sep_id": 3},
-    "vl-bert-small": {"vocab_size": 50, "region_width": 16},
-}
 
 
 def some(mask: Tensor) -> Tensor:
@@ -49,15 +41,15 @@ def readings(
 
 
 @pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", READERS)
 def test_what_is_read_is_the_same(name: str, pack: bool) -> None:
-    config = preset(name, **CASES[name])
+    config = preset(name, **READERS[name])
     variant = next(v for v in VARIANTS.values() if isinstance(config, v.config))
     model = enlarge(variant.model(config)).double()
     inputs = doubled(padded_pairs([7, 4, 6], [5, 6, 3]))
     words, shown = some(inputs.token_mask), some(inputs.region_mask)
     where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
-    options = {"task": torch.arange(3)} if "num_tasks" in CASES[name] else {}
+    options = {"task": torch.arange(3)} if "num_tasks" in READERS[name] else {}
     expected = readings(model, inputs, where, **options)
     found = readings(model, inputs, where, read=read, pack=pack, **options)
     torch.testing.assert_close(found, expected)
