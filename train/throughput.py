@@ -5,13 +5,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-
-from vlmill.train.stored_batch import StoredBatch
 
 # The first product of a BERT-base feed-forward part over 2048 rows. A GPU has it done before the
 # next one is asked for: there it is a large one.
@@ -76,7 +74,20 @@ def without_values(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def run_without_values(step: Any, batch: StoredBatch) -> None:
+class HostBatch(Protocol):
+    """A batch in host memory."""
+
+    @property
+    def pair_ids(self) -> tuple[str, ...]:
+        """Of its pairs."""
+        ...
+
+    def to(self, device: torch.device | str) -> Any:
+        """The batch as a model takes it."""
+        ...
+
+
+def run_without_values(step: Any, batch: HostBatch) -> None:
     """Forward and backward of a `PretrainingStep` on the meta device.
 
     There is nothing to wait for: a layer that asks the device for a value raises.
@@ -101,7 +112,7 @@ class Throughput:
         self._operations = 0
         self._rate = 0.0
 
-    def count(self, parts: Sequence[StoredBatch]) -> None:
+    def count(self, parts: Sequence[HostBatch]) -> None:
         """Counts the products of a step, if none has been counted yet."""
         step = self._step
         if step is None:
