@@ -36,16 +36,17 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
-from vlmill.extract.predict import ROI_CHUNK, extract_regions, region_row
-from vlmill.extract.preprocess import NetworkInput, decode, network_input
-from vlmill.extract.weights import Detector, open_detector
-from vlmill.models.detector_config import ARCHITECTURES, DetectorConfig
-from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.fused import FusedStage
-from vlmill.models.random_detector import randomise
-from vlmill.models.roi_pool import pooling_windows, window_maxima
-from vlmill.schemas.regions import RegionRow, encode_regions, region_arrays
-from vlmill.schemas.shards import write_shard
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.detect.predict import ROI_CHUNK, extract_regions, region_row
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.resize import NetworkInput, network_input
+from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
+from vlmill.models.detector.cpu_stages import FusedStage
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.random_weights import randomise
+from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
 GEMM_SIDE, GEMM_ROUNDS = 2048, 4

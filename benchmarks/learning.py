@@ -33,8 +33,9 @@ from proof.runs import Found, Job, failed, run_all
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
 
-from vlmill.schemas.atomic import write_text
-from vlmill.schemas.commands import InputError, Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_text
 
 SHORT = ("imagebert-small", "interbert-small")  # what fits into half an hour on two cores
 MOST_AT_ONCE = 8

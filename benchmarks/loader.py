@@ -28,17 +28,17 @@ import lmdb
 import numpy as np
 import torch
 
+from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import pair_id_of
-from vlmill.schemas.regions import RegionReader, RegionRow, encode_regions, region_arrays
-from vlmill.schemas.shards import ShardWriter, write_shard
+from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import PAIRS, REGIONS, REJECTS
-from vlmill.train.assembly import region_batch
-from vlmill.train.batch_loader import batch_loader
-from vlmill.train.batches import PretrainBatches
-from vlmill.train.data import Wanted, prepare_samples
+from vlmill.train.loading.features import region_batch
+from vlmill.train.loading.loader import batch_loader
+from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Optimizer, Stage
-from vlmill.train.samples import Lexicon
-from vlmill.train.vocabulary import train_vocabulary
 
 BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")

@@ -40,9 +40,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.layout import cells_read
-from vlmill.schemas.memory import keep_freed_memory
-from vlmill.train.throughput import operations_counter
+from vlmill.models.places import cells_read
+from vlmill.schemas.console.memory import keep_freed_memory
+from vlmill.train.devices.throughput import operations_counter
 
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 Work = RegionWork | PixelWork

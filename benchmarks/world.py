@@ -17,12 +17,20 @@ from pathlib import Path
 # The products are small: threads cost twice the CPU time and save none.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from vlmill.schemas.commands import InputError, Parser, run_command
-from vlmill.schemas.outputs import State
-from vlmill.schemas.reading import iter_batches
-from vlmill.schemas.report import Section, html_table, picture_cards, picture_uri, write_page
+from worlds import Detector, World, make_scenes, oracles, write_world
+
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.report import (
+    Section,
+    html_table,
+    picture_cards,
+    picture_uri,
+    write_page,
+)
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.outputs import State
+from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import IMAGES, PAIRS
-from vlmill.train.worlds import Detector, World, make_scenes, oracles, write_world
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")
 MAX_SHOWN = 48

@@ -17,8 +17,8 @@ from typing import Any
 
 from demo_report import write_report
 
-from vlmill.schemas.atomic import write_bytes, write_json
-from vlmill.schemas.commands import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.files.atomic import write_bytes, write_json
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS_FILE = "steps.json"

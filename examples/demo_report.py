@@ -8,9 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.extract.show import Vocabulary, drawings, encoded
-from vlmill.schemas.reading import read_table
-from vlmill.schemas.regions import RegionReader
-from vlmill.schemas.report import (
+from vlmill.schemas.console.report import (
     Section,
     bar_chart,
     funnel_table,
@@ -21,11 +19,13 @@ from vlmill.schemas.report import (
     thumbnails,
     write_page,
 )
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
-from vlmill.train.log import read_log
-from vlmill.train.report import loss_chart
-from vlmill.train.tasks.retrieval_found import evenly
-from vlmill.train.tasks.retrieval_report import DIRECTIONS, percent
+from vlmill.train.run.log import read_log
+from vlmill.train.run.report import loss_chart
+from vlmill.train.tasks.retrieval.found import evenly
+from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent
 
 NOTICE = (
     "This page shows the path, not quality. The detector's weights are random numbers, and "

@@ -6,14 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.cli_engine import (
-    add_engine,
-    config_of,
-    count,
-    detector_on,
-    warn_of_random_weights,
-)
-from vlmill.extract.cli_formats import (
+from vlmill.extract.config import IDS
+from vlmill.extract.flags import add_engine, config_of, count, detector_on, warn_of_random_weights
+from vlmill.extract.formats.command import (
     EXPORT_EXAMPLES,
     IMPORT_EXAMPLES,
     add_export,
@@ -21,8 +16,7 @@ from vlmill.extract.cli_formats import (
     command_export,
     command_import,
 )
-from vlmill.extract.config import IDS
-from vlmill.schemas.commands import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -141,10 +135,10 @@ def add_show(show: argparse.ArgumentParser) -> None:
 def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
     # torch takes seconds to load: not before the arguments are known to be good.
-    from vlmill.extract.engine import Crew
-    from vlmill.extract.given import read_boxes
-    from vlmill.extract.inputs import only_of_pairs, plan_pictures, with_missing_boxes
-    from vlmill.extract.run import Job, run
+    from vlmill.extract.pictures.given_boxes import read_boxes
+    from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
+    from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.job import Job, run
 
     config = config_of(arguments)
     given = None if arguments.boxes is None else read_boxes(arguments.boxes)

@@ -8,7 +8,7 @@ CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
 IDS = ("auto", "content", "name")  # what a file's image_id is
-PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.precision)
+PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
 # Photographs have a dozen frequent shapes: among 8 batches' pictures most find their like.
 WINDOW_BATCHES = 8
 # --batch-size there, unless given: the steps of suppression cost the same for any number.

@@ -11,12 +11,13 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.inputs import FILE, PictureReader, plan_pictures
-from vlmill.extract.preprocess import Rejected, decode
-from vlmill.schemas.atomic import write_bytes
-from vlmill.schemas.commands import InputError
-from vlmill.schemas.regions import RegionReader, RegionRow
-from vlmill.schemas.report import Section, picture_uri, template, write_page
+from vlmill.extract.pictures.decode import Rejected, decode
+from vlmill.extract.pictures.plan import FILE, plan_pictures
+from vlmill.extract.pictures.reader import PictureReader
+from vlmill.schemas.console.report import Section, picture_uri, template, write_page
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_bytes
+from vlmill.schemas.readers.regions import RegionReader, RegionRow
 
 MAX_SIDE_PX = 900
 # Paul Tol's "bright" scheme: told apart also by the colour-blind.

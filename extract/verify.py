@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vlmill.schemas.commands import InputError
-from vlmill.schemas.manifest import verify_folder
-from vlmill.schemas.regions import PER_BOX, RegionReader, RegionRow
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.readers.regions import PER_BOX, RegionReader, RegionRow
 
 # Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
 # fault.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlmill.models.input_checks import (
+from vlmill.models.checks import (
     check_below,
     check_finite,
     check_ids,
@@ -23,7 +23,7 @@ from vlmill.models.input_checks import (
     check_tensor,
     readable,
 )
-from vlmill.models.layout import Cells, Places, cells_of
+from vlmill.models.places import Cells, Places, cells_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,3 +273,46 @@ def _held(inputs: VLInputs | PixelInputs) -> dict[str, Any]:
     """What a batch has, by name, and what it must have."""
     values = {name: getattr(inputs, name) for name in _FIELDS[type(inputs)]}
     return {n: value for n, value in values.items() if value is not None or n not in _OPTIONAL}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureRegions:
+    """Pictures with boxes.
+
+    pictures: normalised, padded to the right and below. sizes: (width, height) in pixels without
+    padding. boxes: (x1, y1, x2, y2) in those pixels, the whole picture (0, 0, W - 1, H - 1) first.
+    instance_masks: objects' outlines, rastered into the cells of their boxes (VCR).
+
+    Raises ValueError if the shapes do not fit together.
+    """
+
+    pictures: Float[Tensor, "B 3 H W"]
+    sizes: Float[Tensor, "B 2"]
+    boxes: Float[Tensor, "B R 4"]
+    region_mask: Bool[Tensor, "B R"]
+    instance_masks: Float[Tensor, "B R P P"] | None = None
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.boxes.shape)
+        wanted: dict[str, tuple[int, ...]] = {
+            "boxes": (len(self.pictures), *shape[1:2], 4),
+            "sizes": (len(self.pictures), 2),
+            "region_mask": shape[:2],
+        }
+        for name, want in wanted.items():
+            if (came := tuple(getattr(self, name).shape)) != want:
+                raise ValueError(
+                    f"{name} has shape {came}, want {want} beside pictures "
+                    f"{tuple(self.pictures.shape)}"
+                )
+        if self.instance_masks is not None and tuple(self.instance_masks.shape[:2]) != shape[:2]:
+            raise ValueError(
+                f"instance_masks has shape {tuple(self.instance_masks.shape)}, boxes {shape}"
+            )
+
+    def locations(self) -> Float[Tensor, "B R 5"]:
+        """As `VLInputs` wants them: corners as fractions of the picture, and area."""
+        corners = self.boxes / self.sizes.repeat(1, 2)[:, None]
+        corners = corners.masked_fill(~self.region_mask[..., None], 0.0)
+        area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)
+        return torch.cat([corners, area], dim=-1)

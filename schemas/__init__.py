@@ -1,8 +1,8 @@
-"""The contracts between stages, and what every command shares.
+"""This folder holds the contracts between stages, and what every command shares.
 
-Stages talk through Parquet tables, never through imports: ``tables`` fixes their columns,
-``shards`` and ``manifest`` how they are written, ``reading`` how they are found and read,
-``regions`` the layout of region features, ``rejects`` what happens to a thing that is dropped.
-``atomic``, ``outputs``, ``commands``, ``progress`` and ``report`` are the shell around every job.
-Nothing here imports anything else of vlmill.
+Stages talk through Parquet tables, never through imports. ``tables`` fixes the columns, ``rejects``
+says why a thing was dropped, ``ids`` how pictures and pairs are named. ``files`` writes tables
+whole and finds them again, ``readers`` reads a row of regions or a picture by its id, and
+``console`` is the shell around every command. Nothing here imports anything else of vlmill. Read
+``tables``, then ``files``.
 """

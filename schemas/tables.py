@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlmill.schemas.commands import InputError
+from vlmill.schemas.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,11 @@ import torch
 
 from vlmill.extract import cli as extract_cli
 from vlmill.models import PRESETS, VARIANTS, preset
-from vlmill.models.reference import FAMILIES
-from vlmill.pipelines import hard_negatives, manifest, regions, web_pairs
+from vlmill.models.published import FAMILIES
+from vlmill.pipelines.hard_negatives import job as hard_negatives
+from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.regions import job as regions
+from vlmill.pipelines.web_pairs import job as web_pairs
 from vlmill.train import cli as train_cli
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
 
@@ -128,3 +131,32 @@ def test_the_page_on_training_lists_every_recipe() -> None:
     section = PAGES["docs/training.md"].split("## The recipes")[1].split("\n## ")[0]
     named = set(re.findall(r"`([\w-]+)`", section))
     assert set(RECIPES) <= named
+
+
+FOLDERS = "schemas|models|extract|pipelines|train|benchmarks|examples|tests"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_files_that_a_page_names_are_there(name: str) -> None:
+    """In backticks; NAME and the like stand for any."""
+    for path in re.findall(rf"`((?:{FOLDERS})/[a-z_\d/]+(?:\.\w+)?)`", PAGES[name]):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_tree_on_the_page_on_code_is_there() -> None:
+    """Every folder of the five has its line, and every name is a file or a folder."""
+    shown, rooms = set(), [ROOT]
+    for line in PAGES["docs/code.md"].split("```")[1].strip().splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        words = line.partition("#")[0].replace("...", "").split()
+        if depth < 4:  # else the line above goes on
+            rooms[depth + 1 :] = [rooms[depth] / words.pop(0)]
+        for path in (rooms[-1], *(rooms[-1] / word for word in words)):
+            assert path.is_dir() or path.with_suffix(".py").is_file(), path
+            shown.add(path)
+    inside = {
+        p.parent
+        for folder in ("schemas", "models", "extract", "pipelines", "train")
+        for p in (ROOT / folder).rglob("*.py")
+    }
+    assert inside <= shown, inside - shown

@@ -5,16 +5,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.schemas.commands import InputError, Parser, run_command
-from vlmill.schemas.memory import keep_freed_memory
-from vlmill.train.config import from_plain, read_yaml, to_yaml
-from vlmill.train.convert import add_convert_arguments, run_convert
-from vlmill.train.evaluate import add_evaluate_arguments, run_evaluate
-from vlmill.train.loop import NonFiniteLoss
-from vlmill.train.recipe_list import HEAD, describe
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.memory import keep_freed_memory
+from vlmill.schemas.errors import InputError
+from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
-from vlmill.train.sources import Inputs
-from vlmill.train.stages import pretrain
+from vlmill.train.recipes.describe import HEAD, describe
+from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.loop import NonFiniteLoss
+from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
 
 PRETRAIN_HELP = """\
 Pretrain a model on image-text pairs and the regions of their pictures.

@@ -21,19 +21,20 @@ from benchmarks.gpu_check.photos import write_photos
 from benchmarks.gpu_check.setting import Setting
 from torch.utils.flop_counter import FlopCounterMode
 
-from vlmill.extract.batches import resizes_pixels
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
-from vlmill.extract.engine import Crew, Engine, engine_of
-from vlmill.extract.inputs import Picture, plan_pictures
-from vlmill.extract.precision import computing
-from vlmill.extract.predict import Query
-from vlmill.extract.predict_fixed import compute, start_batch, uploaded
-from vlmill.extract.preprocess import decode, network_input, pixel_input
-from vlmill.extract.run import Job, results_of, write_parts
-from vlmill.extract.weights import Detector, open_detector
-from vlmill.extract.writing import Background
-from vlmill.models.detector_config import ARCHITECTURES, DetectorConfig
-from vlmill.schemas.progress import Progress
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import Query
+from vlmill.extract.detect.predict_fixed import compute, start_batch, uploaded
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.plan import Picture, plan_pictures
+from vlmill.extract.pictures.resize import network_input, pixel_input
+from vlmill.extract.run.batches import resizes_pixels
+from vlmill.extract.run.devices import Crew, Engine, engine_of
+from vlmill.extract.run.job import Job, results_of, write_parts
+from vlmill.extract.run.shards import Background
+from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
+from vlmill.schemas.console.progress import Progress
 
 BARS = {"exact": 20.0, "fast": 150.0}  # pictures/s on an H100, from the design
 Precision = Literal["exact", "fast"]
@@ -164,7 +165,7 @@ def speed_of(
 def extract(job: Job, engine: Engine) -> float:
     """Seconds from the first picture that is asked for until the last shard is on disk.
 
-    As ``vlmill.extract.run.run`` does it, with processes that have been started already.
+    As ``vlmill.extract.run.job.run`` does it, with processes that have been started already.
     """
     started = time.perf_counter()
     with (

@@ -11,9 +11,9 @@ from benchmarks.gpu_check.setting import Setting
 from torch.profiler import ProfilerActivity, profile
 
 from vlmill.extract.config import ExtractConfig
-from vlmill.extract.predict import Query
-from vlmill.extract.predict_fixed import start_batch
-from vlmill.extract.weights import Detector, open_detector
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.detect.predict import Query
+from vlmill.extract.detect.predict_fixed import start_batch
 
 LONGEST = 25
 NAME_LENGTH = 100

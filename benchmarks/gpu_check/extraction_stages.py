@@ -9,13 +9,11 @@ import torch
 from benchmarks.gpu_check.measuring import timed, wait_for
 from benchmarks.gpu_check.setting import Setting
 
-from vlmill.extract.batches import resizes_pixels
 from vlmill.extract.config import ExtractConfig
-from vlmill.extract.decoding import source_of
-from vlmill.extract.inputs import Picture
-from vlmill.extract.precision import computing
-from vlmill.extract.predict import Query, kept_tensors
-from vlmill.extract.predict_fixed import (
+from vlmill.extract.detect.detector import Detector
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import Query, kept_tensors
+from vlmill.extract.detect.predict_fixed import (
     ROI_CHUNK,
     download,
     frames_of,
@@ -23,13 +21,16 @@ from vlmill.extract.predict_fixed import (
     start_batch,
     uploaded,
 )
-from vlmill.extract.preprocess import decode, network_input
-from vlmill.extract.run import Job
-from vlmill.extract.selection_fixed import select_fixed
-from vlmill.extract.weights import Detector
-from vlmill.models.detector_batch import BatchDetections, numbered
-from vlmill.schemas.regions import RegionRow, encode_regions
-from vlmill.schemas.shards import write_shard
+from vlmill.extract.detect.selection_fixed import select_fixed
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.pictures.resize import network_input
+from vlmill.extract.run.batches import resizes_pixels
+from vlmill.extract.run.job import Job
+from vlmill.extract.run.workers import source_of
+from vlmill.models.detector.batch import BatchDetections, numbered
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
 
 ROUNDS, TINY_ROUNDS = 5, 1
@@ -70,7 +71,9 @@ def stages_of(
 def device_stages(
     queries: Sequence[Query], detector: Detector, config: ExtractConfig
 ) -> Mapping[str, Work]:
-    """The steps of :func:`vlmill.extract.predict_fixed.compute`, each on what the last one gave."""
+    """The steps of :func:`vlmill.extract.detect.predict_fixed.compute`, each on what the last
+    one gave.
+    """
     model, spec = detector.model, detector.model.config
     heads = model.roi_heads
     pictures, measures, _ = uploaded(queries, detector)

@@ -1,6 +1,6 @@
 """The loader beside a step: how long the device waits for batches.
 
-Batches are planned, read and pinned as in a run (`vlmill.train.batch_loader`), without worker
+Batches are planned, read and pinned as in a run (`vlmill.train.loading.loader`), without worker
 processes and with several. The step is ImageBERT's: with up to 100 regions of a pair it has the
 most to read.
 """
@@ -24,8 +24,8 @@ from benchmarks.gpu_check.training import (
     work_of,
 )
 
-from vlmill.train.batch_loader import batch_loader
-from vlmill.train.stored_batch import StoredBatch
+from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.loader import batch_loader
 
 WORKERS, TINY_WORKERS = (0, 4), (0, 1)
 LARGEST_WAIT = 0.05  # share of a run's time, with workers

@@ -19,8 +19,8 @@ from benchmarks.gpu_check.training import (
 )
 
 from vlmill.models import preset
-from vlmill.train.loop import train_step
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.run.loop import train_step
 
 Losses = npt.NDArray[np.float64]
 

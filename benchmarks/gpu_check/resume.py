@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.tables import TableSizes, write_tables
 
-from vlmill.train.checkpoint import saved_steps
-from vlmill.train.run import LOG
-from vlmill.train.sources import Inputs
+from vlmill.train.checkpoints.files import saved_steps
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.runner import LOG
 
 Lines = list[dict[str, float]]
 

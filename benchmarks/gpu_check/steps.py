@@ -1,7 +1,7 @@
 """Training steps of the five models: samples per second, and the share of the card's peak.
 
-A step is `vlmill.train.loop.train_step` on batches of several lengths in turn: moving the batch,
-forward, backward, clipping and the optimiser, in bfloat16 as recipes have it.
+A step is `vlmill.train.run.loop.train_step` on batches of several lengths in turn: moving the
+batch, forward, backward, clipping and the optimiser, in bfloat16 as recipes have it.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ from benchmarks.gpu_check.utilisation import padding_share, useful_operations, u
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vlmill.train.assembly import assemble
-from vlmill.train.loop import Training, train_step
-from vlmill.train.objectives import PretrainingStep
-from vlmill.train.stored_batch import StoredBatch
-from vlmill.train.throughput import run_without_values
+from vlmill.train.devices.throughput import run_without_values
+from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.features import assemble
+from vlmill.train.objectives.pretraining import PretrainingStep
+from vlmill.train.run.loop import Training, train_step
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
 BATCHES, ROUNDS = 8, 3  # 24 timed steps

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import pair_id_of
-from vlmill.schemas.regions import RegionRow, encode_regions, region_arrays
-from vlmill.schemas.shards import ShardWriter, write_shard
+from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
-from vlmill.train.sources import Inputs
-from vlmill.train.vocabulary import SPECIAL
+from vlmill.train.loading.vocabulary import SPECIAL
+from vlmill.train.run.inputs import Inputs
 
 Array = npt.NDArray[np.float16]
 

@@ -17,16 +17,16 @@ from benchmarks.gpu_check.tables import TableSizes, write_tables
 from torch import nn
 
 from vlmill.models import VARIANTS, preset
-from vlmill.train import devices
-from vlmill.train.batches import PretrainBatches
-from vlmill.train.data import Wanted, prepare_samples
-from vlmill.train.loop import Training
-from vlmill.train.objectives import PretrainingStep
-from vlmill.train.optim import make_optimizer
+from vlmill.train.devices import setup as devices
+from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.objectives.pretraining import PretrainingStep
+from vlmill.train.optim.groups import make_optimizer
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
-from vlmill.train.samples import Lexicon
-from vlmill.train.sources import make_tokenizer, model_config, open_sources
-from vlmill.train.start import started
+from vlmill.train.run.inputs import open_sources
+from vlmill.train.run.loop import Training
+from vlmill.train.run.model import make_tokenizer, model_config, started
 
 PAIRS = 512  # several batches whose order, masks and negatives differ from epoch to epoch
 TINY_PAIRS, TINY_BATCH = 24, 8

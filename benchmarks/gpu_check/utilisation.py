@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmill.train.stored_batch import StoredBatch
-from vlmill.train.throughput import operations_counter
+from vlmill.train.devices.throughput import operations_counter
+from vlmill.train.loading.batch import StoredBatch
 
 # Forward: scores and mixing, a multiply-add each for every query, key and channel. Backward: twice.
 ATTENTION_OPERATIONS = 3 * 2 * 2

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torchvision.ops import roi_pool
 
 from vlmill.extract.config import Selection
-from vlmill.extract.selection import choose_regions
-from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.nms import nms
-from vlmill.models.resnet import Bottleneck, ConvNorm, FrozenBatchNorm, stem_pool
+from vlmill.extract.detect.selection import choose_regions
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.nms import nms
+from vlmill.models.detector.resnet import Bottleneck, ConvNorm, FrozenBatchNorm, stem_pool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from worlds import NOISY
+from worlds.writing import SOURCE
+
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
-from vlmill.train.worlds import NOISY
-from vlmill.train.worlds.writing import SOURCE
 
 Tables = Literal["world", "shuffled", "staged"]
 

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from probes import ProbeInputs, probe, switch_off
 from proof.arms import BASE, Arm, recipe_of
 from proof.tables import LARGER, NOISE, ArmTables
+from worlds import World, word_groups
 
-from vlmill.schemas.atomic import write_json
-from vlmill.schemas.progress import Progress
-from vlmill.train.checkpoint import load_checkpoint, save_checkpoint, saved_steps
-from vlmill.train.config import to_plain
-from vlmill.train.evaluate import evaluate_retrieval
-from vlmill.train.log import read_log
-from vlmill.train.probes import ProbeInputs, probe, switch_off
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.atomic import write_json
+from vlmill.train.checkpoints.files import load_checkpoint, save_checkpoint, saved_steps
 from vlmill.train.recipes import Recipe
-from vlmill.train.run import LOG
-from vlmill.train.sources import Inputs
-from vlmill.train.stages import pretrain
-from vlmill.train.tasks.retrieval_job import RetrievalOptions
-from vlmill.train.worlds import World, word_groups
+from vlmill.train.recipes.plain import to_plain
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.log import read_log
+from vlmill.train.run.runner import LOG
+from vlmill.train.tasks.retrieval.command import evaluate_retrieval
+from vlmill.train.tasks.retrieval.job import RetrievalOptions
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")
 EXPERTS = ("text", "image", "vl")
@@ -181,7 +181,7 @@ def retrieval(job: Job, checkpoint: Path, folder: str, rerank: int | None = None
 
 
 def probes(job: Job, checkpoint: Path) -> Found:
-    """What :func:`vlmill.train.probes.probe` finds on the held-out pairs."""
+    """What :func:`probes.probe` finds on the held-out pairs."""
     inputs = ProbeInputs(
         pairs=job.tables.pairs,
         regions=job.tables.regions,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from proof.arms import Arm
+from worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
 
-from vlmill.pipelines import hard_negatives
-from vlmill.schemas.commands import InputError
-from vlmill.train.worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
+from vlmill.pipelines.hard_negatives import job as hard_negatives
+from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions
 LARGER = 2  # times as many pairs in the first stage

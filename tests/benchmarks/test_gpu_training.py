@@ -25,9 +25,9 @@ from benchmarks.gpu_check.utilisation import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, VLInputs
-from vlmill.train.stored_batch import StoredBatch
-from vlmill.train.throughput import operations_counter
-from vlmill.train.vocabulary import read_vocabulary
+from vlmill.train.devices.throughput import operations_counter
+from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.vocabulary import read_vocabulary
 
 CPU = torch.device("cpu")
 OF_REGIONS = ("vilbert", "vl-bert", "interbert", "imagebert")

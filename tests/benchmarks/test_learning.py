@@ -1,20 +1,16 @@
 """The learning proof's arms, figures and tables, and a run of it on a handful of pairs."""
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 import learning
+import pytest
 from proof.arms import WANTED, Arm, long_arms, recipe_of, short_arms
 from proof.runs import train_minutes
 from proof.summary import Spread, difference, probe_lines, retrieval_lines, table
+from worlds import NOISY
 
 from vlmill.train.recipes import recipe_named
-from vlmill.train.worlds import NOISY
 
 RUN = {
     "name": "imagebert-small/base/seed-0",

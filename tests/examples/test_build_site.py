@@ -17,7 +17,8 @@ from PIL import Image, UnidentifiedImageError
 from selectolax.lexbor import LexborHTMLParser
 from warcio.archiveiterator import ArchiveIterator
 
-from vlmill.schemas.commands import InputError, run_command
+from vlmill.schemas.console.command import run_command
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

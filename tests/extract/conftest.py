@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
-from vlmill.extract.inputs import plan_pictures
-from vlmill.extract.run import Job, run
-from vlmill.extract.weights import Detector, open_detector
-from vlmill.models.detector_config import ARCHITECTURES
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.pictures.plan import plan_pictures
+from vlmill.extract.run.job import Job, run
+from vlmill.models.detector.config import ARCHITECTURES
 
 
 def encode_blobs(seed: int) -> bytes:

@@ -9,15 +9,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from vlmill.extract.cli import command, parser
-from vlmill.extract.cli_engine import config_of
 from vlmill.extract.config import CUDA_BATCH_SIZE
+from vlmill.extract.detect.detector import open_detector
+from vlmill.extract.flags import config_of
 from vlmill.extract.show import free_place
-from vlmill.extract.weights import open_detector
-from vlmill.models.detector_config import ARCHITECTURES
-from vlmill.models.faster_rcnn import FasterRCNN
-from vlmill.models.random_detector import randomise
-from vlmill.schemas.commands import run_command
-from vlmill.schemas.regions import RegionReader
+from vlmill.models.detector.config import ARCHITECTURES
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.random_weights import randomise
+from vlmill.schemas.console.command import run_command
+from vlmill.schemas.readers.regions import RegionReader
 
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
 SMALL += ["--min-boxes", "6"]

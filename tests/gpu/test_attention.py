@@ -8,9 +8,10 @@ import torch
 from tests.gpu.device import DEVICE, assert_near, there
 from torch import Tensor, nn
 
-from vlmill.models.attention import CoAttention, SelfAttention
-from vlmill.models.layout import Layout, cells_of, layout_of
-from vlmill.models.packed_attention import adds_bias, reads_packed
+from vlmill.models.layers.attention import CoAttention, SelfAttention
+from vlmill.models.layers.packed_attention import adds_bias, reads_packed
+from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.places import cells_of
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 0.03  # of the largest value; bfloat16 has 8 bits, and 0.01 is seen on a CPU

@@ -14,24 +14,19 @@ from tests.extract.host_waits import refusing_waits
 from tests.gpu.device import DEVICE, assert_near
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
-from vlmill.extract.precision import computing
-from vlmill.extract.predict import Query, predict
-from vlmill.extract.predict_fixed import compute, pictures_there, start_batch, uploaded
-from vlmill.extract.preprocess import (
-    NetworkInput,
-    PixelInput,
-    network_input,
-    pixel_input,
-)
-from vlmill.extract.weights import Detector, open_detector
-from vlmill.models.detector_config import (
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import Query, predict
+from vlmill.extract.detect.predict_fixed import compute, pictures_there, start_batch, uploaded
+from vlmill.extract.pictures.resize import NetworkInput, PixelInput, network_input, pixel_input
+from vlmill.models.detector.config import (
     DetectorConfig,
     airsplay,
     airsplay_pairs,
     detectron2,
     milvlg,
 )
-from vlmill.schemas.regions import RegionRow
+from vlmill.schemas.readers.regions import RegionRow
 
 pytestmark = pytest.mark.gpu
 SIZES: dict[str, Any] = {

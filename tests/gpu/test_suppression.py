@@ -9,7 +9,7 @@ import torch
 from tests.gpu.device import there
 from torch import Tensor
 
-from vlmill.models.nms import (
+from vlmill.models.detector.nms import (
     class_confidence,
     first_survivors,
     nms,

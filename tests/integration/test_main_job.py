@@ -14,11 +14,12 @@ import pytest
 from markupsafe import escape
 
 from vlmill.extract import cli as extract_cli
-from vlmill.pipelines import hard_negatives, web_pairs
-from vlmill.schemas.commands import run_command
-from vlmill.schemas.manifest import read_manifest, verify_folder
-from vlmill.schemas.reading import read_table
-from vlmill.schemas.regions import RegionReader
+from vlmill.pipelines.hard_negatives import job as hard_negatives
+from vlmill.pipelines.web_pairs import job as web_pairs
+from vlmill.schemas.console.command import run_command
+from vlmill.schemas.files.manifest import read_manifest, verify_folder
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REJECTS
 from vlmill.train import cli as train_cli
 

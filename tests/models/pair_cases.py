@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models import VLInputs
-from vlmill.models.interface import Encoded
+from vlmill.models.outputs import Encoded
 
 VOCABULARY, FEATURES = 50, 16
 

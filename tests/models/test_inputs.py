@@ -9,7 +9,7 @@ import torch
 from jaxtyping import config
 
 from vlmill.models import VLInputs
-from vlmill.models.layout import cells_of
+from vlmill.models.places import cells_of
 
 
 def batch(pairs: int = 2, tokens: int = 3, regions: int = 4, width: int = 8) -> dict[str, Any]:

@@ -11,19 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import InputLimits, Selection
-from vlmill.extract.predict import frame_of
-from vlmill.extract.preprocess import NetworkInput, network_input, resize_pillow
-from vlmill.extract.selection import (
-    Frame,
-    select,
-)
-from vlmill.extract.weights import open_detector
-from vlmill.models.detector_config import DetectorConfig
-from vlmill.models.faster_rcnn import (
-    Detections,
-    FasterRCNN,
-)
-from vlmill.models.proposals import ProposalGenerator
+from vlmill.extract.detect.detector import open_detector
+from vlmill.extract.detect.predict import frame_of
+from vlmill.extract.detect.selection import Frame, select
+from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.models.detector.proposals import ProposalGenerator
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import Selection
-from vlmill.extract.selection import (
+from vlmill.extract.detect.selection import (
     Chosen,
     by_best_class,
     by_class_pairs,
     in_picture,
     select,
 )
-from vlmill.models.boxes import clip_boxes, decode_boxes
-from vlmill.models.detector_config import RISING_THRESHOLDS, airsplay_pairs
-from vlmill.models.faster_rcnn import (
-    Detections,
-    foreground_attributes,
-    foreground_classes,
-)
-from vlmill.models.nms import class_confidence
-from vlmill.models.proposals import ProposalGenerator
+from vlmill.models.detector.boxes import clip_boxes, decode_boxes
+from vlmill.models.detector.config import RISING_THRESHOLDS, airsplay_pairs
+from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes, foreground_classes
+from vlmill.models.detector.nms import class_confidence
+from vlmill.models.detector.proposals import ProposalGenerator
 
 # milvlg: the port of the original detector, and the original's own layers (caffe.*).
 

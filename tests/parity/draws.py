@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from tests.parity.golden import NotComparable
 
-from vlmill.train.masking import Flags, Replacement
+from vlmill.train.loading.arrays import Flags
+from vlmill.train.loading.masking.words import Replacement
 
 
 class Recorded:

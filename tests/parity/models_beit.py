@@ -8,10 +8,10 @@ from tests.parity.golden import GoldenSet, Results
 from tests.parity.models_vlmo import recorded_layers
 from torch import Tensor
 
-from vlmill.models.beit import Beit
-from vlmill.models.reference import load_reference
-from vlmill.models.reference.beit import links
-from vlmill.models.reference.keymap import export_state
+from vlmill.models.beit.model import Beit
+from vlmill.models.beit.published import links
+from vlmill.models.convert.keymap import export_state
+from vlmill.models.published import load_reference
 
 
 def beit(golden: GoldenSet, results: Results) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.parity.golden import GoldenSet, Results
 
-from vlmill.models.dvae import DalleTokenizer, map_pixels
-from vlmill.models.reference import load_reference
+from vlmill.models.beit.dvae import DalleTokenizer, map_pixels
+from vlmill.models.published import load_reference
 
 
 def dvae(golden: GoldenSet, results: Results) -> None:

@@ -17,10 +17,10 @@ from tests.parity.vl_cases import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vlmill.models.interbert import InterBert
-from vlmill.models.interbert_tasks import InterBertTasks
-from vlmill.models.pair_heads import EncodedPair
-from vlmill.models.reference.interbert import links
+from vlmill.models.interbert.model import InterBert
+from vlmill.models.interbert.published import links
+from vlmill.models.interbert.tasks import InterBertTasks
+from vlmill.models.layers.pair_heads import EncodedPair
 
 
 def interbert(golden: GoldenSet, results: Results) -> None:

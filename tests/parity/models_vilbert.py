@@ -15,11 +15,11 @@ from tests.parity.vl_cases import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from vlmill.models.pair_heads import EncodedPair
-from vlmill.models.reference.keymap import export_state
-from vlmill.models.reference.vilbert import links
-from vlmill.models.vilbert import Vilbert
-from vlmill.models.vilbert_tasks import Vilbert12in1, VilbertTasks
+from vlmill.models.convert.keymap import export_state
+from vlmill.models.layers.pair_heads import EncodedPair
+from vlmill.models.vilbert.model import Vilbert
+from vlmill.models.vilbert.published import links
+from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertTasks
 
 
 def vilbert(golden: GoldenSet, results: Results) -> None:

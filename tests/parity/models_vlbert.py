@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlmill.models import VLInputs
-from vlmill.models.compaction import compact
-from vlmill.models.initialise import initialise_from_bert
-from vlmill.models.interface import Encoded
-from vlmill.models.reference import FAMILIES, export_reference, load_reference
-from vlmill.models.vlbert_regions import box_numbers, geometry_embedding
-from vlmill.train.losses import (
+from vlmill.models.from_bert import initialise_from_bert
+from vlmill.models.layers.packing import compact
+from vlmill.models.outputs import Encoded
+from vlmill.models.published import FAMILIES, export_reference, load_reference
+from vlmill.models.vlbert.regions import box_numbers, geometry_embedding
+from vlmill.train.objectives.losses import (
     IGNORED,
     mean_cross_entropy,
     mean_of_samples,

@@ -8,11 +8,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlmill.models import VLInputs
-from vlmill.models.reference.vlbert import links
-from vlmill.models.vlbert_end_to_end import PictureRegions
-from vlmill.models.vlbert_tasks import ChoiceInputs
-from vlmill.models.vlbert_text import SpecialIds, TaskText, expression_text, vcr_text, vqa_text
-from vlmill.train.losses import mean_cross_entropy, summed_binary_cross_entropy
+from vlmill.models.inputs import PictureRegions
+from vlmill.models.vlbert.published import links
+from vlmill.models.vlbert.tasks import ChoiceInputs
+from vlmill.train.objectives.losses import mean_cross_entropy, summed_binary_cross_entropy
+from vlmill.train.tasks.vlbert_texts import (
+    SpecialIds,
+    TaskText,
+    expression_text,
+    vcr_text,
+    vqa_text,
+)
 
 BOXES = 4  # the leading columns of recorded boxes
 

@@ -10,14 +10,15 @@ from tests.parity.golden import GoldenSet, Results
 from torch import Tensor, nn
 
 from vlmill.models import PixelInputs
-from vlmill.models.initialise_vlmo import initialise_from_beit
-from vlmill.models.layout import Layout, layout_of
-from vlmill.models.reference import export_reference, load_reference, read_reference
-from vlmill.models.reference.keymap import export_state
-from vlmill.models.reference.vlmo import links
-from vlmill.models.relative_position import Biases, num_image_rows
-from vlmill.models.vlmo import Contrast, Vlmo, frozen_on_text
-from vlmill.models.vlmo_tasks import VlmoForNlvr2, VlmoForVqa
+from vlmill.models.convert.keymap import export_state
+from vlmill.models.from_beit import initialise_from_beit
+from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.relative_position import Biases, num_image_rows
+from vlmill.models.published import export_reference, load_reference, read_reference
+from vlmill.models.vlmo.model import Contrast, Vlmo
+from vlmill.models.vlmo.published import links
+from vlmill.models.vlmo.stages import frozen_on_text
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 # The recordings' model of pairs, which takes over from the text stage.
 STAGE_OF_PAIRS = {"vlffn_start_layer_index": 3, "max_text_len": 10}

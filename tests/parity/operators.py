@@ -4,18 +4,17 @@ import torch
 from tests.parity.golden import GoldenSet, Results
 from torch import Tensor
 
-from vlmill.extract.preprocess import resize_bilinear, resize_pillow, resize_torch
-from vlmill.models.boxes import (
-    MAX_LOG_SCALE,
+from vlmill.extract.pictures.resize import resize_bilinear, resize_pillow, resize_torch
+from vlmill.models.detector.boxes import (
     centred_cell_anchors,
     decode_boxes,
     grid_anchors,
     legacy_cell_anchors,
 )
-from vlmill.models.detector_config import DetectorConfig, Pooling
-from vlmill.models.faster_rcnn import pool_regions
-from vlmill.models.nms import nms, nms_by_class
-from vlmill.models.resnet import stem_pool
+from vlmill.models.detector.config import MAX_LOG_SCALE, DetectorConfig, Pooling
+from vlmill.models.detector.faster_rcnn import pool_regions
+from vlmill.models.detector.nms import nms, nms_by_class
+from vlmill.models.detector.resnet import stem_pool
 
 RATIOS = (0.5, 1.0, 2.0)
 SIZES = {"a": (64.0, 128.0, 256.0, 512.0), "b": (32.0, 64.0, 128.0, 256.0, 512.0)}

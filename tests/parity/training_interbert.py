@@ -7,19 +7,24 @@ import torch
 from tests.parity.draws import Recorded
 from tests.parity.golden import GoldenSet, Results
 
-from vlmill.train.masking import MaskedTokens, Replacement, mask_tokens, one_span, replace_masked
-from vlmill.train.metrics import rank_summary, ranks_among
-from vlmill.train.region_masking import (
+from vlmill.train.loading.boxes import box_locations, overlaps
+from vlmill.train.loading.masking.regions import (
     blank,
     mask_groups,
     mask_regions,
     mean_after_masking,
-    overlaps,
     without,
 )
-from vlmill.train.samples import box_locations
-from vlmill.train.sampling import draw_other
-from vlmill.train.tasks.vcr import choice_texts, merge_regions, name_objects
+from vlmill.train.loading.masking.words import (
+    MaskedTokens,
+    Replacement,
+    mask_tokens,
+    one_span,
+    replace_masked,
+)
+from vlmill.train.loading.pairing import draw_other
+from vlmill.train.tasks.retrieval.metrics import rank_summary, ranks_among
+from vlmill.train.tasks.vcr.texts import choice_texts, merge_regions, name_objects
 
 CAPTIONS = {
     "10": [f"w{i}" for i in range(7)],

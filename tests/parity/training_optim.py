@@ -8,10 +8,10 @@ import torch
 from tests.parity.golden import GoldenSet, Results
 from torch import Tensor, nn
 
-from vlmill.train.average import MovingAverage
-from vlmill.train.optim import parameter_groups, vlmo_rule
-from vlmill.train.optimizers import BertAdam, TransformersAdamW
-from vlmill.train.schedules import constant, cosine, linear, milestones, polynomial
+from vlmill.train.optim.adam import BertAdam, TransformersAdamW
+from vlmill.train.optim.average import MovingAverage
+from vlmill.train.optim.groups import parameter_groups, vlmo_rule
+from vlmill.train.optim.schedule import constant, cosine, linear, milestones, polynomial
 
 BERT_SCHEDULES: dict[str, Callable[[int, dict[str, Any]], float]] = {
     "warmup_linear": lambda done, c: linear(

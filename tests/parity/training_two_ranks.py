@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from vlmill.models.inputs import PixelInputs
-from vlmill.models.reference import load_reference
-from vlmill.models.reference.vlmo import links
-from vlmill.models.vlmo import Vlmo
-from vlmill.train.global_contrast import contrast_and_matching, matching_loss
+from vlmill.models.published import load_reference
+from vlmill.models.vlmo.model import Vlmo
+from vlmill.models.vlmo.published import links
+from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
 
 
 def two_ranks(golden: GoldenSet, results: Results) -> None:

@@ -9,10 +9,13 @@ from tests.parity.draws import Recorded
 from tests.parity.golden import GoldenSet, Results
 from tokenizers import Tokenizer
 
-from vlmill.train import vlbert_samples as ours
-from vlmill.train.masking import NO_WORD, Ids, MaskedTokens, Replacement
-from vlmill.train.sampling import draw_other
-from vlmill.train.vocabulary import CLS, MASK, SEP, read_vocabulary
+from vlmill.train.loading import vlbert_sample as ours
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.boxes import Size, resized_boxes, scales
+from vlmill.train.loading.masking.words import NO_WORD, MaskedTokens, Replacement
+from vlmill.train.loading.pairing import draw_other
+from vlmill.train.loading.sample import kept_lengths, kept_tokens
+from vlmill.train.loading.vocabulary import CLS, MASK, SEP, read_vocabulary
 
 IGNORED = -1
 SETTINGS = (
@@ -80,7 +83,7 @@ def caption(golden: GoldenSet, results: Results, tokenizer: Tokenizer, case: str
     text_row = row if own else draw_other(draws, samples, lambda i: i != row)
     words = golden.values[f"cases:conceptual_captions_samples.{text_row}.caption"]
     ids, text = masked(tokenizer, words, draws)
-    size = ours.Size(
+    size = Size(
         **{
             name: golden.values[f"cases:conceptual_captions_samples.{row}.image_{name[0]}"]
             for name in ("width", "height")
@@ -89,14 +92,14 @@ def caption(golden: GoldenSet, results: Results, tokenizer: Tokenizer, case: str
     new = size.resized(setting["min_size"], setting["max_size"])
     regions = ours.with_picture(source_regions(golden, row, setting["precomputed"]), size)
     regions = ours.Regions(
-        boxes=ours.resized_boxes(regions.boxes, size, new, mirrored=mirrored),
+        boxes=resized_boxes(regions.boxes, size, new, mirrored=mirrored),
         distributions=regions.distributions,
         features=regions.features,
     )
     regions, masks = ours.mask_picture_regions(regions, draws)
     draws.finish()
-    kept, number = ours.kept_lengths(len(ids), len(regions.boxes), setting["seq_len"])
-    places = ours.kept_tokens(len(ids), kept)
+    kept, number = kept_lengths(len(ids), len(regions.boxes), setting["seq_len"])
+    places = kept_tokens(len(ids), kept)
     name = f"tensors:cc.case{setting['case']}"
     if f"{name}.image" in golden.tensors:
         picture = pixels(golden, row, new, mirrored)
@@ -129,11 +132,11 @@ def source_regions(golden: GoldenSet, row: int, precomputed: bool) -> ours.Regio
     )
 
 
-def image_info(size: ours.Size, new: ours.Size, row: int) -> list[float]:
-    return [float(x) for x in (new.width, new.height, *ours.scales(size, new), row)]
+def image_info(size: Size, new: Size, row: int) -> list[float]:
+    return [float(x) for x in (new.width, new.height, *scales(size, new), row)]
 
 
-def pixels(golden: GoldenSet, row: int, new: ours.Size, mirrored: bool) -> Any:
+def pixels(golden: GoldenSet, row: int, new: Size, mirrored: bool) -> Any:
     """The picture as the detector takes it [3, H, W]."""
     source = Image.fromarray(golden.tensors[f"tensors:cc.sample{row}.image_uint8"].numpy())
     resized = np.asarray(source.resize((new.width, new.height), Image.Resampling.BILINEAR))

@@ -8,10 +8,15 @@ import torch
 from tests.parity.draws import Python, collator_draws
 from tests.parity.golden import GoldenSet, Results
 
-from vlmill.train.answers import process_answer, soft_score
-from vlmill.train.augmentation import OPERATIONS
-from vlmill.train.block_masking import BlockMasking
-from vlmill.train.masking import MaskedTokens, Replacement, replace_masked, whole_words
+from vlmill.schemas.answers import process_answer, soft_score
+from vlmill.train.loading.masking.patches import BlockMasking
+from vlmill.train.loading.masking.words import (
+    MaskedTokens,
+    Replacement,
+    replace_masked,
+    whole_words,
+)
+from vlmill.train.loading.pictures.augment import OPERATIONS
 
 SEED, DRAWS = 1234, 2000  # of the recorded statistics
 WORDS, SPECIAL = 40, 5  # words of the recorded vocabulary, and the special tokens before them

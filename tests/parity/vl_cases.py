@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vlmill.models import VLInputs
-from vlmill.models.reference import export_reference, load_reference
-from vlmill.models.reference.keymap import Link, export_state
+from vlmill.models.convert.keymap import Link, export_state
+from vlmill.models.published import export_reference, load_reference
 
 
 @dataclass(frozen=True)

@@ -1,108 +1,14 @@
 """Tiny tables of pairs, regions and negatives, and a recipe that trains on them in a second."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
+from tests.factories import Tables
 
 from vlmill.models import ImageBertConfig
-from vlmill.schemas.ids import pair_id_of
-from vlmill.schemas.regions import RegionRow, encode_regions, region_arrays
-from vlmill.schemas.shards import write_shard
-from vlmill.schemas.tables import NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import Optimizer, Recipe, Stage
-from vlmill.train.sources import Inputs
-
-NOUNS = ("dog", "cat", "horse", "boat", "tree", "house", "child", "train", "plate", "river")
-VERBS = ("runs", "sleeps", "waits", "shines", "falls", "stands", "moves", "rests")
-PLACES = ("beach", "street", "kitchen", "forest", "field", "station", "garden")
-
-
-def caption(number: int) -> str:
-    """A caption that no other number below 560 has."""
-    noun, rest = NOUNS[number % 10], number // 10
-    return f"A {noun} {VERBS[rest % 8]} in the {PLACES[rest // 8 % 7]}"
-
-
-class Tables:
-    """Writes tables under ``folder`` and names them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pairs, self.regions = str(folder / "pairs"), str(folder / "regions")
-        self.negatives = str(folder / "negatives")
-
-    def write(self, count: int = 12) -> Inputs:
-        """``count`` pairs of different pictures and texts, with regions."""
-        pictures = [f"picture-{i}" for i in range(count)]
-        self.write_pairs([(name, caption(i)) for i, name in enumerate(pictures)])
-        self.write_regions(pictures)
-        return Inputs(pairs=self.pairs, regions=self.regions)
-
-    def write_pairs(
-        self, rows: list[tuple[str, str]], columns: Mapping[str, Sequence[str | None]] | None = None
-    ) -> list[str]:
-        """Pairs of (image_id, text), with further columns; returns their ids."""
-        ids = [pair_id_of(image_id, text) for image_id, text in rows]
-        empty = dict.fromkeys(PAIRS.schema.names)
-        more = [{k: v[i] for k, v in (columns or {}).items()} for i in range(len(rows))]
-        filled = [
-            {**empty, **extra, "pair_id": pair_id, "image_id": image_id, "text": text}
-            for pair_id, (image_id, text), extra in zip(ids, rows, more, strict=True)
-        ]
-        write_shard(self.pairs, PAIRS, filled)
-        return ids
-
-    def write_regions(
-        self,
-        pictures: list[str],
-        *,
-        boxes: int = 5,
-        empty: tuple[str, ...] = (),
-        classes: int | None = 7,
-        fingerprint: str | None = "detector-a",
-        broken: tuple[str, ...] = (),
-        whole: tuple[str, ...] = (),
-    ) -> None:
-        """Regions of random features, 16 wide; pictures in ``empty`` have none, those in ``whole``
-        a feature of the whole picture.
-        """
-        rng = np.random.default_rng(0)
-        rows = []
-        for name in pictures:
-            count = 0 if name in empty else boxes
-            corners = rng.random((count, 2, 2)) * (200, 100)
-            scale = 60_000 if name in broken else 1  # what overflows once it is squared
-            class_ids = None if classes is None else np.arange(count) % classes
-            rows.append(
-                RegionRow(
-                    image_id=name,
-                    width=200,
-                    height=100,
-                    boxes=np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32),
-                    features=rng.random((count, 16)) * scale,
-                    class_ids=class_ids,
-                    global_feature=rng.random(16) if name in whole else None,
-                )
-            )
-        write_shard(
-            self.regions,
-            REGIONS,
-            encode_regions(rows, dtype="float16"),
-            producer={"detector_fingerprint": fingerprint} if fingerprint else {},
-            arrays=region_arrays(dtype="float16", feature_dim=16),
-        )
-
-    def write_negatives(self, negatives: dict[str, list[str]]) -> str:
-        """Hard negatives by pair id."""
-        rows = [
-            {"pair_id": k, "negative_pair_ids": v, "similarities": [0.4] * len(v)}
-            for k, v in negatives.items()
-        ]
-        write_shard(self.negatives, NEGATIVES, rows)
-        return self.negatives
 
 
 @pytest.fixture(autouse=True)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from vlmill.train.checkpoint import load_checkpoint
+from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.config import to_yaml
-from vlmill.train.log import read_log
 from vlmill.train.recipes import RECIPES, Recipe
+from vlmill.train.recipes.plain import to_yaml
+from vlmill.train.run.log import read_log
 
 CLOCK = ("samples_per_second", "mfu")
 
 
 if TYPE_CHECKING:
-    from tests.train.conftest import Tables
+    from tests.factories import Tables
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_show_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
 KILLED_AFTER_STEP_15 = """
 import os, signal, sys
 from vlmill.train.cli import main
-from vlmill.train.log import Log
+from vlmill.train.run.log import Log
 
 write = Log.write
 

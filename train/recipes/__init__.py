@@ -4,17 +4,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
-from vlmill.schemas.commands import InputError
-from vlmill.train.config import override
-from vlmill.train.recipes.base import (
-    Feeding,
-    Loading,
-    Masking,
-    Objectives,
-    Optimizer,
-    Recipe,
-    Stage,
-)
+from vlmill.schemas.errors import InputError
 from vlmill.train.recipes.imagebert import (
     imagebert,
     imagebert_cc,
@@ -30,6 +20,16 @@ from vlmill.train.recipes.interbert import (
     interbert_released_recipe,
     interbert_single_masks,
     interbert_small_recipe,
+)
+from vlmill.train.recipes.plain import override
+from vlmill.train.recipes.spec import (
+    Feeding,
+    Loading,
+    Masking,
+    Objectives,
+    Optimizer,
+    Recipe,
+    Stage,
 )
 from vlmill.train.recipes.vilbert import (
     vilbert,

@@ -3,7 +3,7 @@ released code says it, [choice] where neither paper nor code does."""
 
 from collections.abc import Callable
 
-from vlmill.train.recipes.base import Feeding, Masking
+from vlmill.train.recipes.spec import Feeding, Masking
 
 
 def imagebert_feeding() -> Feeding:

@@ -3,10 +3,10 @@ marked [choice]."""
 
 from dataclasses import replace
 
-from vlmill.models.imagebert import imagebert_base, imagebert_small
-from vlmill.train.recipes.base import Optimizer, Recipe, Stage
+from vlmill.models.imagebert.model import imagebert_base, imagebert_small
 from vlmill.train.recipes.feeding import imagebert_feeding
 from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
 
 
 def imagebert_stage(name: str, *sources: str) -> Stage:

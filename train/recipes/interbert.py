@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from vlmill.models.interbert import (
+from vlmill.models.interbert.model import (
     interbert_chinese,
     interbert_paper,
     interbert_released,
     interbert_small,
 )
-from vlmill.train.recipes.base import Objectives, Optimizer, Recipe, Stage
 from vlmill.train.recipes.feeding import (
     interbert_feeding,
     interbert_masking,
     interbert_single_masking,
 )
 from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.spec import Objectives, Optimizer, Recipe, Stage
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
 CLASSES = Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0)  # equal weights [code]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmill.train.recipes.base import Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
 
 VOCABULARY = 4000
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from vlmill.models.single_stream import single_stream_base
-from vlmill.models.vilbert_config import vilbert_base, vilbert_small
-from vlmill.train.recipes.base import Masking, Objectives, Optimizer, Recipe, Stage
+from vlmill.models.vilbert.config import vilbert_base, vilbert_small
+from vlmill.models.vilbert.single_stream import single_stream_base
 from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking
 from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, Stage
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
 

@@ -7,15 +7,8 @@ of its output. Numbers stand in VLMo's section 4.1 where no other source is name
 from dataclasses import replace
 from typing import Literal
 
-from vlmill.models.beit import beit_base, beit_large
-from vlmill.models.vlmo_config import (
-    text_stage,
-    vlmo_base,
-    vlmo_base_paper,
-    vlmo_large,
-    vlmo_small,
-)
-from vlmill.train.recipes.base import Objectives, Optimizer, Recipe, Stage
+from vlmill.models.beit.model import beit_base, beit_large
+from vlmill.models.vlmo.config import text_stage, vlmo_base, vlmo_base_paper, vlmo_large, vlmo_small
 from vlmill.train.recipes.feeding import (
     vlmo_feeding,
     vlmo_masking,
@@ -23,6 +16,7 @@ from vlmill.train.recipes.feeding import (
     vlmo_text_feeding,
 )
 from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.spec import Objectives, Optimizer, Recipe, Stage
 
 Size = Literal["base", "large"]
 NOTHING = {"mlm": 0.0, "moc": 0.0, "mrfr": 0.0, "itm": 0.0}

@@ -1,0 +1,26 @@
+"""Generated worlds: pictures, captions and regions of which everything is known.
+
+``scenes.py`` says what is in a picture and what its caption states, ``pictures.py`` draws it,
+``detector.py`` gives its regions, ``oracles.py`` computes how well a matcher could do that sees
+only a part, ``writing.py`` writes tables, ``noise.py`` pairs whose captions went astray.
+"""
+
+from worlds.detector import Detector
+from worlds.noise import NOISY, write_noisy_pairs
+from worlds.oracles import oracles, views
+from worlds.scenes import Scene, Split, World, make_scenes, word_groups
+from worlds.writing import write_world
+
+__all__ = [
+    "NOISY",
+    "Detector",
+    "Scene",
+    "Split",
+    "World",
+    "make_scenes",
+    "oracles",
+    "views",
+    "word_groups",
+    "write_noisy_pairs",
+    "write_world",
+]

@@ -1,0 +1,59 @@
+"""Pairs of a world with captions moved to other pictures: noise as the web has it, and a control
+that nothing can be learned from.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.tables import PAIRS
+
+JOB = "world-noise"
+NOISY = "world-noisy"  # the source of pairs that may have another picture's caption
+
+
+def with_moved_captions(
+    rows: Sequence[dict[str, Any]], share: float, seed: int
+) -> list[dict[str, Any]]:
+    """Pairs of which a ``share`` give their captions to each other: none of these keeps its own.
+
+    The rest, and a single one that finds no other, stay as they are.
+    """
+    rng = np.random.default_rng([seed, 2])
+    chosen = rng.permutation(len(rows))[: round(share * len(rows))].tolist()
+    moved = [dict(row) for row in rows]
+    for at, giver in zip(chosen, [*chosen[1:], *chosen[:1]], strict=True):
+        text = rows[giver]["text"]
+        moved[at] |= {"text": text, "pair_id": pair_id_of(moved[at]["image_id"], text)}
+    return moved
+
+
+def write_noisy_pairs(
+    folder: Path, pairs: str | Path, *, first: int = 0, share: float, seed: int = 0
+) -> State:
+    """The pairs of a world, those of split ``train`` from number ``first`` on with moved captions.
+
+    If ``first`` is above 0 the noisy ones get the source :data:`NOISY`, so that stages can tell
+    them apart. Held-out pairs stay as they are. Returns what the folder held: a finished one with
+    the same settings is left as it is.
+    """
+    settings = {"pairs": str(pairs), "first": first, "share": share, "seed": seed}
+    state = prepare_output(folder, job=JOB, settings=settings)
+    if state is State.FINISHED:
+        return state
+    rows = read_table(pairs, PAIRS, flag="--pairs").to_pylist()
+    train = [row for row in rows if row["split"] == "train"]
+    noisy = with_moved_captions(train[first:], share, seed)
+    if first:
+        noisy = [{**row, "source": NOISY} for row in noisy]
+    held_out = [row for row in rows if row["split"] != "train"]
+    shard = write_shard(folder, PAIRS, [*train[:first], *noisy, *held_out], producer={"job": JOB})
+    write_manifest(folder, [shard], job=JOB, settings=settings)
+    return state

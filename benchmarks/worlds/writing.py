@@ -1,0 +1,162 @@
+"""A world on disk: ``pairs``, ``images`` and ``regions`` in one folder, boxes and what is known.
+
+The folder serves as ``--pairs``, ``--images`` and ``--regions``. ``boxes.jsonl`` has the boxes for
+``extract-rois run FOLDER --boxes FOLDER/boxes.jsonl``, ``world.json`` the words, classes and
+oracles.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.atomic import write_json, write_text
+from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
+from worlds.detector import Detector
+from worlds.pictures import draw, png_of
+from worlds.scenes import Scene, Split, World, make_scenes, word_groups
+
+JOB = "world"
+SOURCE = "world"
+DTYPE = "float16"
+ROWS_PER_GROUP = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A pair with its picture's bytes and regions."""
+
+    image_id: str
+    split: Split
+    scene: Scene
+    png: bytes
+    regions: RegionRow
+
+
+def make_sample(world: World, detector: Detector, split: Split, index: int, scene: Scene) -> Sample:
+    """Draw a scene and detect its things: the same for any number of other samples."""
+    rng = np.random.default_rng([world.seed, split == "test", index, 1])
+    pixels, boxes = draw(world, scene, rng)
+    image_id = f"world/{split}/{index:06d}"
+    regions = detector.detect(world, scene, pixels, boxes, image_id, rng)
+    return Sample(image_id=image_id, split=split, scene=scene, png=png_of(pixels), regions=regions)
+
+
+def samples(
+    world: World, detector: Detector, scenes: Mapping[Split, Sequence[Scene]]
+) -> Iterator[Sample]:
+    """The samples of all splits, in order."""
+    for split, some in scenes.items():
+        for index, scene in enumerate(some):
+            yield make_sample(world, detector, split, index, scene)
+
+
+def write_world(
+    folder: Path,
+    world: World,
+    *,
+    pairs: int,
+    held_out: int,
+    detector: Detector | None = None,
+    known: Mapping[str, Any] | None = None,
+) -> State:
+    """Write ``pairs`` training pairs and ``held_out`` ones of split ``test``.
+
+    ``known`` goes to ``world.json`` too. Returns what the folder held: of a finished world with the
+    same settings nothing is written again; InputError if it holds something else. Memory: the
+    scenes, and one row group.
+    """
+    detector = detector or Detector()
+    settings = {
+        "world": asdict(world) | {"num_things": list(world.num_things)},
+        "detector": asdict(detector),
+        "pairs": pairs,
+        "held_out": held_out,
+    }
+    state = prepare_output(folder, job=JOB, settings=settings)
+    if state is State.FINISHED:
+        return state
+    producer = {
+        "job": JOB,
+        "detector_fingerprint": detector.fingerprint(world),
+        "weights": "generated world",
+        **settings,
+    }
+    scenes: dict[Split, Sequence[Scene]] = {
+        "train": make_scenes(world, "train", pairs),
+        "test": make_scenes(world, "test", held_out),
+    }
+    arrays = region_arrays(
+        dtype=DTYPE, feature_dim=detector.feature_dim, class_probs_dim=len(world.kinds) + 1
+    )
+    lines: list[str] = []
+    with (
+        Progress(total=pairs + held_out, unit="pair", label="world") as progress,
+        ExitStack() as stack,
+    ):
+        writers = [
+            ShardWriter(folder, t, 0, 1, producer=producer, arrays=arrays if t is REGIONS else None)
+            for t in (PAIRS, IMAGES, REGIONS)
+        ]
+        for writer in writers:
+            stack.enter_context(writer)
+        every = samples(world, detector, scenes)
+        while group := list(islice(every, ROWS_PER_GROUP)):
+            writers[0].write([_pair(sample) for sample in group])
+            writers[1].write([_image(sample) for sample in group])
+            writers[2].write(encode_regions([s.regions for s in group], dtype=DTYPE))
+            lines += [_boxes(sample) for sample in group]
+            progress.advance(len(group))
+    write_text(folder / "boxes.jsonl", "".join(lines))
+    write_json(folder / "world.json", about(world) | dict(known or {}))
+    shards = [writer.shard for writer in writers if writer.shard is not None]
+    write_manifest(folder, shards, job=JOB, settings=settings)
+    return state
+
+
+def about(world: World) -> dict[str, Any]:
+    """What probes need: the telling words by group, and the names of classes and attributes."""
+    return {
+        "world": asdict(world),
+        "words": {name: sorted(words) for name, words in word_groups(world).items()},
+        "classes": list(world.kinds),
+        "attributes": list(world.textures),
+    }
+
+
+def _pair(sample: Sample) -> dict[str, Any]:
+    return {
+        "pair_id": pair_id_of(sample.image_id, sample.scene.caption),
+        "image_id": sample.image_id,
+        "text": sample.scene.caption,
+        "language": "en",
+        "source": SOURCE,
+        "split": sample.split,
+    }
+
+
+def _image(sample: Sample) -> dict[str, Any]:
+    return {
+        "image_id": sample.image_id,
+        "bytes": sample.png,
+        "width": sample.regions.width,
+        "height": sample.regions.height,
+        "format": "png",
+        "sha256": image_id_of(sample.png),
+    }
+
+
+def _boxes(sample: Sample) -> str:
+    boxes = sample.regions.boxes.tolist()
+    return json.dumps({"image_id": sample.image_id, "boxes": boxes}) + "\n"

@@ -1,0 +1,7 @@
+"""Feature files of other projects are read into rows of regions, and written from them.
+
+Each format has a file with ``read(path) -> Iterator[Record]``, which never raises for what a
+stranger's file holds: a record that is wrong is a :class:`~vlmill.extract.formats.records.Bad`; and
+``write(rows, path)``, which makes the whole file or none. Nothing here executes what a file says.
+Read ``command``, ``import_file`` and then one format.
+"""

@@ -1,0 +1,103 @@
+"""``extract-rois import`` and ``export``: arguments and what they do."""
+
+import argparse
+from pathlib import Path
+
+from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
+from vlmill.extract.formats.names import FORMAT_NAMES, FORMATS
+
+IMPORT_EXAMPLES = f"""example:
+  extract-rois import train2014_obj36.tsv --output regions/ --id-prefix coco/
+
+{FORMAT_NAMES}
+The format is recognised by the content. Nothing in the file is executed: pickles are read as plain
+data, and refused if they ask for more. What the file lacks stays null. Every record is counted: it
+has a row of regions or, with a reason, of rejects. Memory does not grow with the file."""
+EXPORT_EXAMPLES = f"""example:
+  extract-rois export regions/ --format tsv --output train.tsv
+
+{FORMAT_NAMES}
+Features are widened to float32, which is exact. Memory does not grow with the rows."""
+
+
+def add_import(command: argparse.ArgumentParser) -> None:
+    """Arguments of ``extract-rois import``."""
+    command.description = "Turns feature files of other projects into tables of regions."
+    command.add_argument("file", type=Path, metavar="FILE", help="a feature file, or its folder")
+    command.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
+    )
+    command.add_argument(
+        "--format", choices=FORMATS, help="default: recognised by the file's content"
+    )
+    command.add_argument(
+        "--id-prefix",
+        default="",
+        metavar="TEXT",
+        help="put before the file's own ids, which are kept as they are",
+    )
+    command.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of features (default: %(default)s)"
+    )
+    command.add_argument(
+        "--compression", choices=COMPRESSIONS, default="none", help="default: %(default)s"
+    )
+    command.add_argument(
+        "--pictures-per-shard",
+        type=positive,
+        default=Storage().pictures_per_shard,
+        metavar="N",
+        help="default: %(default)s",
+    )
+    command.add_argument(
+        "--fresh", action="store_true", help="delete an earlier import's output first"
+    )
+
+
+def add_export(command: argparse.ArgumentParser) -> None:
+    """Arguments of ``extract-rois export``."""
+    command.description = "Writes regions as a feature file of another project."
+    command.add_argument("regions", metavar="REGIONS", help="a table: folder, file or glob")
+    command.add_argument("--format", required=True, choices=FORMATS, help="see below")
+    command.add_argument(
+        "--output",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="the file (lmdb, npz: a folder that is not there yet)",
+    )
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def command_import(arguments: argparse.Namespace) -> int:
+    """``extract-rois import``."""
+    from vlmill.extract.formats.import_file import Import, import_file
+
+    job = Import(
+        file=arguments.file,
+        output=arguments.output,
+        format=arguments.format,
+        id_prefix=arguments.id_prefix,
+        dtype=arguments.dtype,
+        compression=arguments.compression,
+        pictures_per_shard=arguments.pictures_per_shard,
+    )
+    regions, rejects = import_file(job, fresh=arguments.fresh)
+    print(f"{arguments.output}: {regions} rows of regions, {rejects} rejects")
+    return 0
+
+
+def command_export(arguments: argparse.Namespace) -> int:
+    """``extract-rois export``."""
+    from vlmill.extract.formats.export_file import export_file
+
+    rows = export_file(arguments.regions, arguments.output, arguments.format)
+    print(f"{arguments.output}: {rows} pictures")
+    return 0

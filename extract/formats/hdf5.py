@@ -1,0 +1,170 @@
+"""HDF5 in the layout of the VQA code bases (bottom-up-attention-vqa, BAN): all boxes in a row.
+
+``image_features`` [N, D], ``image_bb`` [N, 4], ``spatial_features`` [N, 6] (x1, y1, x2, y2, width
+and height as fractions of the picture) and ``pos_boxes`` [P, 2] (a picture's first row, and the one
+after its last). Those code bases keep the ids in a pickle beside the file; here they are a data set
+``image_ids`` [P], with ``image_w`` and ``image_h``. What else a row has: ``cls_prob`` [N, K],
+``objects_id``, ``objects_conf``, ``attrs_id``, ``attrs_conf`` [N].
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from vlmill.extract.formats.records import (
+    KINDS,
+    MAX_BOXES,
+    Array,
+    Bad,
+    Record,
+    checked,
+    payload,
+    same_payloads,
+)
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.readers.regions import RegionRow
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+DATASETS = {"features": "image_features", "boxes": "image_bb"}
+PICTURES_AT_ONCE = 64
+CHUNK_ROWS = 64
+TEXT = h5py.string_dtype()
+MAX_WIDTH = 2**17
+MAX_CHUNK_BYTES = 2**28
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether ``path`` is such a file."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The rows in the file's order."""
+    try:
+        with h5py.File(path, "r") as file:
+            check_layout(file, path)
+            for first in range(0, len(file["image_ids"]), PICTURES_AT_ONCE):
+                yield from records_of(file, slice(first, first + PICTURES_AT_ONCE))
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        yield Bad(key=path.name, detail=f"the rest of the file cannot be read: {error}")
+
+
+def check_layout(file: h5py.File, path: Path) -> None:
+    """Refuses a file that lacks a data set without which there is no row."""
+    needed = ("image_ids", "image_w", "image_h", "pos_boxes", "image_bb", "image_features")
+    absent = [name for name in needed if not isinstance(file.get(name), h5py.Dataset)]
+    if absent:
+        raise InputError(
+            f"FILE {path} lacks {', '.join(absent)}; give a file of the layout that export writes"
+        )
+    for name in [*needed, *(n for n in KINDS if n in file)]:
+        check_dataset(file, name, path)
+    counts = {len(file[name]) for name in ("image_ids", "image_w", "image_h", "pos_boxes")}
+    if len(counts) > 1 or file["pos_boxes"].shape[1:] != (2,):
+        raise InputError(f"FILE {path}: image_ids, sizes and pos_boxes disagree; write it again")
+
+
+def check_dataset(file: h5py.File, name: str, path: Path) -> None:
+    """Refuses data that lies elsewhere (a link could show any file of this machine), and chunks
+    that would not fit into memory.
+    """
+    data = file[name]
+    linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
+    if linked or data.external or data.is_virtual:
+        raise InputError(f"FILE {path}: {name} lies in another file; give a file that holds it")
+    chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
+    if data.ndim > 2 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
+        raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
+
+
+def records_of(file: h5py.File, part: slice) -> Iterator[Record]:
+    """The rows of some pictures."""
+    ids = file["image_ids"].asstr(errors="replace")[part]
+    sizes = zip(file["image_w"][part], file["image_h"][part], strict=True)
+    total = len(file["image_bb"])
+    for image_id, (width, height), (low, high) in zip(
+        ids, sizes, file["pos_boxes"][part].tolist(), strict=True
+    ):
+        if not 0 <= low <= high <= min(total, low + MAX_BOXES):
+            yield Bad(key=image_id, detail=f"pos_boxes {low}..{high} of {total} boxes")
+            continue
+        fields: dict[str, Any] = {
+            "image_id": image_id,
+            "image_w": width,
+            "image_h": height,
+            "num_boxes": high - low,
+        }
+        for name in KINDS:
+            if (dataset := DATASETS.get(name, name)) in file:
+                fields[name] = file[dataset][low:high]
+        yield checked(image_id, fields)
+
+
+def write(rows: Iterator[RegionRow], path: Path) -> int:
+    """Writes one file, atomically; returns the number of pictures."""
+    named = same_payloads(rows)
+    pictures = boxes = 0
+    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+        while part := list(islice(named, PICTURES_AT_ONCE)):
+            names = part[0][0]
+            picked = [row for _, row in part]
+            for name in names:
+                kind = KINDS[name]
+                arrays = [payload(name, row).astype(kind) for row in picked]
+                append(file, DATASETS.get(name, name), joined(arrays), kind)
+            append(file, "spatial_features", joined([spatial(row) for row in picked]), np.float32)
+            ends = boxes + np.cumsum([len(row.boxes) for row in picked])
+            starts = np.concatenate([[boxes], ends[:-1]])
+            append(file, "pos_boxes", np.stack([starts, ends], axis=1), np.int64)
+            append_pictures(file, picked)
+            boxes, pictures = int(ends[-1]), pictures + len(picked)
+        if DATASETS["features"] not in file:
+            file.create_dataset(DATASETS["features"], shape=(0, 0), dtype=np.float32)
+    return pictures
+
+
+def append_pictures(file: h5py.File, rows: Sequence[RegionRow]) -> None:
+    """Ids and sizes."""
+    ids = np.array([row.image_id for row in rows], dtype=object)
+    append(file, "image_ids", ids, TEXT)
+    append(file, "image_w", np.array([row.width for row in rows]), np.int32)
+    append(file, "image_h", np.array([row.height for row in rows]), np.int32)
+
+
+def joined(arrays: Sequence[Array]) -> Array:
+    """Arrays one after the other; those without a box have no width of their own."""
+    filled = [array for array in arrays if len(array)]
+    return np.concatenate(filled) if filled else arrays[0]
+
+
+def spatial(row: RegionRow) -> Array:
+    """[n, 6]: corners, width and height as fractions of the picture."""
+    corners = row.boxes / np.array([row.width, row.height, row.width, row.height], np.float32)
+    return np.concatenate([corners, corners[:, 2:] - corners[:, :2]], axis=1)
+
+
+def append(file: h5py.File, name: str, values: Array, kind: Any) -> None:
+    """Adds rows to a data set, which the first rows make."""
+    if not len(values) and 0 in values.shape[1:]:
+        return
+    if name not in file:
+        file.create_dataset(
+            name,
+            shape=(0, *values.shape[1:]),
+            maxshape=(None, *values.shape[1:]),
+            chunks=(CHUNK_ROWS, *values.shape[1:]),
+            dtype=kind,
+        )
+    data = file[name]
+    old = len(data)
+    data.resize(old + len(values), axis=0)
+    data[old:] = values

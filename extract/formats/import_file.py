@@ -1,0 +1,265 @@
+"""``extract-rois import``: a feature file of another project to tables of regions and rejects."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vlmill.extract.formats import hdf5, npz, tsv
+from vlmill.extract.formats import lmdb as lmdb_folder
+from vlmill.extract.formats.names import FORMATS
+from vlmill.extract.formats.records import Bad, Record
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
+from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import REGIONS, REJECTS
+
+JOB = "extract-rois import"
+STAGE = "import"
+ROWS_PER_GROUP = 16
+REJECTS_PER_GROUP = 1000
+# Shards are numbered before their number is known, and renamed when it is.
+PROVISIONAL_TOTAL = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """One import. ``format`` None: recognised by the content."""
+
+    file: Path
+    output: Path
+    format: str | None = None
+    id_prefix: str = ""
+    dtype: str = "float32"
+    compression: str = "none"
+    pictures_per_shard: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """The columns that all rows of a table share."""
+
+    features: int
+    class_probs: int | None
+
+    def misfit(self, row: RegionRow) -> str | None:
+        """Why a row cannot stand beside the others."""
+        if not len(row.boxes):
+            return None
+        found = widths_of(row)
+        if found.features != self.features:
+            return f"features are {found.features} wide, those before {self.features}"
+        if found.class_probs != self.class_probs:
+            return f"{found.class_probs} class probabilities, those before have {self.class_probs}"
+        return None
+
+
+def widths_of(row: RegionRow) -> Widths:
+    """A row's widths."""
+    features, probs = row.features, row.class_probs
+    return Widths(
+        features=0 if features is None else features.shape[1],
+        class_probs=None if probs is None else probs.shape[1],
+    )
+
+
+def recognise(path: Path) -> str:
+    """The format of a file or folder, by its content. Raises InputError."""
+    if not path.exists():
+        raise InputError(f"FILE {path}: no such file; give a feature file or folder")
+    if lmdb_folder.is_lmdb(path):
+        return "lmdb"
+    if npz.is_npz(path):
+        return "npz"
+    if path.is_file() and hdf5.is_hdf5(path):
+        return "hdf5"
+    found = tsv.format_of(path) if path.is_file() else None
+    if found is None:
+        raise InputError(f"FILE {path}: none of {', '.join(FORMATS)}; name it with --format")
+    return found
+
+
+def records_of(path: Path, name: str) -> Iterator[Record]:
+    """What a file of that format holds."""
+    if name in tsv.FIELDS:
+        if path.is_dir():
+            raise InputError(f"FILE {path} is a folder; give the .tsv file")
+        return tsv.read(path, name)
+    readers = {"lmdb": lmdb_folder.read, "npz": npz.read, "hdf5": hdf5.read}
+    return readers[name](path)
+
+
+def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
+    """Writes the tables; returns the rows of regions and of rejects.
+
+    Memory is bounded by 16 rows and the ids. A killed import starts over. Raises InputError for a
+    file of no known format.
+    """
+    name = job.format or recognise(job.file)
+    settings = {
+        **dataclasses.asdict(job),
+        "file": job.file.name,
+        "bytes": size_of(job.file),
+        "format": name,
+        "software": SOFTWARE,
+    }
+    del settings["output"]
+    state = prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
+    if state is State.FINISHED:
+        print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
+        return counted(read_manifest(job.output)["shards"])
+    if state is State.PARTIAL:
+        prepare_output(job.output, job=JOB, settings=settings, fresh=True)
+    producer = {"job": JOB, **settings, "boxes": "given"}
+    shards = write_tables(job, records_of(job.file, name), producer)
+    write_manifest(job.output, shards, job=JOB, settings=settings)
+    return counted(shards)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file or of a folder's files."""
+    files = [path] if path.is_file() else sorted(path.glob("*"))
+    return sum(file.stat().st_size for file in files)
+
+
+def counted(shards: Sequence[Shard]) -> tuple[int, int]:
+    """Rows of regions and of rejects."""
+    regions, rejects = (
+        sum(s.rows for s in shards if s.table == table.name) for table in (REGIONS, REJECTS)
+    )
+    return regions, rejects
+
+
+def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any]) -> list[Shard]:
+    """Both tables from a stream of records."""
+    with (
+        Progress(total=None, unit="picture", label="import") as progress,
+        ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
+    ):
+        sink = RejectSink(rejects, progress)
+        before, widths = first_widths(records, sink)
+        rows = accepted(chain(before, records), job, widths, sink)
+        arrays = region_arrays(
+            dtype=job.dtype, feature_dim=widths.features, class_probs_dim=widths.class_probs
+        )
+        shards: list[Shard] = []
+        rest: pa.Table | None = next(rows, None)
+        while rest is not None or not shards:
+            writer = ShardWriter(
+                job.output,
+                REGIONS,
+                len(shards),
+                PROVISIONAL_TOTAL,
+                producer=producer,
+                arrays=arrays,
+                compression=job.compression,
+            )
+            with writer:
+                rest = fill(writer, rest, rows, job.pictures_per_shard, progress)
+            assert writer.shard is not None
+            shards.append(writer.shard)
+        sink.flush()
+    assert rejects.shard is not None
+    return [
+        *(renamed(job.output, shard, i, len(shards)) for i, shard in enumerate(shards)),
+        rejects.shard,
+    ]
+
+
+def first_widths(records: Iterator[Record], sink: "RejectSink") -> tuple[list[RegionRow], Widths]:
+    """The widths of the first row that has a box, and the rows up to it."""
+    before: list[RegionRow] = []
+    for record in records:
+        if isinstance(record, Bad):
+            sink.add(record)
+            continue
+        before.append(record)
+        if len(record.boxes):
+            return before, widths_of(record)
+    return before, Widths(features=0, class_probs=None)
+
+
+class RejectSink:
+    """Writes rejects in groups."""
+
+    def __init__(self, writer: ShardWriter, progress: Progress) -> None:
+        self._writer, self._progress = writer, progress
+        self._rows: list[dict[str, object]] = []
+
+    def add(self, bad: Bad) -> None:
+        """One more."""
+        self._rows.append(reject(STAGE, bad.key, bad.reason, bad.detail))
+        self._progress.advance(rejects=1)
+        if len(self._rows) == REJECTS_PER_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held."""
+        self._writer.write(self._rows)
+        self._rows = []
+
+
+def accepted(
+    records: Iterable[Record], job: Import, widths: Widths, sink: RejectSink
+) -> Iterator[pa.Table]:
+    """Tables of one row each, for the records that can be one; the others go to ``sink``."""
+    seen: set[str] = set()
+    for record in records:
+        if isinstance(record, Bad):
+            sink.add(record)
+            continue
+        row = dataclasses.replace(record, image_id=job.id_prefix + record.image_id)
+        if widths.class_probs is None and not len(row.boxes):
+            row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
+        if row.image_id in seen:
+            detail = "an earlier row has this id"
+            sink.add(Bad(key=row.image_id, detail=detail, reason=Reason.DUPLICATE))
+        elif misfit := widths.misfit(row):
+            sink.add(Bad(key=row.image_id, detail=misfit))
+        else:
+            try:
+                yield encode_regions([row], dtype=job.dtype)
+            except ValueError as error:
+                sink.add(Bad(key=row.image_id, detail=str(error), reason=Reason.NOT_FINITE))
+                continue
+            seen.add(row.image_id)
+
+
+def fill(
+    writer: ShardWriter,
+    first: pa.Table | None,
+    rows: Iterator[pa.Table],
+    count: int,
+    progress: Progress,
+) -> pa.Table | None:
+    """Writes up to ``count`` rows in groups; returns the row after them, None at the end."""
+    group: list[pa.Table] = []
+    written = 0
+    while first is not None and written < count:
+        group.append(first)
+        written += 1
+        progress.advance()
+        if len(group) == ROWS_PER_GROUP:
+            writer.write(pa.concat_tables(group))
+            group = []
+        first = next(rows, None)
+    if group:
+        writer.write(pa.concat_tables(group))
+    return first
+
+
+def renamed(folder: Path, shard: Shard, index: int, total: int) -> Shard:
+    """A shard under its final name."""
+    name = shard_name(REGIONS, index, total)
+    os.replace(folder / shard.name, folder / name)
+    return dataclasses.replace(shard, name=name)

@@ -1,0 +1,178 @@
+"""MILVLG's ``.npz``, one file a picture: x, bbox, num_bbox, image_h, image_w and info.
+
+``info`` is an array of one object, a dict, and so a pickle: it is read as plain data only
+(:mod:`~vlmill.extract.formats.pickles`).
+"""
+
+import ast
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from vlmill.extract.formats.folders import new_folder
+from vlmill.extract.formats.pickles import BadPickle, Pickled, loads, plain_value
+from vlmill.extract.formats.records import (
+    KINDS,
+    LISTS,
+    Bad,
+    BadRecord,
+    Record,
+    checked,
+    payload,
+    payloads,
+)
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX
+from vlmill.schemas.readers.regions import RegionRow
+from vlmill.schemas.rejects import Reason
+
+MAGIC = b"PK\x03\x04"
+MAX_MEMBER = 64 * 2**20  # 1,000 boxes x 2048 float32 are 8 MB
+MAX_HEADER = 10_000
+MAX_NAME_BYTES = 250
+_KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|O8?)")
+ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+def is_npz(path: Path) -> bool:
+    """Whether ``path`` is such a file or a folder of them."""
+    if path.is_dir():
+        return any(path.glob("*.npz"))
+    with path.open("rb") as file:
+        return file.read(4) == MAGIC
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The rows of one file, or of a folder's files in the order of their names."""
+    names = sorted(p for p in path.glob("*.npz")) if path.is_dir() else [path]
+    for name in names:
+        if not name.name.startswith(TEMPORARY_PREFIX):
+            yield record_of(name)
+
+
+def record_of(path: Path) -> Record:
+    """One file's row. Its id is info's, else the file's name without the ending."""
+    try:
+        members = members_of(path)
+        info = info_of(members.pop("info", None))
+        fields = {**info, **fields_of(members)}
+    except (BadRecord, BadPickle) as error:
+        reason = error.reason if isinstance(error, BadRecord) else Reason.BAD_RECORD
+        return Bad(key=path.name, detail=str(error), reason=reason)
+    image_id = str(fields.get("image_id", path.stem))
+    return checked(image_id, {**fields, "image_id": image_id})
+
+
+def fields_of(members: dict[str, Any]) -> dict[str, Any]:
+    """The arrays under the names of the other formats."""
+    if absent := {"x", "bbox", "num_bbox", "image_h", "image_w"} - members.keys():
+        raise BadRecord(f"no {', '.join(sorted(absent))}")
+    names = {"x": "features", "bbox": "boxes", "num_bbox": "num_boxes"}
+    return {names.get(name, name): value for name, value in members.items()}
+
+
+def info_of(value: Any) -> dict[str, Any]:
+    """The dict inside of info, as far as the formats know its names.
+
+    The port's "d2" mode keeps other things under the attributes' names: they are left out there.
+    """
+    if value is None:
+        return {}
+    items = value.value if isinstance(value, Pickled) else value
+    if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
+        raise BadRecord("info is no array of one dict")
+    info = items[0]
+    wanted = {"image_id", *LISTS, "cls_prob"} - ({"attrs_id"} if "attrs_scores" in info else set())
+    found = {name: plain_value(info[name]) for name in wanted if name in info}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def members_of(path: Path) -> dict[str, Any]:
+    """A zip's arrays by name, each of a bounded size. Raises BadRecord."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = {}
+            for member in archive.infolist():
+                if member.file_size > MAX_MEMBER:
+                    raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes")
+                with archive.open(member) as opened:
+                    data = opened.read(MAX_MEMBER + 1)
+                found[member.filename.removesuffix(".npy")] = array_of(data)
+            return found
+    except ZIP_ERRORS as error:
+        raise BadRecord(f"no readable npz: {error}") from None
+
+
+def array_of(data: bytes) -> Any:
+    """A ``.npy`` file's array, or for objects its pickle's plain data. Raises BadRecord.
+
+    Not numpy's own reader: that trusts the header's shape before it looks at the size.
+    """
+    wide = data[6:7] > b"\x01"
+    start = 12 if wide else 10
+    length = int.from_bytes(data[8:start], "little")
+    if data[:6] != b"\x93NUMPY" or length > MAX_HEADER:
+        raise BadRecord("an array without numpy's header")
+    body = data[start + length :]
+    try:
+        header = ast.literal_eval(data[start : start + length].decode("latin-1").strip())
+        text, shape, fortran = header["descr"], header["shape"], bool(header["fortran_order"])
+        sides = tuple(int(side) for side in shape)
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        raise BadRecord("an array with a broken header") from None
+    if not isinstance(text, str) or not _KIND.fullmatch(text):
+        raise BadRecord(f"an array of type {str(text)[:40]}")
+    if "O" in text:
+        return loads(body)
+    kind = np.dtype(text)
+    if min(sides, default=0) < 0 or math.prod(sides) * kind.itemsize != len(body):
+        raise BadRecord(f"{len(body)} bytes for an array of shape {sides}")
+    return np.frombuffer(body, kind).reshape(sides, order="F" if fortran else "C")
+
+
+def write(rows: Iterator[RegionRow], path: Path) -> int:
+    """Writes the folder ``path`` with a file a row; returns how many.
+
+    A file's name is the id, percent-quoted where a name cannot hold it; the id itself is in info.
+    """
+    count = 0
+    with new_folder(path) as folder:
+        for row in rows:
+            name = f"{quote(row.image_id, safe=' @+=,')}.npz"
+            if len(name) > MAX_NAME_BYTES or name.startswith("."):
+                raise InputError(f"{row.image_id}: no file can have this id; give --format hdf5")
+            with (folder / name).open("xb") as file:
+                np.savez_compressed(file, **arrays_of(row))
+            count += 1
+    return count
+
+
+def arrays_of(row: RegionRow) -> dict[str, Any]:
+    """What a file holds."""
+    plain = {"image_h": row.height, "image_w": row.width}
+    lists = [name for name in payloads(row) if name in LISTS or name == "cls_prob"]
+    info = {
+        "image_id": row.image_id,
+        **plain,
+        "num_boxes": len(row.boxes),
+        **{name: widened(name, row) for name in lists},
+    }
+    return {
+        "x": widened("features", row),
+        "bbox": widened("boxes", row),
+        "num_bbox": len(row.boxes),
+        **plain,
+        "info": np.array(info, dtype=object),
+    }
+
+
+def widened(name: str, row: RegionRow) -> Any:
+    """A row's array in the type that the formats have."""
+    return np.ascontiguousarray(payload(name, row), dtype=KINDS[name])

@@ -1,0 +1,209 @@
+"""What the formats share: fields by their legacy names, checked, to rows of regions and back.
+
+n boxes of a picture, D feature width, K classes. The names are those of the original repository
+(bottom-up attention, 2018) and of LXMERT.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.regions import RegionRow
+from vlmill.schemas.rejects import Reason
+
+Array = npt.NDArray[Any]
+# Little-endian types of the payloads.
+KINDS: dict[str, np.dtype[Any]] = {
+    "boxes": np.dtype("<f4"),
+    "features": np.dtype("<f4"),
+    "cls_prob": np.dtype("<f4"),
+    "objects_id": np.dtype("<i8"),
+    "objects_conf": np.dtype("<f4"),
+    "attrs_id": np.dtype("<i8"),
+    "attrs_conf": np.dtype("<f4"),
+}
+# Which of a row's arrays each payload is.
+COLUMNS = {
+    "boxes": "boxes",
+    "features": "features",
+    "cls_prob": "class_probs",
+    "objects_id": "class_ids",
+    "objects_conf": "class_scores",
+    "attrs_id": "attribute_ids",
+    "attrs_conf": "attribute_scores",
+}
+LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
+MAX_BOXES = 10_000
+MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
+
+
+class BadRecord(ValueError):
+    """A record that cannot be a row, with the reason for it."""
+
+    def __init__(self, detail: str, reason: Reason = Reason.BAD_RECORD) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """What a reader gives in place of a row; ``key``: the picture's id, or a place in the file."""
+
+    key: str
+    detail: str
+    reason: Reason = Reason.BAD_RECORD
+
+
+Record = RegionRow | Bad
+
+
+def from_base64(name: str, text: bytes | str) -> Array:
+    """A payload as a flat array of its type. Raises BadRecord.
+
+    Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are taken off.
+    """
+    raw = text.encode("ascii", "replace") if isinstance(text, str) else text
+    if raw[:2] in (b"b'", b'b"') and raw[-1:] == raw[1:2]:
+        raw = raw[2:-1]
+    try:
+        data = base64.b64decode(raw, validate=True)
+    except binascii.Error as error:
+        raise BadRecord(f"{name}: {error}") from None
+    kind = KINDS[name]
+    if len(data) % kind.itemsize:
+        raise BadRecord(f"{name} has {len(data)} bytes, no multiple of {kind.itemsize}")
+    return np.frombuffer(data, dtype=kind)
+
+
+def to_base64(name: str, row: RegionRow) -> bytes:
+    """A row's payload; bfloat16 and float16 are widened, which is exact."""
+    return base64.b64encode(np.ascontiguousarray(payload(name, row), dtype=KINDS[name]).tobytes())
+
+
+def payload(name: str, row: RegionRow) -> Array:
+    """The row's array that is called ``name`` in legacy files. Raises InputError without it."""
+    array: Array | None = getattr(row, COLUMNS[name])
+    if array is None or (name == "cls_prob" and row.class_prob_ids is not None):
+        what = "whole class distribution" if name == "cls_prob" else COLUMNS[name]
+        raise InputError(
+            f"{row.image_id} has no {what}, which this --format needs; give another --format, "
+            "or regions that have it"
+        )
+    return array
+
+
+def payloads(row: RegionRow) -> list[str]:
+    """The payloads that the row has, in the order of KINDS."""
+    return [
+        name
+        for name, column in COLUMNS.items()
+        if getattr(row, column) is not None
+        and not (name == "cls_prob" and row.class_prob_ids is not None)
+    ]
+
+
+def whole_number(name: str, value: object, low: int, high: int) -> int:
+    """A count or size in low..high. Raises BadRecord."""
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        raise BadRecord(f"{name} is {str(value)[:40]!r}, no whole number") from None
+    if not low <= number <= high:
+        raise BadRecord(f"{name} is {number}, must be in {low}..{high}")
+    return int(number)
+
+
+def row_of(fields: Mapping[str, Any]) -> RegionRow:
+    """A row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
+
+    Arrays may be flat. Raises BadRecord for what does not fit together. Classes come from
+    ``objects_id`` and ``objects_conf``, else from ``cls_prob``: the likeliest class that is not
+    background (its first column where it has 1 mod 100 columns, as the 1601 of Visual Genome).
+    """
+    count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
+    arrays = {n: shaped(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
+    check_boxes(arrays["boxes"])
+    for name in ("objects_id", "attrs_id"):
+        if name in arrays:
+            numbers = arrays[name]
+            if ((numbers < 0) | (numbers > MAX_ID)).any():
+                raise BadRecord(f"{name} has a number outside 0..{MAX_ID}")
+            arrays[name] = numbers.astype(np.int16)
+    for name in ("features", "cls_prob", "objects_conf", "attrs_conf"):
+        if name in arrays and not np.isfinite(arrays[name]).all():
+            raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
+    return RegionRow(
+        image_id=str(fields["image_id"]),
+        width=whole_number("image_w", fields["image_w"], 1, 2**31 - 1),
+        height=whole_number("image_h", fields["image_h"], 1, 2**31 - 1),
+        **{COLUMNS[name]: array for name, array in with_classes(arrays).items()},
+    )
+
+
+def shaped(name: str, value: Any, count: int) -> Array:
+    """A payload as [n] or [n, width], in its own type. Raises BadRecord."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
+        raise BadRecord(f"{name} is no array of numbers")
+    flat = value.reshape(-1)
+    if name in LISTS or name == "boxes":
+        wanted = count * (4 if name == "boxes" else 1)
+        if flat.size != wanted:
+            raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes, not {wanted}")
+        shape: tuple[int, ...] = (count, 4) if name == "boxes" else (count,)
+    else:
+        if (flat.size % count if count else flat.size) or (count and not flat.size):
+            raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes")
+        shape = (count, flat.size // count if count else 0)
+    return flat.astype(KINDS[name]).reshape(shape)
+
+
+def check_boxes(boxes: Array) -> None:
+    """Finite and not inverted; BadRecord otherwise."""
+    if not np.isfinite(boxes).all():
+        raise BadRecord("a box is not finite", Reason.NOT_FINITE)
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise BadRecord("a box ends before it begins")
+
+
+def with_classes(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Adds the likeliest class where only the distribution is there."""
+    if "objects_id" in arrays or "cls_prob" not in arrays:
+        return arrays
+    probs = arrays["cls_prob"]
+    foreground = probs[:, 1:] if probs.shape[1] % 100 == 1 else probs
+    if not foreground.size:
+        nothing = np.zeros(len(probs))
+        return {
+            **arrays,
+            "objects_id": nothing.astype(np.int16),
+            "objects_conf": nothing.astype("<f4"),
+        }
+    return {
+        **arrays,
+        "objects_id": foreground.argmax(axis=1).astype(np.int16),
+        "objects_conf": foreground.max(axis=1),
+    }
+
+
+def checked(key: str, fields: Mapping[str, Any]) -> Record:
+    """The row of the fields, or what is wrong with them."""
+    try:
+        return row_of(fields)
+    except BadRecord as error:
+        return Bad(key=key, detail=str(error), reason=error.reason)
+
+
+def same_payloads(rows: Iterator[RegionRow]) -> Iterator[tuple[Sequence[str], RegionRow]]:
+    """Rows with the payloads of the first; InputError for a row that lacks one of them."""
+    names: Sequence[str] | None = None
+    for row in rows:
+        names = payloads(row) if names is None else names
+        for name in names:
+            payload(name, row)
+        yield names, row

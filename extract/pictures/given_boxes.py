@@ -1,0 +1,110 @@
+"""Boxes that are given with the pictures (VCR, RefCOCO+) and replace the detector's proposals."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.extract.pictures.decode import Rejected
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+Boxes = npt.NDArray[np.float32]
+MAX_BOXES = 1_000
+MAX_LINE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBoxes:
+    """Boxes by image_id or by the file's name without its ending; an error's text in their place
+    where an entry is wrong, which costs that picture only.
+    """
+
+    entries: Mapping[str, Boxes | str]
+    digest: str
+
+    def key_of(self, image_id: str, path: str) -> str | None:
+        """Under which of a picture's names its boxes are."""
+        stem = Path(path).stem
+        return next((name for name in (image_id, stem) if name in self.entries), None)
+
+    def boxes_of(self, image_id: str, path: str) -> Boxes:
+        """A picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
+        key = self.key_of(image_id, path)
+        if key is None:
+            raise Rejected(Reason.NO_GIVEN_BOXES, "no entry by its id or its name")
+        entry = self.entries[key]
+        if isinstance(entry, str):
+            raise Rejected(Reason.BAD_BOXES, entry)
+        return entry
+
+
+def read_boxes(path: Path) -> GivenBoxes:
+    """Reads ``--boxes``: JSON lines {"image_id", "boxes": [[x1, y1, x2, y2], ...]}, or a folder of
+    VCR's metadata files, each named like its picture. Raises InputError.
+    """
+    entries: dict[str, Boxes | str] = {}
+    digest = hashlib.sha256()
+    try:
+        for name, boxes in entries_of(path):
+            if name in entries:
+                raise InputError(f"--boxes {path}: {name} has two entries; leave one")
+            entries[name] = checked(boxes)
+            digest.update(f"{name}\0{boxes!r}\n".encode("utf-8", "replace"))
+    except OSError as error:
+        raise InputError(f"--boxes {path}: {error}; give a file or a folder") from None
+    if not entries:
+        raise InputError(f"--boxes {path} has no entry; give JSON lines or a folder of .json files")
+    return GivenBoxes(entries=entries, digest=digest.hexdigest()[:32])
+
+
+def entries_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Names and boxes as the file or the folder has them."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*.json")):
+            content = parsed(file.read_bytes(), str(file))
+            yield file.stem, content.get("boxes")
+        return
+    with path.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise InputError(f"--boxes {path}:{number}: longer than {MAX_LINE} bytes")
+            if line.strip():
+                content = parsed(line, f"{path}:{number}")
+                if not isinstance(content.get("image_id"), str | int):
+                    raise InputError(f"--boxes {path}:{number}: no image_id; give one a line")
+                yield str(content["image_id"]), content.get("boxes")
+
+
+def parsed(text: bytes, place: str) -> dict[str, Any]:
+    """A JSON object. Raises InputError."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--boxes {place}: no JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"--boxes {place}: no JSON object; give image_id and boxes")
+    return content
+
+
+def checked(boxes: Any) -> Boxes | str:
+    """Corners as float32 [n, 4], in the order given; else what is wrong. A fifth number, VCR's
+    score, is not used.
+    """
+    if not isinstance(boxes, list) or len(boxes) > MAX_BOXES:
+        return f"boxes must be a list of at most {MAX_BOXES}"
+    for box in boxes:
+        if not isinstance(box, list) or not 4 <= len(box) <= 5:
+            return "a box must be [x1, y1, x2, y2]"
+        if not all(isinstance(v, int | float) and abs(v) < 1e6 for v in box[:4]):
+            return "a box must be of four finite numbers"
+        if box[2] < box[0] or box[3] < box[1]:
+            return f"the box {box[:4]} ends before it begins (give corners, not width and height)"
+    return np.array([box[:4] for box in boxes], np.float32).reshape(-1, 4)

@@ -1,0 +1,214 @@
+"""Where pictures come from: files, folders, globs, lists of paths, tars and ``images`` tables.
+
+The arguments are resolved once into a plan, a list of pictures in a fixed order; bytes are read
+when a picture's turn comes. A plan takes about 300 bytes a picture.
+"""
+
+import dataclasses
+import glob
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from vlmill.extract.pictures.given_boxes import GivenBoxes
+from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.tables import IMAGES, PAIRS
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
+HASH = re.compile("[0-9a-f]{64}")
+FILE, ROW, MEMBER = "file", "row", "member"
+BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A planned picture: a file, a row of a table, or a member of a tar.
+
+    ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, a
+    picture that another table names, and one whose id comes earlier in the plan. They are planned
+    so that they are counted.
+    """
+
+    path: str
+    image_id: str | None = None  # None: the SHA-256 of the bytes, known when they have been read
+    group: int = 0  # of a table; of a tar's member, its offset
+    row: int = 0  # of a table's group; of a tar's member, its size
+    kind: str = FILE
+
+    @property
+    def key(self) -> str:
+        """How rejects name it."""
+        return self.path if self.image_id is None else self.image_id
+
+
+def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
+    """All pictures, in the arguments' order and sorted within each. Raises InputError.
+
+    ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
+    bytes; "name": the name without ending, of a member with its folders; "auto": the name of a
+    member, the content of a file. A table's rows have their own.
+    """
+    plan: list[Picture] = []
+    for argument in arguments:
+        found = [with_id(picture, ids) for picture in pictures_of(argument)]
+        if not found:
+            raise InputError(
+                f"INPUT {argument}: no pictures there; give picture files, a folder or a glob of "
+                "them, a .txt list of paths, a .tar, or a table of images"
+            )
+        plan += found
+    return list(repeats_marked(plan))
+
+
+def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
+    """The plan with every id's first picture as it is, and later ones as ``repeated``.
+
+    Ids that the plan knows count from their first appearance, whatever becomes of that picture: so
+    any part of a plan can be made without the others.
+    """
+    seen: set[str] = set()
+    for picture in plan:
+        if picture.image_id is not None and picture.image_id in seen:
+            yield dataclasses.replace(picture, kind=REPEATED)
+            continue
+        if picture.image_id is not None:
+            seen.add(picture.image_id)
+        yield picture
+
+
+def with_id(picture: Picture, ids: str) -> Picture:
+    """The picture with the id that ``ids`` says."""
+    if picture.kind == FILE and ids == "name":
+        return dataclasses.replace(picture, image_id=usable_id(Path(picture.path).stem))
+    if picture.kind == MEMBER and ids == "content":
+        return dataclasses.replace(picture, image_id=None)
+    return picture
+
+
+def usable_id(name: str) -> str | None:
+    """The name, if it can be an id: UTF-8 of a bounded length."""
+    try:
+        return name if 0 < len(name.encode()) <= MAX_KEY else None
+    except UnicodeEncodeError:
+        return None
+
+
+def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
+    """The pictures that a table of pairs points to; those that are not there come last, as missing.
+
+    Raises InputError where pictures have no id before they are read.
+    """
+    wanted: dict[str, None] = {}
+    for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
+        wanted.update(dict.fromkeys(batch.column(0).to_pylist()))
+    if any(p.image_id is None and p.kind != BROKEN for p in plan):
+        raise InputError(
+            "--pairs: the pictures are files, and have no id before they are read; give --ids name "
+            "if the pairs call them by their names, or a table of images"
+        )
+    kept = [p for p in plan if p.image_id in wanted or p.kind == BROKEN]
+    there = {p.image_id for p in kept}
+    absent = (image_id for image_id in wanted if image_id not in there)
+    return kept + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
+
+
+def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) -> list[Picture]:
+    """The plan, and as missing the entries of a box file for which it has no picture.
+
+    An entry that is called like a SHA-256 may belong to any file, and is not counted here.
+    """
+    names = {name for p in plan for name in (p.image_id, Path(p.path).stem) if name}
+    absent = [name for name in given.entries if name not in names and not HASH.fullmatch(name)]
+    return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
+
+
+def pictures_of(argument: str) -> Iterator[Picture]:
+    """The pictures of one argument."""
+    path = Path(argument)
+    if path.is_dir():
+        if any(path.glob("images-*.parquet")):
+            yield from rows_of(find_shards(path, IMAGES, "INPUT"))
+        else:
+            for name in walk(path):
+                yield from members_of(name) if name.endswith(TARS) else [Picture(path=name)]
+        return
+    for name in [argument] if path.is_file() else sorted(glob.glob(argument, recursive=True)):
+        if name.endswith(".parquet"):
+            yield from rows_of(find_shards(name, IMAGES, "INPUT"))
+        elif name.endswith(".txt"):
+            yield from listed(Path(name))
+        elif name.endswith(TARS):
+            yield from members_of(name)
+        elif Path(name).is_file():
+            yield Picture(path=name)
+
+
+def walk(folder: Path) -> Iterator[str]:
+    """Pictures and tars below a folder, sorted; links to folders are not followed."""
+    for base, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            if name.lower().endswith((*SUFFIXES, *TARS)) and not name.startswith("."):
+                yield os.path.join(base, name)
+
+
+def listed(path: Path) -> Iterator[Picture]:
+    """The paths of a list, one a line, relative to the list's folder."""
+    for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        if line.strip():
+            yield Picture(path=str(path.parent / line.strip()))
+
+
+def members_of(path: str) -> Iterator[Picture]:
+    """The pictures of a tar; what cannot be read of it counts as one that is broken."""
+    try:
+        for member in members(Path(path)):
+            if member.suffix in SUFFIXES:
+                yield Picture(
+                    path=path,
+                    image_id=usable_id(member.key),
+                    group=member.offset,
+                    row=member.size,
+                    kind=MEMBER,
+                )
+    except BrokenArchive as error:
+        print(f"WARNING: {error}", file=sys.stderr)
+        yield Picture(path=path, kind=BROKEN)
+
+
+def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
+    """The rows of images tables."""
+    for shard in shards:
+        with pq.ParquetFile(shard) as file:
+            for group in range(file.num_row_groups):
+                ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
+                for row, image_id in enumerate(ids):
+                    yield Picture(
+                        path=str(shard), image_id=image_id, group=group, row=row, kind=ROW
+                    )
+
+
+def plan_digest(plan: Sequence[Picture]) -> str:
+    """Identifies a plan: which pictures, in which order, and how large the files are.
+
+    A killed run continues only on the same plan.
+    """
+    digest = hashlib.sha256()
+    sizes: dict[str, int] = {}
+    for picture in plan:
+        if picture.path not in sizes:
+            exists = os.path.isfile(picture.path)
+            sizes[picture.path] = os.path.getsize(picture.path) if exists else -1
+        place = (picture.kind, picture.group, picture.row)
+        line = (picture.path, picture.image_id, *place, sizes[picture.path])
+        digest.update(f"{line!r}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:32]

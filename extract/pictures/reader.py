@@ -1,0 +1,83 @@
+"""The reader gives the bytes of a plan's pictures, wherever they lie."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.extract.pictures.decode import Rejected
+from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.pictures.tar import BrokenArchive, read_member
+from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.rejects import Reason
+
+
+class PictureReader:
+    """Reads planned pictures; of a table, the row group last used stays in memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._place: tuple[str, int] | None = None
+        self._group: pa.Table | None = None
+
+    def read(self, picture: Picture) -> tuple[str, bytes]:
+        """A picture's id and bytes. Raises Rejected."""
+        data = self.data_of(picture)
+        return image_id_of(data) if picture.image_id is None else picture.image_id, data
+
+    def data_of(self, picture: Picture) -> bytes:
+        """A picture's bytes."""
+        match picture.kind:
+            case "row":
+                return self.read_row(picture)
+            case "member":
+                return self.read_member(picture)
+            case "broken":
+                raise Rejected(Reason.BROKEN_ARCHIVE, "the rest of the archive cannot be read")
+            case "missing":
+                raise Rejected(Reason.MISSING_IMAGE, f"named in {picture.path}")
+            case "repeated":
+                raise Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
+        return self.read_file(Path(picture.path))
+
+    def read_member(self, picture: Picture) -> bytes:
+        """A tar member's bytes; one over the limit is not read."""
+        if picture.row > self._max_bytes:
+            raise Rejected(Reason.TOO_LARGE, f"{picture.row} bytes, limit {self._max_bytes}")
+        try:
+            return read_member(Path(picture.path), picture.group, picture.row)
+        except (OSError, BrokenArchive) as error:
+            raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None
+
+    def read_file(self, path: Path) -> bytes:
+        """A file's bytes; a file over the limit is not read."""
+        try:
+            size = path.stat().st_size
+            if size > self._max_bytes:
+                raise Rejected(Reason.TOO_LARGE, f"{size} bytes, limit {self._max_bytes}")
+            return path.read_bytes()
+        except (OSError, ValueError) as error:
+            raise Rejected(Reason.MISSING_IMAGE, str(error)) from None
+
+    def read_row(self, picture: Picture) -> bytes:
+        """The bytes of a table's row, or of the local file that its uri names."""
+        group = self.row_group(picture.path, picture.group)
+        data = group.column("bytes")[picture.row].as_py()
+        if data is not None:
+            assert isinstance(data, bytes)
+            return data
+        uri = group.column("uri")[picture.row].as_py()
+        if uri is None or "://" in uri:
+            raise Rejected(Reason.MISSING_IMAGE, f"no bytes, and no local file (uri {uri})")
+        return self.read_file(Path(picture.path).parent / uri)
+
+    def row_group(self, path: str, group: int) -> pa.Table:
+        """A row group's bytes and uris."""
+        if self._group is None or self._place != (path, group):
+            try:
+                with pq.ParquetFile(path) as file:
+                    self._group = file.read_row_group(group, columns=["bytes", "uri"])
+            except (OSError, pa.ArrowException) as error:
+                raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None
+            self._place = (path, group)
+        return self._group

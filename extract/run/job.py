@@ -1,0 +1,240 @@
+"""``extract-rois run``: a plan of pictures to shards of regions and rejects, resumable by shard."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.extract.config import ExtractConfig
+from vlmill.extract.detect.detector import Detector
+from vlmill.extract.pictures.decode import Rejected
+from vlmill.extract.pictures.given_boxes import GivenBoxes
+from vlmill.extract.pictures.plan import Picture, plan_digest
+from vlmill.extract.run.batches import Extracted
+from vlmill.extract.run.devices import Crew, Engine, Window, engine_of, windows_of
+from vlmill.extract.run.shards import Background, PartWriter
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard, shard_name
+from vlmill.schemas.readers.regions import RegionRow, region_arrays
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import REGIONS, REJECTS
+
+JOB = "extract-rois run"
+STAGE = "regions"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """The pictures of one of ``total`` shards."""
+
+    index: int
+    total: int
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that one run needs to make any of its shards.
+
+    Another process than the one that planned makes a part with an empty ``plan``.
+    """
+
+    plan: Sequence[Picture]
+    output: Path
+    detector: Detector
+    config: ExtractConfig
+    given: GivenBoxes | None = None
+
+    @property
+    def num_shards(self) -> int:
+        return -(-len(self.plan) // self.config.storage.pictures_per_shard)
+
+    def part(self, index: int) -> Part:
+        """The pictures of a shard."""
+        size = self.config.storage.pictures_per_shard
+        pictures = self.plan[index * size : (index + 1) * size]
+        return Part(index=index, total=self.num_shards, pictures=pictures)
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the output, the plan included: a killed run continues only on it."""
+        return {
+            "software": SOFTWARE,
+            "pictures": len(self.plan),
+            "plan": plan_digest(self.plan),
+            **self.producer(),
+        }
+
+    def producer(self) -> dict[str, Any]:
+        """What the shards' metadata says of their making."""
+        return {
+            "job": JOB,
+            "detector_fingerprint": self.detector.fingerprint,
+            "weights": self.detector.weights,
+            "device": self.detector.device.type,  # their number does not change a row
+            "detector": dataclasses.asdict(self.detector.model.config),
+            **self.config.settings(),
+            **({} if self.given is None else {"boxes": "given", "given": self.given.digest}),
+        }
+
+    def arrays(self) -> dict[str, Any]:
+        """Types and widths of the shards' binary columns."""
+        spec, storage = self.detector.model.config, self.config.storage
+        kept = storage.class_probs == "full" or storage.top_k is not None
+        return region_arrays(
+            dtype=storage.dtype,
+            feature_dim=spec.feature_size,
+            class_probs_dim=spec.num_classes + 1 if kept else None,
+            top_k=storage.top_k and min(storage.top_k, spec.num_classes + 1),
+        )
+
+
+def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int, int]:
+    """Makes every shard that is not there yet; returns the rows of regions and of rejects.
+
+    ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way, the rows
+    that wait to be written and the ids seen so far, not by the pictures' bytes. Raises InputError
+    if the output holds a run with other settings.
+    """
+    settings = job.settings()
+    if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
+        print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
+        return count_rows(read_manifest(job.output)["shards"])
+    finished = {i: found for i in range(job.num_shards) if (found := finished_shards(job, i))}
+    done = sum(len(job.part(index).pictures) for index in finished)
+    todo = [index for index in range(job.num_shards) if index not in finished]
+    with (
+        Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress,
+        engine_of(crew or Crew(), job.detector, job.config, job.given) as engine,
+        Background() as background,
+    ):
+        results = results_of(engine, job, [job.part(index) for index in todo])
+        written = write_parts(job, finished, results, progress, background)
+    shards = [
+        shard
+        for index in range(job.num_shards)
+        for shard in finished.get(index) or written[index].shards
+    ]
+    write_manifest(job.output, shards, job=JOB, settings=settings)
+    return count_rows(shards)
+
+
+def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extracted]:
+    """What becomes of the parts' pictures, one after the other."""
+    size = job.config.window
+    windows: Iterator[Window] = chain.from_iterable(windows_of(p.pictures, size) for p in parts)
+    return chain.from_iterable(engine(windows))
+
+
+def write_parts(
+    job: Job,
+    finished: Mapping[int, Sequence[Shard]],
+    results: Iterator[Extracted],
+    progress: Progress,
+    background: Background,
+) -> dict[int, PartWriter]:
+    """Writes the parts that are not finished, each with its number of the results."""
+    seen: set[str] = set()
+    written = {}
+    for index in range(job.num_shards):
+        part = job.part(index)
+        if index in finished:
+            seen.update(image_ids(job.output / finished[index][0].name))
+        else:
+            written[index] = write_part(job, part, seen, results, progress, background)
+        seen.update(planned_ids(part))
+    return written
+
+
+def write_part(
+    job: Job,
+    part: Part,
+    seen: set[str],
+    results: Iterator[Extracted],
+    progress: Progress,
+    background: Background,
+) -> PartWriter:
+    """Queues one part's shards. ``seen``: the ids that have rows already; grows."""
+    writer = PartWriter(
+        background,
+        job.output,
+        part.index,
+        part.total,
+        producer=job.producer(),
+        arrays=job.arrays(),
+        dtype=job.config.storage.dtype,
+        compression=job.config.storage.compression,
+    )
+    with writer:
+        for one in islice(results, len(part.pictures)):
+            try:
+                writer.add(settled(one, seen))
+                progress.advance()
+            except Rejected as why:
+                writer.reject(reject(STAGE, one.picture.key, why.reason, why.detail))
+                progress.advance(rejects=1)
+    return writer
+
+
+def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
+    """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
+    with (
+        engine_of(Crew(), job.detector, job.config, job.given) as engine,
+        Background() as background,
+    ):
+        results = results_of(engine, job, [part])
+        writer = write_part(job, part, set(), results, progress, background)
+    return writer.shards
+
+
+def finished_shards(job: Job, index: int) -> list[Shard]:
+    """Both files of a part that an earlier run has finished; none if they cannot be read."""
+    total = job.num_shards
+    paths = [(t, job.output / shard_name(t, index, total)) for t in (REGIONS, REJECTS)]
+    try:
+        return [describe_shard(path, table.name) for table, path in paths]
+    except (OSError, pa.ArrowException):
+        return []  # missing or damaged: the part is made again
+
+
+def settled(one: Extracted, seen: set[str]) -> RegionRow:
+    """The picture's row, if its id has none yet. Raises Rejected.
+
+    Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
+    a file counts from the first row.
+    """
+    planned = one.picture.image_id
+    if one.image_id is not None and one.image_id in seen:
+        raise Rejected(Reason.DUPLICATE, f"{one.image_id} came earlier")
+    if planned is not None:
+        seen.add(planned)
+    if isinstance(one.result, Rejected):
+        raise one.result
+    seen.add(one.result.image_id)
+    return one.result
+
+
+def planned_ids(part: Part) -> set[str]:
+    """The ids that are known before anything is read: those of tables' rows."""
+    return {p.image_id for p in part.pictures if p.image_id is not None}
+
+
+def image_ids(path: Path) -> list[str]:
+    """The ids of a shard's rows."""
+    ids: list[str] = pq.read_table(path, columns=["image_id"]).column(0).to_pylist()
+    return ids
+
+
+def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
+    """Rows of regions and of rejects."""
+    regions, rejects = (
+        sum(s.rows for s in shards if s.table == t.name) for t in (REGIONS, REJECTS)
+    )
+    return regions, rejects

@@ -1,0 +1,200 @@
+"""Pictures decoded and resized, here or in worker processes, in the order of the plan.
+
+No more than a fixed number is under way, so memory does not grow.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+
+import torch
+
+from vlmill.extract.config import InputLimits
+from vlmill.extract.pictures.decode import Rejected, decode
+from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.pictures.resize import NetworkInput, PixelInput, lighter_input, network_input
+from vlmill.models.detector.config import DetectorConfig
+
+# Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
+UNDER_WAY_PER_WORKER = 2
+# What worker processes import before they are forked.
+PRELOADED = ("vlmill.extract.run.devices",)
+
+
+def process_context() -> BaseContext:
+    """How processes are started: as forks of one that has imported everything and run nothing.
+
+    A fork of this process may hang, because it has run torch; to import anew takes each process
+    seconds. Where there is no such server (Windows), they do import anew.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """How far a picture is: its network input, the pixels for it, or why it gets none."""
+
+    picture: Picture
+    image_id: str | None  # None: it could not be read
+    result: NetworkInput | PixelInput | Rejected
+
+
+Source = Callable[[Iterable[Picture]], Iterator[Ready]]
+
+
+def prepare(
+    picture: Picture,
+    reader: PictureReader,
+    spec: DetectorConfig,
+    limits: InputLimits,
+    *,
+    resize: bool = True,
+) -> Ready:
+    """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
+    image_id = picture.image_id
+    try:
+        image_id, data = reader.read(picture)
+        last = network_input if resize else lighter_input
+        made: NetworkInput | PixelInput | Rejected = last(decode(data, limits), spec, limits)
+    except Rejected as why:
+        made = why
+    return Ready(picture=picture, image_id=image_id, result=made)
+
+
+def inline(spec: DetectorConfig, limits: InputLimits, *, resize: bool = True) -> Source:
+    """Prepares each picture when it is asked for."""
+    reader = PictureReader(limits.max_bytes)
+
+    def source(pictures: Iterable[Picture]) -> Iterator[Ready]:
+        for picture in pictures:
+            yield prepare(picture, reader, spec, limits, resize=resize)
+
+    return source
+
+
+def under_way(workers: int, batch_size: int) -> int:
+    """How many pictures worker processes may be ahead: for themselves, and for the next batch."""
+    return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
+
+
+@contextmanager
+def pool(
+    spec: DetectorConfig, limits: InputLimits, workers: int, batch_size: int, *, resize: bool
+) -> Iterator[Source]:
+    """Prepares pictures in worker processes, a few ahead."""
+    executor = ProcessPoolExecutor(
+        workers,
+        mp_context=process_context(),
+        initializer=start_worker,
+        initargs=(spec, limits, resize),
+    )
+
+    def source(pictures: Iterable[Picture]) -> Iterator[Ready]:
+        tasks: deque[Future[Ready]] = deque()
+        try:
+            for picture in pictures:
+                tasks.append(executor.submit(prepare_here, picture))
+                if len(tasks) > under_way(workers, batch_size):
+                    yield unpacked(tasks.popleft().result())
+            while tasks:
+                yield unpacked(tasks.popleft().result())
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a process of --workers was ended from outside (memory?); "
+                "the same command continues where it stopped"
+            ) from None
+
+    try:
+        yield source
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def source_of(
+    spec: DetectorConfig,
+    limits: InputLimits,
+    workers: int,
+    batch_size: int = 1,
+    *,
+    resize: bool = True,
+) -> Iterator[Source]:
+    """Prepares pictures here, or in worker processes; without ``resize`` a GPU does the last.
+
+    What workers send is read by one thread of this process: the 6 MB of a resized photograph take
+    it 20 ms on a slow core, more than a fast GPU needs for the picture; its pixels are 1 MB.
+    """
+    if not workers:
+        yield inline(spec, limits, resize=resize)
+        return
+    with pool(spec, limits, workers, batch_size, resize=resize) as source:
+        yield source
+
+
+def packed(ready: Ready) -> Ready:
+    """With an array in place of the tensor: torch would send a file of shared memory for each."""
+    if not isinstance(ready.result, NetworkInput):
+        return ready
+    array = dataclasses.replace(ready.result, tensor=ready.result.tensor.numpy())  # type: ignore[arg-type]
+    return dataclasses.replace(ready, result=array)
+
+
+def unpacked(ready: Ready) -> Ready:
+    """The tensor again."""
+    if not isinstance(ready.result, NetworkInput):
+        return ready
+    tensor = torch.from_numpy(ready.result.tensor)
+    return dataclasses.replace(ready, result=dataclasses.replace(ready.result, tensor=tensor))
+
+
+# --- in a worker process --------------------------------------------------------------------------
+
+_here: Callable[[Picture], Ready] | None = None
+
+
+def start_worker(spec: DetectorConfig, limits: InputLimits, resize: bool) -> None:
+    """Readies a worker process."""
+    global _here
+    live_as_long_as_the_parent()
+    torch.set_num_threads(1)
+    reader = PictureReader(limits.max_bytes)
+
+    def here(picture: Picture) -> Ready:
+        return packed(prepare(picture, reader, spec, limits, resize=resize))
+
+    _here = here
+
+
+def prepare_here(picture: Picture) -> Ready:
+    """A worker's task."""
+    assert _here is not None
+    return _here(picture)
+
+
+def live_as_long_as_the_parent() -> None:
+    """Ends this process when the parent does, even by SIGKILL; interrupts are the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+
+        def watch() -> None:
+            wait([sentinel])
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()

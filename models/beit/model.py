@@ -1,0 +1,235 @@
+"""BEiT (Bao et al., arXiv:2106.08254): masked image modelling, and the classifier made from it.
+
+VLMo's first stage. B pictures, S pixels a side, N patches, M = N + 1 positions (class token first),
+H width, h heads, V visual tokens, C classes. Where the paper is silent, the released code speaks.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.checks import (
+    check_finite,
+    check_heads,
+    check_mask,
+    check_numbers,
+    check_shares,
+    check_sizes,
+    check_std,
+    readable,
+)
+from vlmill.models.layers.blocks import INIT_STD, FeedForward, PreNormBlock, layer_norm
+from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.embeddings import PatchEmbedding
+from vlmill.models.layers.packing import Layout
+from vlmill.models.layers.relative_position import RelativeBias, image_index, num_image_rows
+
+EXPERT = "image"  # the one feed-forward part; VLMo's vision expert begins as it
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeitConfig:
+    """Sizes and switches; defaults are the base model's in pretraining (sec. 2 and 3.1).
+
+    ``num_visual_tokens`` 0 and ``num_classes`` 0 leave their heads out.
+    """
+
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    image_size: int = 224
+    patch_size: int = 16
+    relative_positions: bool = True
+    shared_relative: bool = True  # one table for all layers; a classifier has one a layer
+    absolute_positions: bool = False
+    layer_scale: float | None = 0.1
+    drop_path: float = 0.1
+    eps: float = 1e-6  # of all layer norms; transformers' published configurations say 1e-12
+    num_visual_tokens: int = 8192
+    num_classes: int = 0
+    mean_pooling: bool = True  # a classifier's: patches' mean, else the class token
+    init_std: float = INIT_STD
+
+    def __post_init__(self) -> None:
+        check_sizes(self, from_zero=("num_visual_tokens", "num_classes"))
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "drop_path")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size={self.image_size} is no multiple of patch_size={self.patch_size}"
+            )
+        if self.num_visual_tokens and self.num_classes:
+            raise ValueError(
+                f"num_visual_tokens={self.num_visual_tokens} and num_classes={self.num_classes}: "
+                "want one head; a classifier has num_visual_tokens=0"
+            )
+
+    @property
+    def side(self) -> int:
+        """Patches a side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a layer norm ends the encoder; mean pooling puts its own behind the mean."""
+        return not (self.num_classes and self.mean_pooling)
+
+
+def beit_base(**changes: Any) -> BeitConfig:
+    """The base model of masked image modelling, 92.0 million parameters."""
+    return BeitConfig(**changes)
+
+
+def beit_large(**changes: Any) -> BeitConfig:
+    """The large one, 311.5 million parameters; its layers begin nearly closed."""
+    large: dict[str, Any] = {
+        "width": 1024,
+        "num_layers": 24,
+        "num_heads": 16,
+        "intermediate_width": 4096,
+        "layer_scale": 1e-5,
+    }
+    return BeitConfig(**(large | changes))
+
+
+def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:
+    """``config`` for fine-tuning to classes: mean pooling, one relative table a layer."""
+    return dataclasses.replace(
+        config, num_visual_tokens=0, num_classes=num_classes, shared_relative=False
+    )
+
+
+class Beit(nn.Module):
+    """The encoder with the head that the configuration asks for."""
+
+    image_index: Int[Tensor, "M M"]
+
+    def __init__(self, config: BeitConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.patch_embedding = PatchEmbedding(
+            config.image_size, config.patch_size, width, positions=config.absolute_positions
+        )
+        last = max(config.num_layers - 1, 1)
+        self.layers = nn.ModuleList(
+            PreNormBlock(
+                width,
+                config.num_heads,
+                config.intermediate_width,
+                experts=(EXPERT,),
+                layer_scale=config.layer_scale,
+                drop_path=config.drop_path * number / last,
+                eps=config.eps,
+            )
+            for number in range(config.num_layers)
+        )
+        self.norm = layer_norm(width, config.eps) if config.final_norm else nn.Identity()
+        self.relative = nn.ModuleList()
+        if config.relative_positions:
+            rows = num_image_rows(config.side)
+            self.relative.extend(
+                RelativeBias(rows, 1, config.num_heads)
+                for _ in range(1 if config.shared_relative else config.num_layers)
+            )
+            self.register_buffer("image_index", image_index(config.side), persistent=False)
+        if config.num_visual_tokens:
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+            self.visual_head = Linear(width, config.num_visual_tokens)
+        if config.num_classes:
+            if config.mean_pooling:
+                self.pooled_norm = layer_norm(width, config.eps)
+            self.class_head = Linear(width, config.num_classes)
+        _init_beit(self)
+
+    def forward(
+        self, pixels: Float[Tensor, "B 3 S S"], masked: Bool[Tensor, "B N"] | None = None
+    ) -> Float[Tensor, "B M H"]:
+        """Last hidden states; ``masked`` patches are replaced by the mask token (sec. 2.3).
+
+        Raises ValueError for another size, masked patches without a head for visual tokens or of
+        another number and, on the CPU, for pixels that are not finite.
+        """
+        check_numbers("pixels", pixels, "scale and normalise them")
+        if masked is not None and not self.config.num_visual_tokens:
+            raise ValueError("masked patches need num_visual_tokens above 0 in the configuration")
+        if masked is not None:
+            check_mask("masked", masked)
+            if tuple(masked.shape) != (wanted := (len(pixels), self.config.side**2)):
+                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {wanted}")
+        if readable(pixels):
+            check_finite("pixels", pixels, "pictures", "decode these pictures again")
+        token = None if masked is None else self.mask_token[0, 0]
+        hidden: Tensor = self.patch_embedding(pixels, masked, token)
+        layout = Layout((hidden.shape[0], hidden.shape[1]))
+        biases = self._biases()
+        for layer, bias in zip(self.layers, biases, strict=True):
+            hidden = layer(hidden, layout, ((EXPERT, hidden.shape[1]),), bias)
+        states: Float[Tensor, "B M H"] = self.norm(hidden)
+        return states
+
+    def _biases(self) -> list[Float[Tensor, "h M M"] | None]:
+        count = self.config.num_layers
+        if not self.config.relative_positions:
+            return [None] * count
+        gathered = [table(self.image_index)[0] for table in self.relative]
+        return gathered * count if self.config.shared_relative else gathered
+
+    def visual_logits(self, patches: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
+        """Logits of visual tokens for the states of masked patches (eq. 3).
+
+        Raises ValueError if the model has no such head.
+        """
+        if not self.config.num_visual_tokens:
+            raise ValueError("num_visual_tokens=0: this BEiT has no head of visual tokens")
+        logits: Float[Tensor, "*K V"] = self.visual_head(patches)
+        return logits
+
+    def pooled(self, states: Float[Tensor, "B M H"]) -> Float[Tensor, "B H"]:
+        """What a classifier reads: the patches' mean behind a layer norm, or the class token."""
+        if not self.config.mean_pooling:
+            return states[:, 0]
+        mean: Float[Tensor, "B H"] = self.pooled_norm(states[:, 1:].mean(dim=1))
+        return mean
+
+    def class_logits(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B C"]:
+        """Logits of the classes of images. Raises ValueError if the model has no such head."""
+        if not self.config.num_classes:
+            raise ValueError("num_classes=0: this BEiT has no classifier; see image_classifier")
+        logits: Float[Tensor, "B C"] = self.class_head(self.pooled(self(pixels)))
+        return logits
+
+
+def _init_beit(model: Beit) -> None:
+    """Normal distributions cut at one deviation; outputs of layer l scaled by 1 / sqrt(2 l).
+
+    The scaling (sec. 2.5 of the paper) counts layers from 1.
+    """
+    std = model.config.init_std
+    patches = model.patch_embedding
+    drawn: list[Tensor] = [patches.class_token]
+    if patches.position is not None:
+        drawn.append(patches.position)
+    if model.config.num_visual_tokens:
+        drawn.append(model.mask_token)
+    for part in model.modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            drawn.append(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    for tensor in drawn:
+        nn.init.trunc_normal_(tensor, std=std, a=-std, b=std)
+    with torch.no_grad():
+        for number, layer in enumerate(model.layers, start=1):
+            assert isinstance(layer, PreNormBlock)
+            layer.attention.out.weight.div_(math.sqrt(2 * number))
+            feed_forward = layer.experts[EXPERT]
+            assert isinstance(feed_forward, FeedForward)
+            feed_forward.down.weight.div_(math.sqrt(2 * number))

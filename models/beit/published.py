@@ -1,0 +1,199 @@
+"""BEiT's checkpoints: the released layout and both of Hugging Face's."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.models.beit.model import EXPERT, Beit, BeitConfig
+from vlmill.models.convert.family import Family
+from vlmill.models.convert.files import without_prefix
+from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.layers.relative_position import (
+    CLASS_ROWS,
+    image_index,
+    resize_absolute,
+    resize_relative,
+)
+from vlmill.models.vlmo.published import block_links
+
+TABLE = "relative_position_bias_table"
+SHARED_TABLE = f"rel_pos_bias.{TABLE}"
+LAYER_TABLE = re.compile(rf"^blocks\.(\d+)\.attn\.{TABLE}$")
+
+# Keys of the released code's and of transformers' configuration, and our fields.
+FIELDS = {
+    "embed_dim": "width",
+    "hidden_size": "width",
+    "depth": "num_layers",
+    "num_hidden_layers": "num_layers",
+    "num_heads": "num_heads",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_width",
+    "img_size": "image_size",
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "use_shared_rel_pos_bias": "shared_relative",
+    "use_shared_relative_position_bias": "shared_relative",
+    "use_abs_pos_emb": "absolute_positions",
+    "use_absolute_position_embeddings": "absolute_positions",
+    "drop_path_rate": "drop_path",
+    "layer_norm_eps": "eps",
+    "use_mean_pooling": "mean_pooling",
+    "initializer_range": "init_std",
+}
+
+
+def configure(config: Mapping[str, Any]) -> BeitConfig:
+    """Of the released code's settings, or of transformers' config.json.
+
+    ``num_classes`` (``num_labels``, ``id2label``) gives a classifier, otherwise ``vocab_size`` the
+    head of masked image modelling.
+    """
+    fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
+    if "width" not in fields:
+        raise ValueError("no embed_dim or hidden_size: want BEiT's settings or config.json")
+    own = config.get("use_rel_pos_bias", config.get("use_relative_position_bias", False))
+    fields["relative_positions"] = bool(own or fields.get("shared_relative"))
+    fields["shared_relative"] = bool(fields.get("shared_relative", not own))
+    if "intermediate_width" not in fields:
+        fields["intermediate_width"] = round(fields["width"] * config.get("mlp_ratio", 4))
+    start = config.get("layer_scale_init_value", 0.1 if config.get("layer_scale", True) else 0.0)
+    fields["layer_scale"] = start or None
+    architectures = config.get("architectures") or [""]
+    labels = config.get("num_labels", len(config.get("id2label", ())))
+    if config.get("num_classes"):
+        classes = int(config["num_classes"])
+    else:
+        classes = labels if "Classification" in architectures[0] else 0
+    tokens = 0 if classes else config.get("vocab_size") or 0
+    return BeitConfig(**fields, num_classes=classes, num_visual_tokens=tokens)
+
+
+RENAMES = (
+    (re.compile(r"^beit\."), ""),
+    (re.compile(r"^embeddings\.patch_embeddings\.projection\."), "patch_embed.proj."),
+    (re.compile(r"^embeddings\.(cls_token|mask_token)$"), r"\1"),
+    (re.compile(r"^embeddings\.position_embeddings$"), "pos_embed"),
+    (
+        re.compile(rf"^(encoder\.relative_position_bias|shared_position_bias)\.{TABLE}$"),
+        SHARED_TABLE,
+    ),
+    (re.compile(r"^(encoder\.layer|layers)\."), "blocks."),
+    (
+        re.compile(rf"^(blocks\.\d+)\.(attention\.attention\.)?relative_position_bias\.{TABLE}$"),
+        rf"\1.attn.{TABLE}",
+    ),
+    (re.compile(r"\.attention\.attention\.(query|key|value)\."), r".attn.\1."),
+    (re.compile(r"\.attention\.q_proj\."), ".attn.query."),
+    (re.compile(r"\.attention\.k_proj\."), ".attn.key."),
+    (re.compile(r"\.attention\.v_proj\."), ".attn.value."),
+    (re.compile(r"\.attention\.(output\.dense|o_proj)\."), ".attn.proj."),
+    (re.compile(r"^(blocks\.\d+)\.intermediate\.dense\."), r"\1.mlp.fc1."),
+    (re.compile(r"^(blocks\.\d+)\.output\.dense\."), r"\1.mlp.fc2."),
+    (re.compile(r"\.layernorm_before\."), ".norm1."),
+    (re.compile(r"\.layernorm_after\."), ".norm2."),
+    (re.compile(r"\.lambda_([12])$"), r".gamma_\1"),
+    (re.compile(r"^pooler\.layernorm\."), "fc_norm."),
+    (re.compile(r"^layernorm\."), "norm."),
+    (re.compile(r"^classifier\."), "head."),
+)
+QUERY = re.compile(r"^(blocks\.\d+\.attn)\.query\.weight$")
+
+
+def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A BEiT state dict of any layout under the released code's names, query, key, value fused."""
+    renamed = {}
+    for name, tensor in without_prefix(state, "backbone.").items():
+        for pattern, replacement in RENAMES:
+            name = pattern.sub(replacement, name)
+        renamed[name] = tensor
+    for name in list(renamed):
+        if found := QUERY.match(name):
+            base = found[1]
+            parts = [renamed.pop(f"{base}.{part}.weight") for part in ("query", "key", "value")]
+            renamed[f"{base}.qkv.weight"] = torch.cat(parts)
+            for part, letter in (("query", "q"), ("value", "v")):
+                if f"{base}.{part}.bias" in renamed:
+                    renamed[f"{base}.{letter}_bias"] = renamed.pop(f"{base}.{part}.bias")
+    return renamed
+
+
+def links(model: nn.Module) -> list[Link]:
+    """Under the released code's names."""
+    assert isinstance(model, Beit)
+    config = model.config
+    found = [
+        *linked("patch_embedding.projection", "patch_embed.proj"),
+        Link("patch_embedding.class_token", ("cls_token",)),
+    ]
+    if config.absolute_positions:
+        found.append(Link("patch_embedding.position", ("pos_embed",)))
+    if config.final_norm:
+        found += linked("norm", "norm")
+    if config.num_visual_tokens:
+        found.append(Link("mask_token", ("mask_token",)))
+        found += linked("visual_head", "lm_head")
+    if config.num_classes:
+        found += linked("pooled_norm", "fc_norm") if config.mean_pooling else []
+        found += linked("class_head", "head")
+    for number in range(len(model.relative)):
+        name = SHARED_TABLE if config.shared_relative else f"blocks.{number}.attn.{TABLE}"
+        found.append(Link(f"relative.{number}.table", (name,)))
+    for number in range(config.num_layers):
+        experts = {EXPERT: ("norm2", "mlp")}
+        scaled = config.layer_scale is not None
+        found += block_links(f"layers.{number}", f"blocks.{number}", experts, scaled=scaled)
+    return found
+
+
+def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Positions at the model's resolution; a shared table for every layer that has its own."""
+    assert isinstance(model, Beit)
+    config = model.config
+    fitted = dict(state)
+    if "pos_embed" in fitted:
+        fitted["pos_embed"] = resize_absolute(fitted["pos_embed"], config.side)
+    if SHARED_TABLE in fitted and config.relative_positions and not config.shared_relative:
+        shared = fitted.pop(SHARED_TABLE)
+        names = [f"blocks.{number}.attn.{TABLE}" for number in range(config.num_layers)]
+        fitted |= dict.fromkeys(names, shared)
+    for name in fitted:
+        if name == SHARED_TABLE or LAYER_TABLE.match(name):
+            fitted[name] = resize_image_table(fitted[name], config.side)
+    return fitted
+
+
+def resize_image_table(table: Tensor, side: int) -> Tensor:
+    """A table of patches and class token at another resolution; the last rows are copied."""
+    patches, rest = table[:-CLASS_ROWS], table[-CLASS_ROWS:]
+    return torch.cat([resize_relative(patches, side), rest])
+
+
+def rebuilt(model: nn.Module) -> dict[str, Tensor]:
+    """The index matrices that the released code keeps as buffers."""
+    assert isinstance(model, Beit)
+    config = model.config
+    if not config.relative_positions:
+        return {}
+    index = image_index(config.side)
+    if config.shared_relative:
+        return {"rel_pos_bias.relative_position_index": index}
+    names = (f"blocks.{i}.attn.relative_position_index" for i in range(config.num_layers))
+    return dict.fromkeys(names, index)
+
+
+IGNORED = ("*relative_position_index",)
+
+BEIT = Family(
+    configs=(BeitConfig,),
+    configure=configure,
+    build=Beit,
+    links=links,
+    prepare=canonical,
+    ignored=IGNORED,
+    fit=fit,
+    rebuilt=rebuilt,
+)

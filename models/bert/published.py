@@ -1,0 +1,68 @@
+"""BERT's own checkpoints: Hugging Face's and the original layout."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from vlmill.models.bert.model import Bert, BertConfig
+from vlmill.models.convert.family import Family
+from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.names import block_links, canonical, mlm_head_links, text_embedding_links
+from vlmill.models.layers.blocks import LAYER_NORM_EPS
+
+DECODER_BIAS = "cls.predictions.decoder.bias"  # the word head's bias again, in newer files
+
+# Keys of bert_config.json and of transformers' config.json, and our fields.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_width",
+    "max_position_embeddings": "num_positions",
+    "type_vocab_size": "num_segments",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "hidden_act": "act",
+    "initializer_range": "init_std",
+}
+
+
+def configure(config: Mapping[str, Any]) -> BertConfig:
+    """Of a published configuration. Raises ValueError for another network than BERT's."""
+    kind, eps = config.get("model_type", "bert"), config.get("layer_norm_eps", LAYER_NORM_EPS)
+    if kind != "bert" or eps != LAYER_NORM_EPS:
+        raise ValueError(
+            f"model_type={kind!r} with layer_norm_eps={eps}: family bert is BERT itself, with "
+            f"{LAYER_NORM_EPS}; other networks' weights can only start one of ours"
+        )
+    if "hidden_size" not in config:
+        raise ValueError("no hidden_size: want BERT's bert_config.json or config.json")
+    return BertConfig(**{ours: config[key] for key, ours in FIELDS.items() if key in config})
+
+
+def links(model: nn.Module) -> list[Link]:
+    """Under the names of `transformers`' BertForPreTraining."""
+    assert isinstance(model, Bert)
+    found = [
+        *text_embedding_links(),
+        *linked("pooler.dense", "bert.pooler.dense"),
+        *mlm_head_links(tied_bias=(DECODER_BIAS,)),
+        *linked("next_sentence_head", "cls.seq_relationship"),
+    ]
+    for number in range(len(model.layers)):
+        found += block_links(f"layers.{number}", f"bert.encoder.layer.{number}")
+    return found
+
+
+IGNORED = ("bert.embeddings.position_ids",)  # a buffer that counts 0, 1, 2, ...
+
+BERT = Family(
+    configs=(BertConfig,),
+    configure=configure,
+    build=Bert,
+    links=links,
+    prepare=canonical,
+    ignored=IGNORED,
+)

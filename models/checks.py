@@ -1,0 +1,166 @@
+"""Batches and configurations are checked here; each function raises ValueError.
+
+The message names the argument and the numbers. B texts or pictures, T tokens. Shapes and dtypes
+cost nothing to look at. Values are read once, and wait for the device they lie on: see `readable`.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether a forward pass may look at values: on the CPU, and not while it is traced."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_tensor(name: str, value: object) -> None:
+    """It is a tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}, want a tensor")
+
+
+def check_ids(name: str, ids: Tensor) -> None:
+    """Ids are int64."""
+    if ids.dtype != torch.int64:
+        raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
+
+
+def check_places(name: str, places: Tensor) -> None:
+    """Places of a grid are int64 in one row."""
+    check_ids(name, places)
+    if places.ndim != 1:
+        raise ValueError(f"{name} has shape {tuple(places.shape)}, want one row of places")
+
+
+def check_marked(name: str, places: Tensor, mask_name: str, mask: Tensor) -> None:
+    """Places are those that a mask marks: who changes a batch's mask has to change both."""
+    if len(places) != int(mask.sum()) or not bool(mask.flatten()[places].all()):
+        raise ValueError(
+            f"{name} holds {len(places)} places, which are not the {int(mask.sum())} that "
+            f"{mask_name} marks; give those of this mask (layout.cells_of), or None"
+        )
+
+
+def check_mask(name: str, mask: Tensor) -> None:
+    """A mask is bool: a float one with 1 for real entries would be added to scores."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name} is {mask.dtype}, want torch.bool with True for real entries")
+
+
+def check_numbers(name: str, values: Tensor, remedy: str) -> None:
+    """Features and pixels are floating point."""
+    if not values.is_floating_point():
+        raise ValueError(f"{name} is {values.dtype}, want floating point; {remedy}")
+
+
+def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
+    """Numbers are of the model's type; under autocast they may be of another."""
+    device = values.device.type
+    if values.dtype != weight.dtype and not torch.is_autocast_enabled(device):
+        raise ValueError(
+            f"{name} is {values.dtype}, the model's weights are {weight.dtype}; convert either, or "
+            f"run the model under torch.autocast({device!r})"
+        )
+
+
+def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) -> None:
+    """Texts as a model of text takes them: ids and masks of one shape, a position at least."""
+    for name, value in (("tokens", tokens), ("token_mask", token_mask)):
+        check_tensor(name, value)
+    shape = tuple(tokens.shape)
+    if len(shape) != 2 or not shape[1]:
+        raise ValueError(f"tokens has shape {shape}, want [texts, tokens] with one token at least")
+    if tuple(token_mask.shape) != shape:
+        raise ValueError(f"token_mask has shape {tuple(token_mask.shape)}, tokens {shape}")
+    check_ids("tokens", tokens)
+    check_mask("token_mask", token_mask)
+    if isinstance(segments, Tensor):
+        if tuple(segments.shape) != shape:
+            raise ValueError(f"segments has shape {tuple(segments.shape)}, tokens {shape}")
+        check_ids("segments", segments)
+
+
+def check_occupied(name: str, mask: Tensor, kind: str, of: str = "pairs") -> None:
+    """Each row of a mask [B, N] marks something."""
+    filled = mask.any(dim=1)
+    if not bool(filled.all()):
+        empty = (~filled).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{name}: {len(empty)} of {len(mask)} {of} have no {kind} (first: row {empty[0]}); "
+            f"leave such {of} out of the batch"
+        )
+
+
+def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
+    """Ids are from 0 to below ``count``, which is called ``limit``."""
+    if not ids.numel():
+        return
+    low, high = (int(bound) for bound in ids.aminmax())
+    if low < 0 or high >= count:
+        wrong = (ids < 0) | (ids >= count)
+        row = int(wrong.flatten(1).any(dim=1).nonzero()[0])
+        raise ValueError(
+            f"{name} has ids from {low} to {high} (first wrong one in row {row}), want 0 to "
+            f"{count - 1} ({limit}={count})"
+        )
+
+
+def check_finite(name: str, values: Tensor, of: str, remedy: str) -> None:
+    """No NaN and no infinity in [B, ...]."""
+    # The sum shows both and reads each number once; only what stands out is looked at in detail.
+    if bool(torch.isfinite(values.detach().sum(dtype=torch.float32))):
+        return
+    bad = (~torch.isfinite(values)).flatten(1).any(dim=1).nonzero().flatten()
+    if len(bad):
+        raise ValueError(
+            f"{name}: {len(bad)} of {len(values)} {of} hold NaN or infinite values (first: row "
+            f"{int(bad[0])}); {remedy}"
+        )
+
+
+def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
+    """Every field of type int is a whole number from 1; those ``from_zero`` may be 0."""
+    for field in dataclasses.fields(config):
+        size = getattr(config, field.name)
+        if field.type is int and type(size) is not int:
+            raise ValueError(f"{field.name}={size!r}: want a whole number")
+        if field.type is int and size < (0 if field.name in from_zero else 1):
+            raise ValueError(f"{field.name}={size}: want a positive number")
+
+
+def check_shares(config: Any, *names: str) -> None:
+    """The named fields are rates of dropping: from 0 to below 1."""
+    for name in names:
+        share = getattr(config, name)
+        if not isinstance(share, float | int) or not 0 <= share < 1:
+            raise ValueError(f"{name}={share!r}: want a share from 0 to below 1")
+
+
+def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
+    """The named width divides into the named number of heads."""
+    if getattr(config, width) % getattr(config, num_heads):
+        raise ValueError(
+            f"{width}={getattr(config, width)} is no multiple of {num_heads}="
+            f"{getattr(config, num_heads)}; each head takes an equal share of the width"
+        )
+
+
+def check_std(config: Any, name: str = "init_std") -> None:
+    """A standard deviation of new weights: a number above 0."""
+    std = getattr(config, name)
+    if not isinstance(std, float | int) or not 0 < std < math.inf:
+        raise ValueError(f"{name}={std!r}: want a number above 0")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What may have been meant by ``name``, and what there is: the end of an error's message."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]!r}? There" if close else "there"
+    return f"{meant} are {', '.join(known)}"

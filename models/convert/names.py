@@ -1,0 +1,133 @@
+"""Several families of published checkpoints share these names: BERT's, and those of pairs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from vlmill.models.convert.keymap import Link, linked
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
+DECODER = "cls.predictions.decoder.weight"  # the word table again
+
+
+def text_embedding_links(
+    ours: str = "text_embedding",
+    theirs: str = "bert.embeddings",
+    *,
+    tied: Sequence[str] = (DECODER,),
+    segment_rows: int | None = None,
+) -> list[Link]:
+    """Of a `TextEmbedding`; ``tied`` are further names of the word table in the reference.
+
+    ``segment_rows``: the leading rows of the segment table that the reference has; None: all.
+    """
+    return [
+        Link(f"{ours}.word.weight", (f"{theirs}.word_embeddings.weight",), also=tuple(tied)),
+        Link(f"{ours}.position.weight", (f"{theirs}.position_embeddings.weight",)),
+        Link(
+            f"{ours}.segment.weight",
+            (f"{theirs}.token_type_embeddings.weight",),
+            rows=segment_rows,
+        ),
+        *linked(f"{ours}.norm", f"{theirs}.LayerNorm"),
+    ]
+
+
+def block_links(ours: str, theirs: str) -> list[Link]:
+    """Of a `PostNormBlock`: ``block_links("layers.0", "bert.encoder.layer.0")``."""
+    attention = f"{theirs}.attention"
+    names = [f"{attention}.self.{part}" for part in ("query", "key", "value")]
+    return [
+        *linked(f"{ours}.attention.qkv", *names),
+        *linked(f"{ours}.attention.out", f"{attention}.output.dense"),
+        *linked(f"{ours}.norm", f"{attention}.output.LayerNorm"),
+        *feed_forward_links(f"{ours}.feed_forward", f"{theirs}.intermediate", f"{theirs}.output"),
+    ]
+
+
+def feed_forward_links(ours: str, up: str, down: str) -> list[Link]:
+    """Of a `FeedForwardSublayer`, whose two halves the reference calls ``up`` and ``down``."""
+    return [
+        *linked(f"{ours}.feed_forward.up", f"{up}.dense"),
+        *linked(f"{ours}.feed_forward.down", f"{down}.dense"),
+        *linked(f"{ours}.norm", f"{down}.LayerNorm"),
+    ]
+
+
+def mlm_head_links(
+    ours: str = "mlm_head", theirs: str = "cls.predictions", *, tied_bias: Sequence[str] = ()
+) -> list[Link]:
+    """Of an `MlmHead`; its decoder belongs to the word table's link.
+
+    ``tied_bias`` are further names of the bias in the reference.
+    """
+    return [
+        *linked(f"{ours}.transform.dense", f"{theirs}.transform.dense"),
+        *linked(f"{ours}.transform.norm", f"{theirs}.transform.LayerNorm"),
+        Link(f"{ours}.bias", (f"{theirs}.bias",), also=tuple(tied_bias)),
+    ]
+
+
+# Other layouts' names, in this order: TensorFlow's layer norms, RoBERTa's model and word head.
+RENAMES = (
+    (re.compile(r"\.gamma$"), ".weight"),
+    (re.compile(r"\.beta$"), ".bias"),
+    (re.compile(r"^roberta\."), "bert."),
+    (re.compile(r"^lm_head\.(dense|layer_norm)\."), r"cls.predictions.transform.\1."),
+    (re.compile(r"^lm_head\."), "cls.predictions."),
+    (re.compile(r"\.layer_norm\."), ".LayerNorm."),
+)
+BARE = ("embeddings.", "encoder.", "pooler.")  # of a file without heads and prefix
+
+
+def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A BERT or RoBERTa state dict under the names of `transformers`' BertForPreTraining.
+
+    Layouts met in the wild: ``gamma`` and ``beta`` for layer norms' weight and bias, as converted
+    from TensorFlow; without the prefix ``bert.``, as written by a model without heads; RoBERTa's
+    ``roberta.`` and ``lm_head.``.
+    """
+    renamed = {}
+    for name, tensor in state.items():
+        new = name
+        for pattern, replacement in RENAMES:
+            new = pattern.sub(replacement, new)
+        renamed[f"bert.{new}" if new.startswith(BARE) else new] = tensor
+    return renamed
+
+
+def region_embedding_links(ours: str, theirs: str) -> list[Link]:
+    """Of a `RegionEmbedding`, as ViLBERT and what comes from its code call it."""
+    return [
+        *linked(f"{ours}.feature", f"{theirs}.image_embeddings"),
+        *linked(f"{ours}.location", f"{theirs}.image_location_embeddings"),
+        *linked(f"{ours}.norm", f"{theirs}.LayerNorm"),
+    ]
+
+
+def pretraining_links(matching: str) -> list[Link]:
+    """Of `PairHeads`; ``matching`` is the reference's name of the matching layer."""
+    return [
+        *mlm_head_links(),
+        *linked("region_head.transform.dense", "cls.imagePredictions.transform.dense"),
+        *linked("region_head.transform.norm", "cls.imagePredictions.transform.LayerNorm"),
+        *linked("region_head.decoder", "cls.imagePredictions.decoder"),
+        *linked("match_head", matching),
+    ]
+
+
+def score_links() -> list[Link]:
+    """Of `ScoreHeads`; the last is spelled so in every checkpoint."""
+    return [
+        *linked("score_head", "vil_logit"),
+        *linked("region_head", "vision_logit"),
+        *linked("token_head", "linguisic_logit"),
+    ]
+
+
+def under(prefix: str, link: Link) -> Link:
+    """The link of a tensor that has moved into the module ``prefix``."""
+    return replace(link, ours=f"{prefix}.{link.ours}")

@@ -1,0 +1,304 @@
+"""Faster R-CNN on ResNet C4: the detectors of bottom-up attention and of Detectron2.
+
+Papers: Ren et al. 2015 (arXiv:1506.01497), Anderson et al. 2018 (arXiv:1707.07998).  Parameter
+names are those of the published PyTorch weights (vlmill.models.detector.published).
+
+N pictures, R regions, K classes and L attributes (K1 and L1 with background, where the family has
+it), D = feature size, G x V cells of the feature map.  Boxes are (x1, y1, x2, y2) in pixels of the
+network's input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.ops import roi_align, roi_pool
+
+from vlmill.models.detector.boxes import clip_boxes, decode_boxes
+from vlmill.models.detector.config import BLOCKS, DetectorConfig
+from vlmill.models.detector.cpu_stages import pooled_means, shares_windows
+from vlmill.models.detector.proposals import ProposalGenerator
+from vlmill.models.detector.resnet import (
+    Norm,
+    PreActivationBottleneck,
+    Stem,
+    pre_activation_stage,
+    relu,
+    resnet_stage,
+    widened,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detections:
+    """What the network says of one picture's R proposals (or given boxes), before any selection."""
+
+    boxes: Float[Tensor, "R 4"]  # proposals, not refined
+    features: Float[Tensor, "R D"]
+    class_probs: Float[Tensor, "R K1"]  # background where the family has it
+    attribute_probs: Float[Tensor, "R L1"] | None = None  # None: no attribute head
+    box_deltas: Float[Tensor, "R B4"] | None = None  # None: the family writes proposals
+
+
+class Backbone(nn.Module):
+    """Stem to res4: one feature map of stride 16."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        self.stem = Stem(
+            config.stem_channels,
+            norm_of(config, 1),
+            ceil_pool=config.stem_ceil_pool,
+            normalise_input=config.pre_activation,
+        )
+        self.res2 = backbone_stage(config, 2)
+        self.res3 = backbone_stage(config, 3)
+        self.res4 = backbone_stage(config, 4)
+
+    def forward(self, picture: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        features: Tensor = self.res4(self.res3(self.res2(self.stem(picture))))
+        return features
+
+
+def norm_of(config: DetectorConfig, number: int) -> Norm:
+    """The normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
+    frozen = number <= config.frozen_stages
+    return Norm(eps=config.norm_eps, kind="frozen" if frozen else config.batch_norm)
+
+
+def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
+    """Stage 2 to 5 of the configured ResNet; res2 keeps the stem's resolution."""
+    factor = 2 ** (number - 2)
+    before = config.stem_channels if number == 2 else config.res2_channels * factor // 2
+    blocks = BLOCKS[config.depth][number - 2]
+    widths = (before, config.res2_width * factor, config.res2_channels * factor)
+    stride = {2: 1, 5: config.res5_stride}.get(number, 2)
+    norm = norm_of(config, number)
+    if config.pre_activation:
+        return pre_activation_stage(blocks, *widths, norm, stride=stride, activated=number == 5)
+    return resnet_stage(
+        blocks,
+        *widths,
+        norm,
+        stride=stride,
+        dilation=config.res5_dilation if number == 5 else 1,
+        stride_in_1x1=config.stride_in_1x1,
+    )
+
+
+class BoxPredictor(nn.Module):
+    """Classes, box regressions and, given the likeliest class, attributes of a region's feature."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        self.config = config
+        size, classes = config.feature_size, config.num_classes + 1
+        self.cls_score = nn.Linear(size, classes)
+        self.bbox_pred = nn.Linear(size, 4 * config.num_regressed)
+        if config.num_attributes:
+            self.cls_embed = nn.Embedding(classes, config.class_embedding_size)
+            self.attr_linear1 = nn.Linear(
+                size + config.class_embedding_size, config.attribute_hidden_size
+            )
+            self.attr_linear2 = nn.Linear(config.attribute_hidden_size, config.num_attributes + 1)
+
+    def attribute_logits(
+        self, features: Float[Tensor, "R D"], class_logits: Float[Tensor, "R K1"]
+    ) -> Float[Tensor, "R L1"]:
+        """The class may be background here, as in the original network."""
+        embedded = self.cls_embed(class_logits.argmax(dim=1))
+        hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
+        logits: Tensor = self.attr_linear2(hidden)
+        return logits
+
+    def attribute_probs(self, logits: Float[Tensor, "R L1"]) -> Float[Tensor, "R L"]:
+        """Softmax with "no attribute" (the first), or without it (the last output)."""
+        return (logits if self.config.attribute_background else logits[:, :-1]).softmax(dim=1)
+
+
+class RoiHeads(nn.Module):
+    """RoI pooling, res5 and the predictors."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.res5 = backbone_stage(config, 5)
+        if config.pre_activation:
+            self.res5_bn = norm_of(config, 5).layer(config.feature_size)
+        self.box_predictor = BoxPredictor(config)
+
+    def pool(
+        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"]
+    ) -> Float[Tensor, "R C P P"]:
+        """The regions' cells, on a grid of the configured size."""
+        return pool_regions(features, boxes, self.config)
+
+    def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
+        """The mean of res5 over each pooled region."""
+        x: Tensor = self.res5(pooled)
+        if self.config.pre_activation:
+            x = relu(self.res5_bn(x))
+        return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def region_features(
+        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"], chunk: int
+    ) -> Float[Tensor, "R D"]:
+        """The mean of res5 over each region, ``chunk`` regions at a time to bound memory.
+
+        Of one picture; of several, each box begins with its picture's number (B = 5).
+        """
+        if not len(boxes):
+            return boxes.new_zeros((0, self.config.feature_size))
+        if (
+            self.config.pooling == "pool"
+            and boxes.shape[1] == 4
+            and features.device.type == "cpu"
+            and shares_windows(self.res5)
+        ):
+            size, scale = self.config.pool_size, 1 / self.config.stride
+            return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
+        # Once for all chunks: torchvision's pooling would do both to the whole map for each. A
+        # maximum of bfloat16 numbers is one of them, so nothing is rounded otherwise.
+        maps = widened(features).contiguous()
+        parts = torch.split(boxes, chunk)
+        return torch.cat([self.region_means(self.pool(maps, part)) for part in parts])
+
+
+def pool_regions(
+    features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"], config: DetectorConfig
+) -> Float[Tensor, "R C P P"]:
+    """RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches), or
+    RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
+
+    Of several pictures each box begins with its picture's number (B = 5).
+    """
+    size, scale = config.pool_size, 1 / config.stride
+    rois = [boxes] if boxes.shape[1] == 4 else boxes
+    if config.pooling == "pool":
+        pooled: Tensor = roi_pool(features, rois, size, scale)
+        return pooled
+    aligned = config.pooling == "align"
+    pooled = roi_align(features, rois, size, scale, config.sampling_ratio, aligned)
+    return pooled
+
+
+class FasterRCNN(nn.Module):
+    """The whole detector: one picture in, all its proposals described.
+
+    Trainable: gradients reach every stage above ``config.frozen_stages``.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config)
+        self.proposal_generator = ProposalGenerator(config)
+        self.roi_heads = RoiHeads(config)
+        for number in range(1, config.frozen_stages + 1):
+            name = "stem" if number == 1 else f"res{number}"
+            self.backbone.get_submodule(name).requires_grad_(False)
+
+    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        """What proposals and regions share: res4, activated where res5 expects that."""
+        return self.activate(self.backbone(pictures))
+
+    def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
+        """Pre-activation networks normalise and rectify res4 once, as res5's first block would."""
+        first = self.roi_heads.res5[0]
+        return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
+
+    def forward(
+        self, picture: Float[Tensor, "1 3 H W"], scale: float, chunk: int = 50
+    ) -> Detections:
+        """Detects in one picture, normalised as configured and resized by ``scale``."""
+        return self.detect(picture, [(picture.shape[2], picture.shape[3])], [scale], chunk)[0]
+
+    def detect(
+        self,
+        pictures: Float[Tensor, "N 3 H W"],
+        sizes: Sequence[tuple[int, int]],
+        scales: Sequence[float],
+        chunk: int = 50,
+    ) -> list[Detections]:
+        """Detects in a batch padded to the right and below; ``sizes`` are (height, width) without.
+
+        Padding is part of the pictures here, as it is to the published code: features near a
+        padded border are not those of the picture alone.
+        """
+        features = self.feature_map(pictures)
+        found = []
+        for number, ((height, width), scale) in enumerate(zip(sizes, scales, strict=True)):
+            own = features[number : number + 1]
+            boxes, _ = self.proposal_generator(own, height, width, scale)
+            found.append(self.describe(own, boxes, chunk))
+        return found
+
+    def describe(
+        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int = 50
+    ) -> Detections:
+        """Features, classes and attributes of proposals or given boxes on the feature map."""
+        return self.classify(boxes, self.roi_heads.region_features(features, boxes, chunk))
+
+    def classify(
+        self, boxes: Float[Tensor, "R 4"], region_features: Float[Tensor, "R D"]
+    ) -> Detections:
+        """What the predictors say of regions with these features."""
+        predictor = self.roi_heads.box_predictor
+        class_logits = widened(predictor.cls_score(region_features))
+        attributes = deltas = None
+        if self.config.num_attributes:
+            logits = widened(predictor.attribute_logits(region_features, class_logits))
+            attributes = predictor.attribute_probs(logits)
+        if self.config.written_boxes == "refined":
+            deltas = widened(predictor.bbox_pred(region_features))
+        return Detections(
+            boxes=boxes,
+            features=region_features,
+            class_probs=class_logits.softmax(dim=1),
+            attribute_probs=attributes,
+            box_deltas=deltas,
+        )
+
+    def whole_image(
+        self, features: Float[Tensor, "1 C G V"], height: int, width: int
+    ) -> Float[Tensor, " D"]:
+        """The feature of the region that is the whole picture."""
+        offset = self.config.box_offset
+        corners = [[0.0, 0.0, width - offset, height - offset]]
+        box = widened(features.new_empty(0)).new_tensor(corners)
+        return self.roi_heads.region_features(features, box, 1)[0]
+
+
+def refine_boxes(
+    boxes: Float[Tensor, "R 4"],
+    deltas: Float[Tensor, "R B4"],
+    height: float,
+    width: float,
+    config: DetectorConfig,
+) -> Float[Tensor, "R B 4"]:
+    """Each region's regressed boxes, one a class or one for all, clipped to the picture."""
+    decoded = decode_boxes(
+        boxes,
+        deltas,
+        weights=config.box_weights,
+        offset=config.box_offset,
+        max_log_scale=config.max_log_scale,
+    )
+    clipped = clip_boxes(decoded, height, width, config.box_offset)
+    return clipped.reshape(len(boxes), clipped.shape[1] // 4, 4)
+
+
+def foreground_classes(
+    probs: Float[Tensor, "R K1"], config: DetectorConfig
+) -> Float[Tensor, "R K"]:
+    """Class probabilities without background's, not renormalised."""
+    return probs[:, 1:] if config.background == "first" else probs[:, :-1]
+
+
+def foreground_attributes(
+    probs: Float[Tensor, "R L1"], config: DetectorConfig
+) -> Float[Tensor, "R L"]:
+    """Attribute probabilities without that of "no attribute", not renormalised."""
+    return probs[:, 1:] if config.attribute_background else probs

@@ -1,0 +1,162 @@
+"""Published detector weights: whose layout a state dict has, what sizes, and how to load it.
+
+Four layouts share Detectron2's names for the body and the box predictor and differ in the rest:
+
+=============  ====================================================================
+detectron2     no attribute head
+airsplay       ``cls_embedding``, ``fc_attr``, ``attr_score``; background is last
+hf-frcnn       the same names, and a counter of batches in every normalisation
+milvlg         ``cls_embed``, ``attr_linear1``, ``attr_linear2``; background is first
+=============  ====================================================================
+
+milvlg's ResNet-152 ("milvlg-r152") is known by its blocks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vlmill.models.detector.config import BLOCKS, CONVENTIONS, DetectorConfig, Family
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+
+PREDICTOR = "roi_heads.box_predictor."
+ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
+# Our name and the layout's, where they differ.
+RENAMED = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}
+RENAMED_IN = ("airsplay", "hf-frcnn")
+# Of the port's second mode (bua-d2-*): attributes beside the box predictor.
+D2_MODE = "roi_heads.attribute_predictor."
+# Keys that carry nothing to load: how many batches training saw, and the pixels' statistics, which
+# belong to the configuration (config_of_weights).
+IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
+
+
+def recognise_layout(state: Mapping[str, Tensor]) -> str:
+    """A name of :data:`CONVENTIONS`. Raises ValueError for keys of none of them."""
+    if any(key.startswith(D2_MODE) for key in state):
+        raise ValueError(
+            f"{D2_MODE}* is of the port's Detectron2 mode (bua-d2-*), whose conventions are not "
+            "among these; its Caffe mode's files (bua-caffe-*) are read"
+        )
+    names = {key.removeprefix(PREDICTOR).split(".")[0] for key in state if PREDICTOR in key}
+    if names & set(RENAMED):
+        return "milvlg-r152" if "backbone.stem.norm.weight" in state else "milvlg"
+    counters = any(key.endswith("num_batches_tracked") for key in state)
+    if names & set(RENAMED.values()):
+        return "hf-frcnn" if counters else "airsplay"
+    hidden = state.get("proposal_generator.rpn_head.conv.weight")
+    if "cls_score" not in names or hidden is None:
+        raise ValueError(
+            "no published layout (detectron2, airsplay, milvlg, hf-frcnn): missing "
+            f"{PREDICTOR}cls_score.weight or proposal_generator.rpn_head.conv.weight"
+        )
+    # Detectron2's own proposal head is as wide as its input; only the fork's can be narrower.
+    return "detectron2" if hidden.shape[0] == hidden.shape[1] else "airsplay"
+
+
+def config_of_weights(state: Mapping[str, Tensor], **changes: Any) -> DetectorConfig:
+    """The layout's conventions, with sizes from the tensors' shapes and anchors from the file.
+
+    ``changes`` set fields that the file cannot say, or says otherwise. Raises ValueError for an
+    unknown layout, a missing key, or anchors that neither the file nor the family decides.
+    """
+    layout = recognise_layout(state)
+    fields: dict[str, Any] = {**sizes_of(state, layout), **pixels_of(state)}
+    if ANCHORS in state:
+        fields["cell_anchors"] = tuple(tuple(row) for row in state[ANCHORS].tolist())
+    config = CONVENTIONS[layout](**fields | changes)
+    logits = shape_of(state, "proposal_generator.rpn_head.objectness_logits.weight")[0]
+    per_cell = logits // (2 if config.objectness == "softmax" else 1)
+    if per_cell != config.num_anchors:
+        raise ValueError(
+            f"missing {ANCHORS}: the weights have {per_cell} anchors a cell, the {layout} family's "
+            f"own are {config.num_anchors}"
+        )
+    return config
+
+
+def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
+    """Depth, widths and numbers of outputs, from the shapes."""
+    family = "milvlg" if layout == "milvlg-r152" else layout
+    boxes = shape_of(state, f"{PREDICTOR}bbox_pred.weight")[0]
+    sizes = {
+        "depth": depth_of(state),
+        "stem_channels": shape_of(state, "backbone.stem.conv1.weight")[0],
+        "res2_channels": shape_of(state, "backbone.res2.0.conv3.weight")[0],
+        "res2_width": shape_of(state, "backbone.res2.0.conv1.weight")[0],
+        "rpn_channels": shape_of(state, "proposal_generator.rpn_head.conv.weight")[0],
+        "num_classes": shape_of(state, f"{PREDICTOR}cls_score.weight")[0] - 1,
+        "class_specific_boxes": boxes != 4,
+        "num_attributes": 0,
+    }
+    second = published_name(f"{PREDICTOR}attr_linear2.weight", family)
+    if second in state:
+        first = published_name(f"{PREDICTOR}attr_linear1.weight", family)
+        embedding = published_name(f"{PREDICTOR}cls_embed.weight", family)
+        sizes["num_attributes"] = shape_of(state, second)[0] - 1
+        sizes["attribute_hidden_size"] = shape_of(state, first)[0]
+        sizes["class_embedding_size"] = shape_of(state, embedding)[1]
+    return sizes
+
+
+def depth_of(state: Mapping[str, Tensor]) -> int:
+    """The ResNet's depth, by the blocks of its stages."""
+    blocks = []
+    for stage in ("backbone.res2.", "backbone.res3.", "backbone.res4.", "roi_heads.res5."):
+        blocks.append(len({key[len(stage) :].split(".")[0] for key in state if stage in key}))
+    for depth, expected in BLOCKS.items():
+        if tuple(blocks) == expected:
+            return depth
+    raise ValueError(
+        f"res2 to res5 have {blocks} blocks; a ResNet here has one of {list(BLOCKS.values())}"
+    )
+
+
+def pixels_of(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
+    """Mean and deviation of the pixels, where old Detectron2 stored them."""
+    return {
+        name: tuple(state[name].reshape(-1).tolist())
+        for name in ("pixel_mean", "pixel_std")
+        if name in state
+    }
+
+
+def shape_of(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
+    if key not in state:
+        raise ValueError(f"missing {key}")
+    return tuple(state[key].shape)
+
+
+def published_name(key: str, family: Family | str) -> str:
+    """What the family's files call our parameter ``key``."""
+    name = key.removeprefix(PREDICTOR).split(".")[0]
+    if family in RENAMED_IN and key.startswith(PREDICTOR) and name in RENAMED:
+        return key.replace(f"{PREDICTOR}{name}", f"{PREDICTOR}{RENAMED[name]}")
+    return key
+
+
+def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
+    """Loads a state dict of the layout of the model's family, its anchors included.
+
+    Anchors that it lacks are the configured ones. Raises ValueError that names every missing and
+    unexpected key and every tensor of another shape, as the file calls them.
+    """
+    given = {key: value for key, value in state.items() if not key.endswith(IGNORED_SUFFIXES)}
+    family = model.config.family
+    own = {
+        published_name(key, family): (key, value)
+        for key, value in model.state_dict().items()
+        if not key.endswith(IGNORED_SUFFIXES)
+    }
+    complaints = [f"missing {key}" for key in own if key not in given and key != ANCHORS]
+    complaints += [f"unexpected {key}" for key in given if key not in own]
+    complaints += [
+        f"{key} is {tuple(given[key].shape)}, want {tuple(value.shape)}"
+        for key, (_, value) in own.items()
+        if key in given and given[key].shape != value.shape
+    ]
+    if complaints:
+        raise ValueError("the weights do not fit the detector: " + "; ".join(complaints))
+    # Not strict: counters and anchors may be absent, everything else was checked above.
+    model.load_state_dict({own[key][0]: value for key, value in given.items()}, strict=False)

@@ -1,0 +1,77 @@
+"""Random weights for a detector: a stand-in where no trained weights are at hand.
+
+Nothing is detected with them, but the numbers behave: activations keep their scale through 50 to
+152 layers, features differ between regions, and class scores are peaked as a trained network's are.
+Everything follows from the seed alone, without data and without arithmetic that depends on the
+number of threads.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.resnet import Bottleneck, ConvNorm, PreActivationBottleneck
+
+# Standard deviation of mean-subtracted grey levels in photographs, about 64: the stem's norm takes
+# it out.
+PIXEL_SCALE = 1 / 64
+# Makes class logits spread over several units, so that the best of 1600 classes stands out.
+CLASS_LOGIT_SCALE = 8.0
+
+
+def randomise(model: FasterRCNN, seed: int) -> None:
+    """Fills every parameter in place; the same seed gives the same numbers on every machine."""
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.weight.copy_(centred_normal(module.weight, rng))
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, nn.Embedding):
+                module.weight.copy_(centred_normal(module.weight, rng))
+        for stage in (model.backbone.res2, model.backbone.res3, model.backbone.res4):
+            damp_branches(stage)
+        damp_branches(model.roi_heads.res5)
+        scale_heads(model)
+
+
+def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
+    """He et al. 2015 for rectifiers, each filter's mean taken out.
+
+    Rectified inputs share a positive mean, which plain filters pass on until all pictures look
+    alike; a filter that sums to zero does not see it.
+    """
+    drawn = rng.standard_normal(tuple(weight.shape), dtype=np.float32).reshape(len(weight), -1)
+    centred = drawn - drawn.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    scaled = centred * np.float32(math.sqrt(2 / drawn.shape[1]))
+    return torch.from_numpy(scaled.reshape(tuple(weight.shape)))
+
+
+def damp_branches(stage: nn.Module) -> None:
+    """Shrinks each block's branch so that their sum over a stage of any depth stays near 1."""
+    blocks = list(stage.children())
+    for block in blocks:
+        if isinstance(block, Bottleneck):
+            norm_weight(block.conv3).fill_(1 / math.sqrt(len(blocks)))
+        elif isinstance(block, PreActivationBottleneck):  # its norms come before the convolutions
+            block.conv3.weight.mul_(1 / math.sqrt(len(blocks)))
+
+
+def scale_heads(model: FasterRCNN) -> None:
+    """Brings pixels, objectness, box regressions and class logits to a trained network's ranges."""
+    norm_weight(model.backbone.stem.conv1).fill_(PIXEL_SCALE)
+    rpn, predictor = model.proposal_generator.rpn_head, model.roi_heads.box_predictor
+    rpn.anchor_deltas.weight.mul_(0.3)
+    predictor.cls_score.weight.mul_(CLASS_LOGIT_SCALE)
+    predictor.bbox_pred.weight.mul_(0.1)
+
+
+def norm_weight(layer: ConvNorm) -> Tensor:
+    """The scale of a layer's normalisation."""
+    weight = layer.norm.weight
+    assert isinstance(weight, Tensor)
+    return weight

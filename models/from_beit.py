@@ -1,0 +1,90 @@
+"""Starting VLMo from BEiT (arXiv:2111.02358, sec. 3.4; released code)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.models.beit.published import LAYER_TABLE, SHARED_TABLE, canonical, resize_image_table
+from vlmill.models.convert.files import read_state, unwrapped
+from vlmill.models.convert.keymap import CheckpointMismatch, Link, import_state, linked
+from vlmill.models.from_bert import Origin, loaded_origins
+from vlmill.models.layers.relative_position import num_image_rows, resize_absolute
+from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.encoder import VlmoEncoder
+from vlmill.models.vlmo.published import block_links
+
+TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, side by side
+
+
+def initialise_from_beit(
+    model: nn.Module, source: Mapping[str, Any] | str | Path
+) -> dict[str, Origin]:
+    """Copy BEiT's weights into a freshly built model; where each parameter now comes from.
+
+    model: one with a `VlmoEncoder` as its ``encoder``. source: a state dict of the released code's
+    or either of Hugging Face's layouts, or the path of such a file; nothing in it is executed.
+
+    Attention, its norms, layer scales, vision experts and patches become BEiT's; so does the
+    image's part of the relative table, at the model's resolution, where a table that BEiT's layers
+    share serves every layer, and the final norm, which only masked image modelling has. All else
+    stays as it was built: text, language and vision-language experts, types, heads.
+
+    Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
+    another model or an unreadable file, and FileNotFoundError.
+    """
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, VlmoEncoder):
+        raise ValueError(f"{type(model).__name__} does not start from BEiT; VLMo does")
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
+    theirs = with_tables(canonical(state), encoder.config)
+    links = beit_links(encoder.config)
+    table = import_state(model, links, theirs)
+    if table.mismatched:
+        raise CheckpointMismatch(
+            f"{len(table.mismatched)} of BEiT's tensors have other shapes than the model's; build "
+            "it with the sizes of that BEiT",
+            table,
+        )
+    if not table.loaded:
+        raise CheckpointMismatch("nothing in the checkpoint is BEiT's", table)
+    return loaded_origins(model, links, table)
+
+
+def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tensor]:
+    """``state`` with positions as the model has them: its layers' tables side by side, resized."""
+    layers = {int(found[1]): name for name in state if (found := LAYER_TABLE.match(name))}
+    tables = [state[layers[number]] for number in sorted(layers)]
+    if SHARED_TABLE in state:
+        tables = [state[SHARED_TABLE]] * config.num_layers
+    held = dict(state)
+    if tables and config.relative_positions:
+        held[TABLES] = resize_image_table(torch.cat(tables, dim=1), config.side)
+    if "pos_embed" in held:
+        held["pos_embed"] = resize_absolute(held["pos_embed"], config.side)
+    return held
+
+
+def beit_links(config: VlmoConfig) -> list[Link]:
+    """What of the model is which of BEiT's tensors, under the released code's names."""
+    patches = "encoder.patch_embedding"
+    found = [
+        *linked(f"{patches}.projection", "patch_embed.proj"),
+        Link(f"{patches}.class_token", ("cls_token",)),
+        *linked("encoder.norm", "norm"),
+    ]
+    if config.absolute_positions:
+        found.append(Link(f"{patches}.position", ("pos_embed",)))
+    if config.relative_positions:
+        rows = num_image_rows(config.side)
+        found.append(Link("encoder.relative.table", (TABLES,), rows=rows))
+    for number in range(config.num_layers):
+        found += block_links(
+            f"encoder.layers.{number}",
+            f"blocks.{number}",
+            {"image": ("norm2", "mlp")},
+            scaled=config.layer_scale is not None,
+        )
+    return found

@@ -1,0 +1,270 @@
+"""ImageBERT (Qi et al., arXiv:2001.07966): one stream over text and regions.
+
+B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K region classes, D
+feature width. The paper has no released code: what it leaves open is marked [choice].
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.checks import check_dtype, check_heads, check_shares, check_sizes, check_std
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.blocks import INIT_STD, PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
+from vlmill.models.layers.heads import MlmHead, Pooler
+from vlmill.models.layers.packing import layout_of
+from vlmill.models.outputs import Encoded
+from vlmill.models.places import Cells, side_by_side
+
+TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
+WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBertConfig:
+    """Sizes and switches; defaults are the paper's (sec. 3.1, 5.2), from BERT-base uncased."""
+
+    vocab_size: int = 30522
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    num_positions: int = 512  # rows of BERT's position table
+    max_text_tokens: int = 44  # 144 positions in all less 100 regions (sec. 5.2)
+    visual_position_id: int = 44  # [choice] the first row that no word uses
+    region_width: int = 2048
+    num_region_classes: int = 1600
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    image_pre_ln: bool = False  # layer norms on both region projections before the sum, as UNITER
+    image_norm_from_bert: bool = False  # the regions' layer norm starts as BERT's, not as 1 and 0
+    global_widths: tuple[int, ...] = ()  # of whole-picture networks' features, a token each
+    visual_sep_id: int | None = None  # the word id of [SEP], to have one after the regions too
+    itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
+    match_outputs: int = 1  # 2: two classes and a softmax, as UNITER
+    init_std: float = INIT_STD  # of new weights
+
+    def __post_init__(self) -> None:
+        check_sizes(self, from_zero=("visual_position_id",))
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "dropout", "attention_dropout")
+        if min(self.global_widths, default=1) < 1:
+            raise ValueError(f"global_widths={self.global_widths}: want positive numbers")
+        if self.match_outputs > 2:
+            raise ValueError(f"match_outputs={self.match_outputs}: want 1 or 2")
+        if self.visual_sep_id is not None and not 0 <= self.visual_sep_id < self.vocab_size:
+            raise ValueError(
+                f"visual_sep_id={self.visual_sep_id} is none of vocab_size={self.vocab_size} words"
+            )
+        for name, last in (
+            ("max_text_tokens", self.max_text_tokens - 1),
+            ("visual_position_id", self.visual_position_id),
+        ):
+            if last >= self.num_positions:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} needs row {last} of the position table, which "
+                    f"has num_positions={self.num_positions} rows"
+                )
+
+
+def imagebert_base(**changes: Any) -> ImageBertConfig:
+    """The paper's model, 113.9 million parameters; ``changes`` are fields of the config."""
+    return ImageBertConfig(**changes)
+
+
+def imagebert_small(**changes: Any) -> ImageBertConfig:
+    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    small: dict[str, Any] = {
+        "vocab_size": 4000,
+        "width": 192,
+        "num_layers": 4,
+        "num_heads": 4,
+        "intermediate_width": 768,
+        "num_positions": 64,
+        # Without it attention stays in PyTorch's fused CPU kernel, which has no dropout.
+        "attention_dropout": 0.0,
+        # BERT's 0.02 is made for a width of 768. At 192 attention starts so flat that matching
+        # stays at chance for hundreds of steps (42 pairs: R@1 at chance after 300; with 0.07, 0.9).
+        "init_std": 0.07,
+    }
+    return ImageBertConfig(**(small | changes))
+
+
+class ImageBert(nn.Module):
+    """The encoder and its four pretraining heads (sec. 3.3)."""
+
+    def __init__(self, config: ImageBertConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.text_embedding = TextEmbedding(
+            config.vocab_size, config.num_positions, 2, width, config.dropout
+        )
+        self.region_embedding = RegionEmbedding(
+            config.region_width, width, config.dropout, pre_norm=config.image_pre_ln
+        )
+        self.global_features = nn.ModuleList(
+            Linear(features, width) for features in config.global_widths
+        )
+        self.layers = nn.ModuleList(
+            PostNormBlock(
+                width,
+                config.num_heads,
+                config.intermediate_width,
+                config.dropout,
+                config.attention_dropout,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.mlm_head = MlmHead(width, config.vocab_size)
+        self.class_head = Linear(width, config.num_region_classes)
+        self.feature_head = Linear(width, config.region_width)
+        self.pooler = Pooler(width) if config.itm_pooler else nn.Identity()
+        self.match_head = Linear(width, config.match_outputs)
+        init_bert(self, config.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
+        """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
+
+        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
+        Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
+        the CPU, values that mean nothing (`VLInputs.check`).
+        """
+        inputs.check(vocab_size=self.config.vocab_size, num_segments=None, need_regions=False)
+        regions = self.embed_regions(
+            inputs.region_features, inputs.region_locations, inputs.global_features
+        )
+        return self.encode(
+            inputs.tokens,
+            inputs.token_mask,
+            regions,
+            inputs.region_mask,
+            real=inputs.real,
+            pack=pack,
+            read=read,
+        )
+
+    def embed_regions(
+        self,
+        features: Float[Tensor, "B R D"],
+        locations: Float[Tensor, "B R 5"],
+        global_features: Float[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B E H"]:
+        """Regions as the layers take them; whoever pairs a picture with many texts needs it once.
+
+        All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
+        configured, a row for each whole-picture network and one for [SEP] follow, so E >= R.
+        Raises ValueError for another feature width, and if whole-picture features are missing.
+        """
+        tables, config = self.text_embedding, self.config
+        offset = (
+            tables.segment.weight[IMAGE_SEGMENT] + tables.position.weight[config.visual_position_id]
+        )
+        parts = [self.region_embedding(features, locations, offset)]
+        if global_features is not None or self.global_features:
+            parts.append(self._embed_globals(global_features, offset))
+        if config.visual_sep_id is not None:
+            sep = tables.norm(tables.word.weight[config.visual_sep_id] + offset)
+            parts.append(tables.dropout(sep.expand(len(features), 1, -1)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _embed_globals(
+        self, features: Float[Tensor, "B G"] | None, offset: Float[Tensor, " H"]
+    ) -> Float[Tensor, "B C H"]:
+        """Whole-picture features (sec. 5.3, table 4): as regions that are the whole picture.
+
+        [choice] A token for each network, with a projection of its own.
+        """
+        widths = self.config.global_widths
+        came = None if features is None else features.shape[1]
+        if came != (sum(widths) or None) or features is None:
+            raise ValueError(
+                f"global_features are {came} wide, the model takes {sum(widths)} (global_widths="
+                f"{widths}); give what it was built for"
+            )
+        check_dtype("global_features", features, self.text_embedding.word.weight)
+        split = torch.split(features, list(widths), dim=1)
+        projected = [linear(f) for linear, f in zip(self.global_features, split, strict=True)]
+        stacked = torch.stack(projected, dim=1)
+        whole = features.new_tensor(WHOLE_PICTURE).expand(*stacked.shape[:2], -1)
+        embedded: Float[Tensor, "B C H"] = self.region_embedding.join(stacked, whole, offset)
+        return embedded
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        regions: Float[Tensor, "B E H"],
+        region_mask: Bool[Tensor, "B R"],
+        *,
+        real: Cells | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> Encoded:
+        """Encode texts together with embedded regions; arguments as in `VLInputs`.
+
+        Rows beyond ``region_mask`` are those that `embed_regions` adds: always real, never
+        returned.
+        """
+        num_tokens = tokens.shape[1]
+        if not 0 < num_tokens <= self.config.max_text_tokens:
+            raise ValueError(
+                f"tokens has {num_tokens} positions, want 1 to max_text_tokens="
+                f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
+            )
+        text = self.text_embedding(tokens, TEXT_SEGMENT)
+        num_regions = region_mask.shape[1]
+        added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
+        mask = torch.cat([token_mask, region_mask, added], dim=1)
+        places = None
+        if real is not None:
+            others = torch.arange(added.numel(), device=added.device)
+            columns = [(real.text, num_tokens), (real.regions, num_regions)]
+            places = side_by_side([*columns, (others, added.shape[1])])
+        layout = layout_of(mask, places, pack=pack)
+        hidden = layout.pack(torch.cat([text, regions], dim=1))
+        read_of = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
+        hidden = run_layers(self.layers, hidden, layout, read_of)
+        return Encoded(
+            text=hidden[:, :num_tokens],
+            regions=hidden[:, num_tokens : num_tokens + num_regions],
+            pooled=self.pooler(hidden[:, 0]),
+        )
+
+    @torch.no_grad()
+    def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
+        """Start new weights as if features had mean 0 and variance 1, given theirs.
+
+        Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
+        """
+        self.region_embedding.standardise(mean, std)
+        self.feature_head.bias.add_(mean)
+
+    def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Masked language modelling: logits over the vocabulary, where labels are."""
+        logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
+        return logits
+
+    def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
+        """Masked object classification: logits over the detector's classes."""
+        logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
+        return logits
+
+    def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
+        """Masked region feature regression: the features that were masked."""
+        features: Float[Tensor, "N D"] = self.feature_head(region_hidden)
+        return features
+
+    def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Image-text matching: log odds that the two belong together.
+
+        With ``match_outputs=2`` the difference of the two logits, "belongs" the second.
+        """
+        logits: Tensor = self.match_head(pooled)
+        return logits[:, 0] if self.config.match_outputs == 1 else logits[:, 1] - logits[:, 0]

@@ -1,0 +1,4 @@
+"""This is InterBERT (arXiv:2003.13198).
+
+Reading order: ``model``, ``tasks``, ``published``.
+"""

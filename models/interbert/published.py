@@ -1,0 +1,113 @@
+"""InterBERT's checkpoints: the released pretraining model and its fine-tuning heads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from vlmill.models.convert.family import Family
+from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.convert.names import (
+    block_links,
+    canonical,
+    pretraining_links,
+    region_embedding_links,
+    score_links,
+    text_embedding_links,
+    under,
+)
+from vlmill.models.interbert.model import InterBert, InterBertConfig, interbert_released
+from vlmill.models.interbert.tasks import InterBertTasks, InterBertTasksConfig
+
+# Their keys and our fields; absent keys keep the released configuration's values.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "num_interaction_layers",
+    "t_num_hidden_layers": "num_text_layers",
+    "v_num_hidden_layers": "num_visual_layers",
+    "num_attention_heads": "num_heads",
+    "v_num_attention_heads": "visual_num_heads",
+    "intermediate_size": "intermediate_width",
+    "v_intermediate_size": "visual_intermediate_width",
+    "hidden_act": "act",
+    "v_hidden_act": "visual_act",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "v_hidden_dropout_prob": "visual_dropout",
+    "v_attention_probs_dropout_prob": "visual_attention_dropout",
+    "max_position_embeddings": "num_positions",
+    "type_vocab_size": "num_segments",
+    "v_feature_size": "region_width",
+    "bi_hidden_size": "pooled_width",
+    "fusion_method": "fusion",
+    "predict_feature": "regress_features",
+    "initializer_range": "init_std",
+}
+
+
+def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig:
+    """Of the released JSON; with ``num_labels`` it is the fine-tuning model's.
+
+    Unknown keys are no harm. Raises ValueError for widths that differ between the modalities,
+    which the released code cannot run either.
+    """
+    for key in ("hidden_size", "num_attention_heads", "v_num_attention_heads"):
+        if key not in keys:
+            raise ValueError(
+                f"no {key}: want the configuration JSON that came with the model; the weights do "
+                "not tell the numbers of heads"
+            )
+    if keys.get("v_hidden_size", keys["hidden_size"]) != keys["hidden_size"]:
+        raise ValueError(
+            f"v_hidden_size={keys['v_hidden_size']}, hidden_size={keys['hidden_size']}: both go "
+            "through the same layers and have to be equal"
+        )
+    fields = {ours: keys[theirs] for theirs, ours in FIELDS.items() if theirs in keys}
+    if not fields.get("regress_features") and "v_target_size" in keys:
+        fields["num_region_classes"] = keys["v_target_size"]
+    fields["max_text_tokens"] = min(36, fields.get("num_positions", 512))
+    trunk = interbert_released(**fields)
+    if "num_labels" in keys:
+        return InterBertTasksConfig(trunk=trunk, num_answers=keys["num_labels"])
+    return trunk
+
+
+def build(config: InterBertConfig | InterBertTasksConfig) -> nn.Module:
+    """The model that belongs to a configuration."""
+    if isinstance(config, InterBertTasksConfig):
+        return InterBertTasks(config)
+    return InterBert(config)
+
+
+def links(model: nn.Module) -> list[Link]:
+    """Under the released names."""
+    if isinstance(model, InterBertTasks):
+        trunk = [under("trunk", link) for link in links(model.trunk)]
+        return trunk + score_links() + linked("answer_head", "vil_prediction")
+    assert isinstance(model, InterBert)
+    found = [
+        *text_embedding_links(),
+        *region_embedding_links("region_embedding", "bert.v_embeddings"),
+        *linked("text_pooler.dense", "bert.t_pooler.dense"),
+        *linked("visual_pooler.dense", "bert.v_pooler.dense"),
+        *pretraining_links("cls.bi_seq_relationship"),
+    ]
+    # The text's layers go on counting where those of interaction end.
+    num_interaction = len(model.interaction_layers)
+    for n in range(num_interaction):
+        found += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
+    for n in range(len(model.text_layers)):
+        found += block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
+    for n in range(len(model.visual_layers)):
+        found += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
+    return found
+
+
+INTERBERT = Family(
+    configs=(InterBertConfig, InterBertTasksConfig),
+    configure=configure,
+    build=build,
+    links=links,
+    prepare=canonical,
+)

@@ -1,0 +1,111 @@
+"""Heads with which InterBERT is fine-tuned (arXiv:2003.13198, sec. 4).
+
+B pairs, T tokens, P width of what is pooled. Retrieval is fine-tuned with the pretraining head for
+matching, in two classes over each candidate; VCR with one score for each choice.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.checks import check_shares, check_sizes
+from vlmill.models.inputs import VLInputs
+from vlmill.models.interbert.model import InterBert, InterBertConfig
+from vlmill.models.layers.blocks import init_bert
+from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterBertTasksConfig:
+    """The released fine-tuning model; its tasks need one answer, VQA would need more."""
+
+    trunk: InterBertConfig
+    num_answers: int = 1
+    dropout: float = 0.1  # before heads
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterBertTextConfig:
+    """A classifier of text alone (GLUE); one label is a regression (STS-B)."""
+
+    trunk: InterBertConfig
+    num_labels: int
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+class InterBertTasks(ScoreHeads):
+    """The released heads over the fused pair, each region and each token."""
+
+    def __init__(self, config: InterBertTasksConfig) -> None:
+        trunk = config.trunk
+        super().__init__(
+            InterBert(trunk),
+            (trunk.width, trunk.width),
+            trunk.pooled_width,
+            config.dropout,
+            init_std=trunk.init_std,
+        )
+        self.config = config
+        self.answer_head = nn.Linear(trunk.pooled_width, config.num_answers)
+        init_bert(self.answer_head, trunk.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+        """What the heads take; arguments as of the trunk."""
+        encoded: EncodedPair = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
+        """Logits of each answer."""
+        logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
+        return logits
+
+
+class InterBertText(nn.Module):
+    """Text alone: interaction over the words, extraction, pooler, dropout, linear layer.
+
+    The paper evaluates this on GLUE and does not say how text is fed without a picture; [choice]
+    without any region.
+    """
+
+    def __init__(self, config: InterBertTextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = InterBert(config.trunk)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.trunk.pooled_width, config.num_labels)
+        init_bert(self.head, config.trunk.init_std)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        segments: Int[Tensor, "B T"] | None = None,
+        *,
+        pack: bool = True,
+    ) -> Float[Tensor, "B C"]:
+        """Logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given."""
+        batch, width = len(tokens), self.config.trunk.region_width
+        table = self.trunk.text_embedding.word.weight
+        pooled = self.trunk(
+            VLInputs(
+                tokens=tokens,
+                token_mask=token_mask,
+                region_features=table.new_zeros(batch, 0, width),
+                region_locations=table.new_zeros(batch, 0, 5),
+                region_mask=token_mask[:, :0],
+                segments=torch.zeros_like(tokens) if segments is None else segments,
+            ),
+            pack=pack,
+        ).pooled
+        logits: Float[Tensor, "B C"] = self.head(self.dropout(pooled))
+        return logits

@@ -1,0 +1,6 @@
+"""The variants are built from these blocks.
+
+Reading order: ``attention``, ``blocks`` (a layer, co-attention, experts), ``embeddings``,
+``heads``, ``pair_heads`` (the heads of models of pairs), ``packing`` (several lengths in one
+tensor), ``packed_attention`` and ``relative_position``.
+"""

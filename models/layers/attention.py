@@ -1,0 +1,193 @@
+"""Multi-head attention.  B sequences, N positions, H width; rows in either layout (`Layout`)."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.layers.cpu.attention import cpu_attention
+from vlmill.models.layers.cpu.linear import Linear, linear
+from vlmill.models.layers.packed_attention import (
+    adds_bias,
+    biased_attention,
+    packed_attention,
+    reads_packed,
+)
+from vlmill.models.layers.packing import Kept, Layout
+
+Bias = Float[Tensor, "heads N N"]
+
+
+def _check_heads(width: int, num_heads: int) -> None:
+    if width % num_heads:
+        raise ValueError(
+            f"width {width} is no multiple of num_heads {num_heads}; each head takes an "
+            "equal share of the width"
+        )
+
+
+def attend(
+    q: Float[Tensor, "B N heads d"],
+    k: Float[Tensor, "B M heads d"],
+    v: Float[Tensor, "B M heads d"],
+    keys: Layout,
+    dropout: float,
+    bias: Float[Tensor, "heads N M"] | None = None,
+) -> Float[Tensor, "B N H"]:
+    """softmax(q k^T / sqrt(d) + bias) v over the real keys, heads side by side again.
+
+    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The key mask is
+    broadcast over heads and queries; only a ``bias`` makes it a full matrix, where it is neither
+    trained nor in half precision on a GPU.
+    """
+    learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    plain = q.dtype == torch.float32 or torch.is_autocast_enabled("cpu")
+    if on_cpu and plain and (dropout > 0 or learned):
+        return cpu_attention(q, k, v, keys.key_mask, dropout, bias).to(v.dtype).flatten(2)
+    mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
+    if bias is not None and adds_bias(q) and dropout == 0:
+        q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
+        return biased_attention(q, k, v, keys.key_mask, bias).transpose(1, 2).flatten(2)
+    if bias is not None:
+        full = bias.to(q.dtype)[None]
+        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
+    q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def by_heads(
+    projected: Float[Tensor, "*rows parts_H"], num_heads: int, parts: int = 3
+) -> tuple[Float[Tensor, "*rows heads d"], ...]:
+    """Query, key and value, or some ``parts`` of these, from a product that made them at once."""
+    *rows, width = projected.shape
+    return projected.view(*rows, parts, num_heads, width // (parts * num_heads)).unbind(-3)
+
+
+class SelfAttention(nn.Module):
+    """Scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
+
+    Query, key and value come from one product; ``dropout`` falls on the attention weights.
+    ``key_bias=False`` leaves the key's part of the bias out, as BEiT does: a constant for each
+    query, which the softmax cancels.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, dropout: float = 0.0, *, key_bias: bool = True
+    ) -> None:
+        super().__init__()
+        _check_heads(width, num_heads)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.qkv = Linear(width, 3 * width, bias=key_bias)
+        self.query_bias = None if key_bias else nn.Parameter(torch.zeros(width))
+        self.value_bias = None if key_bias else nn.Parameter(torch.zeros(width))
+        self.out = Linear(width, width)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        bias: Bias | None = None,
+        kept: Kept | None = None,
+    ) -> Float[Tensor, "*rows2 H"]:
+        """Attend from every position to the real ones of its sequence.
+
+        ``bias`` is added to the scores. With ``kept`` only these rows come back. A sequence needs
+        one real position at least: without any key the softmax is undefined.
+        """
+        weight, own_bias = self.qkv.weight, self._bias()
+        dropout = self.dropout if self.training else 0.0
+        if kept is None:
+            mixed = self._mixed(linear(hidden, weight, own_bias), layout, dropout, bias)
+        else:
+            width = self.out.in_features
+            of_q, of_kv = torch.split(weight, [width, 2 * width])
+            bias_q, bias_kv = torch.split(own_bias, [width, 2 * width])
+            queries = linear(kept.take(hidden), of_q, bias_q)
+            others = linear(hidden, of_kv, bias_kv)
+            mixed = self._mixed_kept(queries, others, layout, kept, dropout, bias)
+        merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
+        return merged
+
+    def _mixed(
+        self,
+        projected: Float[Tensor, "*rows three_H"],
+        layout: Layout,
+        dropout: float,
+        bias: Bias | None,
+    ) -> Float[Tensor, "*rows H"]:
+        """Attention of all rows, from queries, keys and values side by side."""
+        q, k, v = by_heads(projected, self.num_heads)
+        if bias is None and reads_packed(q, layout, layout):
+            return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
+        q, k, v = by_heads(layout.unpack(projected), self.num_heads)
+        return layout.pack(attend(q, k, v, layout, dropout, bias))
+
+    def _mixed_kept(
+        self,
+        queries: Float[Tensor, "K H"],
+        others: Float[Tensor, "*rows two_H"],
+        layout: Layout,
+        kept: Kept,
+        dropout: float,
+        bias: Bias | None,
+    ) -> Float[Tensor, "K H"]:
+        """Attention of the kept rows to all, from their queries, and keys and values of all."""
+        (q,), (k, v) = by_heads(queries, self.num_heads, 1), by_heads(others, self.num_heads, 2)
+        if bias is None and reads_packed(q, kept.layout, layout):
+            return packed_attention(q, k, v, kept.layout, layout, dropout).flatten(-2)
+        (q,) = by_heads(kept.narrow.unpack(queries), self.num_heads, 1)
+        k, v = by_heads(layout.unpack(others), self.num_heads, 2)
+        bias = None if bias is None else bias[:, : q.shape[1]]
+        return kept.narrow.pack(attend(q, k, v, layout, dropout, bias))
+
+    def _bias(self) -> Float[Tensor, " three_H"]:
+        if self.query_bias is None or self.value_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+
+
+class CoAttention(nn.Module):
+    """Attention from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
+
+    Both directions read the streams as they came. ``dropouts`` fall on the attention weights of
+    the first and of the second stream's queries.
+    """
+
+    def __init__(
+        self,
+        first_width: int,
+        second_width: int,
+        width: int,
+        num_heads: int,
+        dropouts: tuple[float, float],
+    ) -> None:
+        super().__init__()
+        _check_heads(width, num_heads)
+        self.num_heads = num_heads
+        self.dropouts = dropouts
+        self.first_qkv = Linear(first_width, 3 * width)
+        self.second_qkv = Linear(second_width, 3 * width)
+
+    def forward(
+        self,
+        first: Float[Tensor, "*rows1 H1"],
+        first_layout: Layout,
+        second: Float[Tensor, "*rows2 H2"],
+        second_layout: Layout,
+    ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
+        """What each position of the first stream takes from the second, and the reverse."""
+        one, two = self.first_qkv(first), self.second_qkv(second)
+        rates = self.dropouts if self.training else (0.0, 0.0)
+        (q1, k1, v1), (q2, k2, v2) = (by_heads(rows, self.num_heads) for rows in (one, two))
+        if reads_packed(q1, first_layout, second_layout):
+            to_first = packed_attention(q1, k2, v2, first_layout, second_layout, rates[0])
+            to_second = packed_attention(q2, k1, v1, second_layout, first_layout, rates[1])
+            return to_first.flatten(-2), to_second.flatten(-2)
+        q1, k1, v1 = by_heads(first_layout.unpack(one), self.num_heads)
+        q2, k2, v2 = by_heads(second_layout.unpack(two), self.num_heads)
+        to_first = attend(q1, k2, v2, second_layout, rates[0])
+        to_second = attend(q2, k1, v1, first_layout, rates[1])
+        return first_layout.pack(to_first), second_layout.pack(to_second)

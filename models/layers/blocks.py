@@ -1,0 +1,283 @@
+"""Transformer layers and their initialisation.
+
+B sequences, N positions, H width; rows in either layout (`Layout`).
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.layers.attention import Bias, CoAttention, SelfAttention
+from vlmill.models.layers.cpu.dropout import Dropout
+from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.packing import Kept, Layout
+from vlmill.models.places import Places
+
+LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
+INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
+
+# GELU is the exact one, by the error function; "swish" is x * sigmoid(x).
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "swish": F.silu,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name. Raises ValueError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def layer_norm(width: int, eps: float = LAYER_NORM_EPS) -> nn.LayerNorm:
+    """A layer normalisation, with BERT's epsilon unless said otherwise."""
+    return nn.LayerNorm(width, eps=eps)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between."""
+
+    def __init__(self, width: int, intermediate_width: int, act: str = "gelu") -> None:
+        super().__init__()
+        self.up = Linear(width, intermediate_width)
+        self.down = Linear(intermediate_width, width)
+        self.act = activation(act)
+
+    def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
+        """Apply to each position by itself."""
+        mixed: Float[Tensor, "*rows H"] = self.down(self.act(self.up(hidden)))
+        return mixed
+
+
+class FeedForwardSublayer(nn.Module):
+    """The second half of BERT's layer: x = LN(x + dropout(feed_forward(x)))."""
+
+    def __init__(
+        self, width: int, intermediate_width: int, dropout: float, act: str = "gelu"
+    ) -> None:
+        super().__init__()
+        self.feed_forward = FeedForward(width, intermediate_width, act)
+        self.norm = layer_norm(width)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
+        """Apply to each position by itself."""
+        mixed: Float[Tensor, "*rows H"] = self.norm(
+            hidden + self.dropout(self.feed_forward(hidden))
+        )
+        return mixed
+
+
+class PostNormBlock(nn.Module):
+    """BERT's layer: x = LN(x + attention(x)), then x = LN(x + feed_forward(x))."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        intermediate_width: int,
+        dropout: float,
+        attention_dropout: float,
+        act: str = "gelu",
+    ) -> None:
+        super().__init__()
+        self.attention = SelfAttention(width, num_heads, attention_dropout)
+        self.norm = layer_norm(width)
+        self.dropout = Dropout(dropout)
+        self.feed_forward = FeedForwardSublayer(width, intermediate_width, dropout, act)
+
+    def forward(
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, kept: Kept | None = None
+    ) -> Float[Tensor, "*rows2 H"]:
+        """One layer over the positions of ``layout``, for the ``kept`` rows only if given."""
+        attended = self.dropout(self.attention(hidden, layout, kept=kept))
+        if kept is not None:
+            hidden = kept.take(hidden)
+        mixed: Float[Tensor, "*rows2 H"] = self.feed_forward(self.norm(hidden + attended))
+        return mixed
+
+
+def run_layers(
+    layers: Iterable[nn.Module],
+    hidden: Float[Tensor, "*rows H"],
+    layout: Layout,
+    read: Places | None = None,
+) -> Float[Tensor, "B N H"]:
+    """Through `PostNormBlock`s in turn and back into the grid.
+
+    Only the places that are ``read`` are sure to come back, others may be zeros: where losses read
+    few of them, most of the last layer need not be computed.
+    """
+    stack = list(layers)
+    kept = layout.keep(read) if stack else None
+    for layer in stack if kept is None else stack[:-1]:
+        hidden = layer(hidden, layout)
+    if kept is None:
+        return layout.unpack(hidden)
+    return kept.layout.unpack(stack[-1](hidden, layout, kept))
+
+
+class CoAttentionBlock(nn.Module):
+    """Co-attention, then each stream's own feed-forward part (ViLBERT, fig. 2b).
+
+    The streams are numbered; ``widths``, ``intermediate_widths``, ``dropouts`` (on what is added
+    to a stream), ``attention_dropouts`` (of its queries' weights) and ``acts`` are theirs.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, int],
+        attention_width: int,
+        num_heads: int,
+        intermediate_widths: tuple[int, int],
+        dropouts: tuple[float, float],
+        attention_dropouts: tuple[float, float],
+        acts: tuple[str, str] = ("gelu", "gelu"),
+    ) -> None:
+        super().__init__()
+        self.attention = CoAttention(*widths, attention_width, num_heads, attention_dropouts)
+        self.outs = nn.ModuleList(Linear(attention_width, width) for width in widths)
+        self.norms = nn.ModuleList(layer_norm(width) for width in widths)
+        self.dropouts = nn.ModuleList(Dropout(rate) for rate in dropouts)
+        self.feed_forwards = nn.ModuleList(
+            FeedForwardSublayer(width, intermediate, rate, act)
+            for width, intermediate, rate, act in zip(
+                widths, intermediate_widths, dropouts, acts, strict=True
+            )
+        )
+
+    def forward(
+        self,
+        first: Float[Tensor, "*rows1 H1"],
+        first_layout: Layout,
+        second: Float[Tensor, "*rows2 H2"],
+        second_layout: Layout,
+    ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
+        """Both streams, each updated from what the other was before the layer."""
+        taken = self.attention(first, first_layout, second, second_layout)
+        mixed = []
+        for number, (stream, context) in enumerate(zip((first, second), taken, strict=True)):
+            added = self.dropouts[number](self.outs[number](context))
+            mixed.append(self.feed_forwards[number](self.norms[number](stream + added)))
+        return mixed[0], mixed[1]
+
+
+class DropPath(nn.Module):
+    """Leaves a residual branch out for whole sequences (stochastic depth, arXiv:1603.09382).
+
+    In training a sequence keeps the branch with probability 1 - ``rate``, scaled by its inverse.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, rows: slice
+    ) -> Float[Tensor, "*factors 1"] | None:
+        """What to multiply a branch with, sequence by sequence or row by row; None for nothing.
+
+        ``hidden`` holds the ``rows`` (along the last but one dimension) of ``layout``.
+        """
+        if not self.training or self.rate == 0.0:
+            return None
+        keep = hidden.new_empty(layout.shape[0]).bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+        of_rows = layout.sequence_of_rows()
+        return keep[:, None, None] if of_rows is None else keep[of_rows[rows], None]
+
+
+Route = Sequence[tuple[str, int]]  # experts with the number of rows that each takes, in order
+
+
+class PreNormBlock(nn.Module):
+    """x = x + g1 * attention(LN(x)), then x = x + g2 * expert(LN(x)), either with drop path.
+
+    The layer of BEiT (arXiv:2106.08254) and, with several ``experts``, of VLMo (arXiv:2111.02358,
+    sec. 3.2, eq. 1 and 2): attention, its norm and the layer scales g1, g2 are shared, and each
+    expert has a layer norm and a feed-forward part of its own. ``layer_scale`` is the initial
+    value of g1 and g2; None leaves them out.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        intermediate_width: int,
+        *,
+        experts: Sequence[str],
+        layer_scale: float | None,
+        drop_path: float = 0.0,
+        eps: float = 1e-6,
+        key_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(width, eps)
+        self.attention = SelfAttention(width, num_heads, key_bias=key_bias)
+        self.expert_norms = nn.ModuleDict({name: layer_norm(width, eps) for name in experts})
+        self.experts = nn.ModuleDict(
+            {name: FeedForward(width, intermediate_width) for name in experts}
+        )
+        self.drop_path = DropPath(drop_path)
+        self.attention_scale = _layer_scale(width, layer_scale)
+        self.expert_scale = _layer_scale(width, layer_scale)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        route: Route,
+        bias: Bias | None = None,
+        kept: Kept | None = None,
+    ) -> Float[Tensor, "*rows2 H"]:
+        """One layer; ``route`` names the expert of each stretch of rows, ``bias`` as in attention.
+
+        Drop path draws once for attention and once for each stretch. With ``kept`` only these rows
+        come back, and ``route`` is theirs.
+        """
+        attended = self.attention(self.attention_norm(hidden), layout, bias, kept)
+        if kept is not None:
+            hidden, layout = kept.take(hidden), kept.layout
+        drop = self.drop_path(attended, layout, slice(None))
+        hidden = _add_scaled(hidden, attended, self.attention_scale, drop)
+        lengths, stretches, start = [length for _, length in route], [], 0
+        for (name, length), part in zip(route, torch.split(hidden, lengths, dim=-2), strict=True):
+            mixed = self.experts[name](self.expert_norms[name](part))
+            drop = self.drop_path(mixed, layout, slice(start, start + length))
+            stretches.append(_add_scaled(part, mixed, self.expert_scale, drop))
+            start += length
+        return stretches[0] if len(stretches) == 1 else torch.cat(stretches, dim=-2)
+
+
+def _layer_scale(width: int, start: float | None) -> nn.Parameter | None:
+    return None if start is None else nn.Parameter(torch.full((width,), start))
+
+
+def _add_scaled(
+    hidden: Tensor, branch: Tensor, scale: Tensor | None, drop: Tensor | None
+) -> Tensor:
+    """hidden + branch * scale * drop in one pass over the rows, as far as there are factors."""
+    factors = [factor for factor in (scale, drop) if factor is not None]
+    if not factors:
+        return hidden + branch
+    return torch.addcmul(hidden, branch, functools.reduce(torch.mul, factors))
+
+
+def init_bert(module: nn.Module, std: float = INIT_STD) -> None:
+    """Initialise ``module`` and all it holds as BERT does.
+
+    Weights of linear layers and tables from N(0, std^2), biases 0, layer norms 1 and 0.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,117 @@
+"""Attention for training on a CPU, with dropout or a learned bias.
+
+B sequences, N queries, M keys, h heads, d width of a head.
+
+PyTorch has no fused kernel for these there, and steps of its own move queries, keys and values
+once more than this does (a seventh of attention's time at 122 positions). The scores of long
+sequences (64 MB for four pictures of 577 patches and 12 heads) leave the cache between any two
+steps, and products with them run at half of their rate (143 against 302 GFLOP/s). So with a bias,
+as models of pictures have, a few heads of one sequence are taken at a time.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vlmill.models.layers.cpu.dropout import draw_kept
+
+CACHE = 2 << 20  # bytes that a core has to itself, about
+
+
+def cpu_attention(
+    q: Float[Tensor, "B N h d"],
+    k: Float[Tensor, "B M h d"],
+    v: Float[Tensor, "B M h d"],
+    key_mask: Bool[Tensor, "B M"] | None,
+    dropout: float = 0.0,
+    bias: Float[Tensor, "h N M"] | None = None,
+) -> Float[Tensor, "B N h d"]:
+    """dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that ``key_mask`` marks, if given.
+
+    Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's own operators do. Under
+    autocast it computes in float32.
+    """
+    mixed: Float[Tensor, "B N h d"] = _CpuAttention.apply(q, k, v, key_mask, dropout, bias)
+    return mixed
+
+
+def _stretches(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
+    """The matrices to take at a time: all or, of one sequence, a cache full for each thread."""
+    if not few:
+        return [slice(None)]
+    fit = CACHE // (weights[0].numel() * weights.element_size())
+    step = torch.get_num_threads() * max(1, fit)
+    return [
+        slice(first, min(first + step, start + heads))
+        for start in range(0, len(weights), heads)
+        for first in range(start, start + heads, step)
+    ]
+
+
+def _by_head(rows: Float[Tensor, "B N h d"]) -> Float[Tensor, "Bh N d"]:
+    return rows.transpose(1, 2).reshape(-1, rows.shape[1], rows.shape[3])
+
+
+def _by_position(matrices: Float[Tensor, "Bh N d"], heads: int) -> Float[Tensor, "B N h d"]:
+    return matrices.view(-1, heads, *matrices.shape[1:]).transpose(1, 2)
+
+
+def _heads(some: slice, heads: int) -> slice:
+    """Which heads ``some`` matrices of one sequence belong to."""
+    first = some.start % heads
+    return slice(first, first + some.stop - some.start)
+
+
+class _CpuAttention(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        q, k, v, key_mask, rate, bias = given
+        ctx.heads, ctx.scale = q.shape[2], q.shape[3] ** -0.5
+        q, k, v = _by_head(q), _by_head(k), _by_head(v)
+        weights = q.new_empty(*q.shape[:2], k.shape[1])
+        padding = None if key_mask is None else ~key_mask.repeat_interleave(ctx.heads, 0)[:, None]
+        kept = draw_kept(weights, rate)
+        dropped = weights if kept is None else torch.empty_like(weights)
+        mixed = torch.empty_like(q)
+        for some in _stretches(weights, ctx.heads, few=bias is not None):
+            own = weights[some]
+            start = own if bias is None else bias[_heads(some, ctx.heads)]
+            share = 0 if bias is None else 1
+            torch.baddbmm(start, q[some], k[some].mT, beta=share, alpha=ctx.scale, out=own)
+            if padding is not None:
+                own.masked_fill_(padding[some], float("-inf"))
+            torch.softmax(own, dim=-1, out=own)
+            if kept is not None:
+                torch.mul(own, kept[some], out=dropped[some])
+            torch.bmm(dropped[some], v[some], out=mixed[some])
+        ctx.save_for_backward(q, k, v, weights, dropped, kept)
+        return _by_position(mixed, ctx.heads)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, dropped, kept = ctx.saved_tensors
+        grad = _by_head(grads[0])
+        of_q, of_k, of_v = (torch.empty_like(rows) for rows in (q, k, v))
+        of_bias = None
+        if ctx.needs_input_grad[5]:
+            of_bias = weights.new_zeros(ctx.heads, *weights.shape[1:])
+        for some in _stretches(weights, ctx.heads, few=of_bias is not None):
+            torch.bmm(dropped[some].mT, grad[some], out=of_v[some])
+            of_weights = torch.bmm(grad[some], v[some].mT)
+            if kept is not None:
+                of_weights.mul_(kept[some])
+            own = weights[some]
+            of_scores = torch._softmax_backward_data(of_weights, own, -1, own.dtype)
+            if of_bias is not None:
+                of_bias[_heads(some, ctx.heads)] += of_scores
+            to_q, to_k, options = of_q[some], of_k[some], {"beta": 0, "alpha": ctx.scale}
+            torch.baddbmm(to_q, of_scores, k[some], **options, out=to_q)
+            torch.baddbmm(to_k, of_scores.mT, q[some], **options, out=to_k)
+        back = (_by_position(rows, ctx.heads) for rows in (of_q, of_k, of_v))
+        return *back, None, None, of_bias

@@ -1,0 +1,74 @@
+"""Heads with parameters.  N labelled positions, H width, V vocabulary, C outputs."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.layers.blocks import activation, layer_norm
+from vlmill.models.layers.cpu.linear import Linear, linear
+
+
+class Transform(nn.Module):
+    """BERT's transform in front of a decoder: dense, activation, layer norm if ``norm``.
+
+    ``out_width``: the width O that it gives, H unless said otherwise.
+    """
+
+    def __init__(
+        self, width: int, act: str = "gelu", *, norm: bool = True, out_width: int | None = None
+    ) -> None:
+        super().__init__()
+        out_width = out_width or width
+        self.dense = Linear(width, out_width)
+        self.norm = layer_norm(out_width) if norm else nn.Identity()
+        self.act = activation(act)
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N O"]:
+        """Apply to each position by itself."""
+        mixed: Float[Tensor, "*N O"] = self.norm(self.act(self.dense(hidden)))
+        return mixed
+
+
+class MlmHead(nn.Module):
+    """BERT's masked-word head: transform, then the word table as decoder, plus a bias.
+
+    The table is passed in and not kept, so a state dict holds it once.
+    """
+
+    def __init__(self, width: int, vocab_size: int, act: str = "gelu") -> None:
+        super().__init__()
+        self.transform = Transform(width, act)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(
+        self, hidden: Float[Tensor, "*N H"], word_table: Float[Tensor, "V H"]
+    ) -> Float[Tensor, "*N V"]:
+        """Logits over the vocabulary."""
+        return linear(self.transform(hidden), word_table, self.bias)
+
+
+class RegionHead(nn.Module):
+    """Transform, then a linear decoder: classes or features of masked regions."""
+
+    def __init__(self, width: int, outputs: int, act: str = "gelu", *, norm: bool = True) -> None:
+        super().__init__()
+        self.transform = Transform(width, act, norm=norm)
+        self.decoder = Linear(width, outputs)
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
+        """Logits or features, one row for each region."""
+        outputs: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
+        return outputs
+
+
+class Pooler(nn.Module):
+    """Dense and activation over one position's hidden states; BERT's is ``tanh``."""
+
+    def __init__(self, width: int, pooled_width: int | None = None, act: str = "tanh") -> None:
+        super().__init__()
+        self.dense = Linear(width, pooled_width or width)
+        self.act = torch.tanh if act == "tanh" else activation(act)
+
+    def forward(self, first: Float[Tensor, "B H"]) -> Float[Tensor, "B C"]:
+        """Pool the first position's hidden states."""
+        return self.act(self.dense(first))

@@ -1,0 +1,214 @@
+"""Sequences of several lengths lie in one tensor.  B sequences, N positions, H width.
+
+Hidden states come in two layouts. In the *grid* they are [B, N, H] with padding. *Packed* they are
+[L, H]: the L real positions only. Products with weights, layer norms and dropout act on each row by
+itself and cost in proportion to rows, so packing saves what padding costs; only attention has to
+know which rows belong together. On a CPU it goes through the grid; kernels for GPUs read packed
+rows as they lie (`packed_attention`). A compaction brings several parts of a sequence, each with
+gaps, into one without: S cells are then the longest sequence without padding.
+
+How many positions are real depends on values, and no layer asks a GPU for one: see
+`vlmill.models.places`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Int32, Shaped
+from torch import Tensor
+
+from vlmill.models.checks import readable
+from vlmill.models.places import Cells, Places, cells_of, first_cells, moved_to
+
+PACK_FROM = 0.03  # share of padding above which packing pays for its copies, measured on a CPU
+
+
+class Layout(NamedTuple):
+    """Where hidden states lie.
+
+    shape: (B, N) of the grid. key_mask: True where a position is real; None if all are.
+    real: the grid's cells that the packed rows come from; None in the grid. starts: the first row
+    of each sequence and the end of the last, where a sequence's rows lie side by side.
+    """
+
+    shape: tuple[int, int]
+    key_mask: Bool[Tensor, "B N"] | None = None
+    real: Places | None = None
+    starts: Int32[Tensor, " B1"] | None = None
+
+    def pack(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
+        """From the grid into this layout, values of any kind."""
+        if self.real is None:
+            return hidden
+        return hidden.flatten(0, 1).index_select(0, self.real)
+
+    def unpack(self, hidden: Shaped[Tensor, "*rows H"]) -> Shaped[Tensor, "B N H"]:
+        """From this layout into the grid; padding becomes zeros."""
+        if self.real is None:
+            return hidden
+        cells = self.shape[0] * self.shape[1]
+        grid = hidden.new_zeros(cells, hidden.shape[-1]).index_copy(0, self.real, hidden)
+        return grid.view(*self.shape, hidden.shape[-1])
+
+    def keep(self, places: Places | None) -> "Kept | None":
+        """Only the rows of these places; None for all.
+
+        Places of padding are left out on a CPU. Elsewhere packed rows must have every one.
+        """
+        if places is None:
+            return None
+        rows = places
+        if self.real is not None:
+            numbers = torch.arange(len(self.real), device=places.device)
+            cells = self.shape[0] * self.shape[1]
+            rows = places.new_full((cells,), -1).index_copy(0, self.real, numbers)[places]
+            if readable(places):
+                rows, places = rows[rows >= 0], places[rows >= 0]
+        layout = Layout(self.shape, None, places, _starts(places, self.shape))
+        return Kept(rows, layout, _narrowed(places, layout))
+
+    def sequence_of_rows(self) -> Places | None:
+        """Which sequence each packed row belongs to; None in the grid."""
+        return None if self.real is None else self.real // self.shape[1]
+
+
+class Kept(NamedTuple):
+    """Some rows of a layout: their numbers in it, and the packed layout that they make.
+
+    narrow: the same in a grid of no more columns than they reach into, where the host may look.
+    """
+
+    rows: Int[Tensor, " K"]
+    layout: Layout
+    narrow: Layout
+
+    def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
+        """These rows, from either layout."""
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
+
+
+def _narrowed(places: Places, layout: Layout) -> Layout:
+    if not readable(places):
+        return layout
+    sequences, columns = places // layout.shape[1], places % layout.shape[1]
+    reach = int(columns.max()) + 1 if len(columns) else 1
+    return layout._replace(shape=(layout.shape[0], reach), real=sequences * reach + columns)
+
+
+def layout_of(
+    mask: Bool[Tensor, "B N"], real: Places | None = None, *, pack: bool = True
+) -> Layout:
+    """The layout for sequences whose real positions ``mask`` marks, with their places if known.
+
+    Without padding, attention needs no mask. With ``pack`` and enough padding to pay for it the
+    rows are packed, in the order of the grid; off the CPU any padding pays, for a mask keeps
+    attention from its fastest kernels. Where the places are not given, the grid stays for other
+    devices, and while torch.compile traces, which knows no number that depends on values.
+    """
+    shape = (mask.shape[0], mask.shape[1])
+    if torch.compiler.is_compiling():  # one graph for all numbers: no choice depends on them
+        if real is None or not pack:
+            return Layout(shape, mask)
+        return Layout(shape, mask, real, _starts(real, shape))
+    if real is None and not readable(mask):
+        return Layout(shape, mask)
+    padding = mask.numel() - (int(mask.sum()) if real is None else len(real))
+    if not padding:
+        return Layout(shape)
+    if not pack or (readable(mask) and padding < PACK_FROM * mask.numel()):
+        return Layout(shape, mask)
+    real = cells_of(mask) if real is None else real
+    return Layout(shape, mask, real, _starts(real, shape))
+
+
+def _starts(places: Places, shape: tuple[int, int]) -> Int32[Tensor, " B1"]:
+    """The first row of each sequence among rows of these places, and the end of the last."""
+    firsts = torch.arange(shape[0] + 1, device=places.device) * shape[1]
+    return torch.searchsorted(places, firsts, out_int32=True)
+
+
+def joined_layout(
+    first: Bool[Tensor, "B T"],
+    second: Bool[Tensor, "B R"],
+    real: Cells | None = None,
+    *,
+    pack: bool = True,
+) -> tuple[Layout, tuple[int, int]]:
+    """The layout of two modalities in one sequence, ``first`` before ``second``, and their rows.
+
+    Packed, all of the first modality's rows lie before all of the second's, so that
+    ``hidden.split(rows, dim=-2)`` parts the modalities in either layout. ``real``: of the two.
+    """
+    columns = (first.shape[1], second.shape[1])
+    places = None if real is None else real.joined(*columns)
+    layout = layout_of(torch.cat([first, second], dim=1), places, pack=pack)
+    if layout.real is None:
+        return layout, columns
+    if real is None:
+        in_first = layout.real % layout.shape[1] < columns[0]
+        parts = [layout.real[in_first], layout.real[~in_first]]
+    else:
+        parts = [
+            moved_to(real.text, columns[0], sum(columns), 0),
+            moved_to(real.regions, columns[1], sum(columns), columns[0]),
+        ]
+    parted = layout._replace(real=torch.cat(parts), starts=None)
+    return parted, (len(parts[0]), len(parts[1]))
+
+
+class Compaction(NamedTuple):
+    """Which slot lies where.
+
+    layout: of the compacted sequences, or of the slots where these stay as they are. Where they
+    move, slots: for each row of ``layout`` the slot that it holds, counted over the batch; in the
+    grid, cells of padding hold slots of padding. cells: for each real slot its cell in its
+    sequence. real: which slots hold something.
+    """
+
+    layout: Layout
+    real: Bool[Tensor, "B N"]
+    slots: Int[Tensor, "*rows"] | None = None
+    cells: Int[Tensor, "B N"] | None = None
+
+    def take(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
+        """From slots into the compacted layout."""
+        if self.slots is None:
+            return self.layout.pack(hidden)
+        rows = hidden.flatten(0, 1).index_select(0, self.slots.flatten())
+        return rows.view(*self.slots.shape, hidden.shape[-1])
+
+    def put_back(self, grid: Float[Tensor, "B S H"]) -> Float[Tensor, "B N H"]:
+        """From the grid of the compacted layout into slots; zeros in empty ones."""
+        if self.cells is not None:
+            cells = self.cells.clamp(min=0)[..., None].expand(-1, -1, grid.shape[-1])
+            grid = grid.gather(1, cells)
+        return grid.masked_fill(~self.real[..., None], 0.0)
+
+    def places(self, slots: Places) -> Places:
+        """Where these slots lie in the compacted grid, without those that are empty."""
+        if self.cells is None:
+            return slots
+        slots = slots[self.real.flatten()[slots]]
+        sequences = slots // self.real.shape[1]
+        return sequences * self.layout.shape[1] + self.cells.flatten()[slots]
+
+
+def compact(
+    mask: Bool[Tensor, "B N"], real: Places | None = None, *, pack: bool = True
+) -> Compaction:
+    """Move each sequence's real slots, which ``mask`` marks, to its front, in their order.
+
+    Attention in a grid then costs what the longest sequence needs, and not the sum of the longest
+    parts. Elsewhere than on a CPU, and while torch.compile traces, they stay: packed rows, whose
+    places are ``real``, have no gaps, and what the longest sequence needs nobody may ask.
+    """
+    if not readable(mask):
+        return Compaction(layout_of(mask, real, pack=pack), mask)
+    lengths, num_slots = mask.sum(dim=1), mask.shape[1]
+    longest = int(lengths.max()) if len(mask) else num_slots
+    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    layout = layout_of(torch.arange(longest) < lengths[:, None], pack=pack)
+    slots = order + first_cells((len(mask), num_slots), mask)[:, None]
+    if layout.real is not None:
+        slots = slots.flatten().index_select(0, layout.real)
+    return Compaction(layout, mask, slots, mask.cumsum(dim=1) - 1)

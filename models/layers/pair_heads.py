@@ -1,0 +1,206 @@
+"""What ViLBERT, its baseline and InterBERT share: two-class matching and the heads around it.
+
+B pairs, T tokens, R regions, N labelled positions; Ht and Hv widths of text and regions, P of what
+is pooled, V vocabulary, K region classes, D feature width. InterBERT's code comes from ViLBERT's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.blocks import init_bert
+from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
+from vlmill.models.layers.heads import MlmHead, RegionHead
+from vlmill.models.outputs import Encoded
+
+Fusion = Literal["mul", "sum"]
+MASKED_LOGIT = -10000.0  # added to scores of padding, as the released code has it
+FUSIONS: tuple[Fusion, ...] = ("mul", "sum")
+
+
+def check_fusion(fusion: str) -> None:
+    """Raises ValueError for a fusion that there is not."""
+    if fusion not in FUSIONS:
+        raise ValueError(f"fusion={fusion!r}: want one of {', '.join(FUSIONS)}")
+
+
+def fuse(
+    text: Float[Tensor, "B P"], regions: Float[Tensor, "B P"], fusion: Fusion
+) -> Float[Tensor, "B P"]:
+    """One vector of a pair from what either modality was pooled to."""
+    return text * regions if fusion == "mul" else text + regions
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPair(Encoded):
+    """With what each modality was pooled to before fusion; None for one that is missing.
+
+    task: the hidden states of the task token, where there is one; ``text`` is without it.
+    """
+
+    text_pooled: Float[Tensor, "B P"] | None
+    region_pooled: Float[Tensor, "B P"] | None
+    task: Float[Tensor, "B Ht"] | None = None
+
+
+class PairHeads(nn.Module):
+    """The pretraining heads: masked words, masked regions, matching in two classes.
+
+    ``act`` is the text's activation; the released code has it in the region head too.
+    ``regress_features``: the region head gives features of ``region_width``, not classes. Class 0
+    of matching is "belongs together". Embeddings are the variant's.
+    """
+
+    text_embedding: TextEmbedding
+    region_embedding: RegionEmbedding
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        widths: tuple[int, int],
+        pooled_width: int,
+        num_region_classes: int,
+        region_width: int,
+        regress_features: bool,
+        act: str,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.regress_features = regress_features
+        self.mlm_head = MlmHead(widths[0], vocab_size, act)
+        outputs = region_width if regress_features else num_region_classes
+        self.region_head = RegionHead(widths[1], outputs, act)
+        self.match_dropout = nn.Dropout(dropout)
+        self.match_head = nn.Linear(pooled_width, 2)
+
+    def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
+        """Masked language modelling: logits over the vocabulary, where labels are."""
+        logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
+        return logits
+
+    def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
+        """Masked regions: logits over the detector's classes, background first.
+
+        Raises ValueError if the head regresses features.
+        """
+        if self.regress_features:
+            raise ValueError(
+                "regress_features=True: the region head gives features, no class logits; build "
+                "the model with regress_features=False"
+            )
+        logits: Float[Tensor, "N K"] = self.region_head(region_hidden)
+        return logits
+
+    def region_features(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N D"]:
+        """Masked regions: the features that were masked.
+
+        Raises ValueError if the head gives classes.
+        """
+        if not self.regress_features:
+            raise ValueError(
+                "regress_features=False: the region head gives class logits, no features; build "
+                "the model with regress_features=True"
+            )
+        features: Float[Tensor, "N D"] = self.region_head(region_hidden)
+        return features
+
+    def match_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B 2"]:
+        """Image-text matching: logits of "belongs together" and of "does not"."""
+        logits: Float[Tensor, "B 2"] = self.match_head(self.match_dropout(pooled))
+        return logits
+
+    def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+        """Image-text matching: log odds of "belongs together"."""
+        logits = self.match_logits(pooled)
+        return logits[:, 0] - logits[:, 1]
+
+    @torch.no_grad()
+    def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
+        """Start new weights as if features had mean 0 and variance 1, given theirs.
+
+        Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
+        """
+        self.region_embedding.standardise(mean, std)
+        if self.regress_features:
+            self.region_head.decoder.bias.add_(mean)
+
+
+class ScoreHeads(nn.Module):
+    """One score for a pair, for each region and for each token, over a trunk.
+
+    ``dropout`` acts on rows; on what is pooled only if ``drop_pooled``.
+    """
+
+    def __init__(
+        self,
+        trunk: PairHeads,
+        widths: tuple[int, int],
+        pooled_width: int,
+        dropout: float,
+        *,
+        init_std: float,
+        drop_pooled: bool = True,
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.dropout = nn.Dropout(dropout)
+        self.pooled_dropout = nn.Dropout(dropout if drop_pooled else 0.0)
+        self.score_head = nn.Linear(pooled_width, 1)
+        self.token_head = nn.Linear(widths[0], 1)
+        self.region_head = nn.Linear(widths[1], 1)
+        for head in (self.score_head, self.token_head, self.region_head):
+            init_bert(head, init_std)
+
+    def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+        """How well text and picture fit: VCR's choices, retrieval's candidates."""
+        scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
+        return scores[:, 0]
+
+    def region_scores(
+        self, regions: Float[Tensor, "B R Hv"], region_mask: Bool[Tensor, "B R"]
+    ) -> Float[Tensor, "B R"]:
+        """Logits of each region being meant (RefCOCO+); padding is 10000 lower."""
+        scores: Float[Tensor, "B R 1"] = self.region_head(self.dropout(regions))
+        return scores[..., 0] + MASKED_LOGIT * ~region_mask
+
+    def token_scores(self, text: Float[Tensor, "B T Ht"]) -> Float[Tensor, "B T"]:
+        """A logit for each token; in the releases, for no task of theirs."""
+        scores: Float[Tensor, "B T 1"] = self.token_head(self.dropout(text))
+        return scores[..., 0]
+
+
+def check_modalities(
+    inputs: VLInputs,
+    *,
+    need_text: bool,
+    need_regions: bool,
+    vocab_size: int,
+    num_segments: int,
+) -> None:
+    """Raises ValueError for a batch without any token or region, where the variant needs one.
+
+    On the CPU also for a single pair without, and for values that mean nothing (`VLInputs.check`).
+    """
+    num_tokens, num_regions = inputs.tokens.shape[1], inputs.region_features.shape[1]
+    for name, number, needed in (
+        ("tokens", num_tokens, need_text),
+        ("region_features", num_regions, need_regions),
+    ):
+        if needed and not number:
+            raise ValueError(
+                f"{name} has shape {tuple(getattr(inputs, name).shape)}: the variant needs one "
+                "position at least"
+            )
+    if not num_tokens and not num_regions:
+        raise ValueError("tokens and region_features are both without any position")
+    inputs.check(
+        need_text=need_text,
+        need_regions=need_regions,
+        vocab_size=vocab_size,
+        num_segments=num_segments,
+    )

@@ -1,0 +1,58 @@
+"""What the variants that read regions have in common, for training and evaluation.
+
+B pairs, T tokens, R regions, N labelled positions; Ht, Hv, P widths that depend on the variant.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vlmill.models.inputs import VLInputs
+from vlmill.models.places import Cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Last hidden states of the text and of the regions, and what the matching head takes.
+
+    Zeros where it was not computed: padding, and what nobody reads (`Cells`).
+    """
+
+    text: Float[Tensor, "B T Ht"]
+    regions: Float[Tensor, "B R Hv"]
+    pooled: Float[Tensor, "B P"]
+
+
+class RegionModel(Protocol):
+    """An encoder of text and regions with its pretraining heads.
+
+    Heads are applied to the labelled positions only: whoever calls them picks the rows.
+    """
+
+    def __call__(
+        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
+    ) -> Encoded:
+        """Encode pairs; ``pack=False`` computes padding too, ``read`` says what is read of it."""
+        ...
+
+    def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
+        """Logits over the vocabulary."""
+        ...
+
+    def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
+        """Logits over the detector's classes."""
+        ...
+
+    def region_features(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N D"]:
+        """Masked features, regressed."""
+        ...
+
+    def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
+        """Log odds that text and picture belong together.
+
+        Of a head with two classes the difference of their logits: the sigmoid of it is the
+        softmax's probability, and its binary cross-entropy the two-way one.
+        """
+        ...

@@ -1,0 +1,131 @@
+"""Published checkpoints in the layouts of the official repositories, in and out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vlmill.models.beit.published import BEIT
+from vlmill.models.beit.published_dvae import DVAE
+from vlmill.models.bert.published import BERT
+from vlmill.models.checks import nearest
+from vlmill.models.convert.family import Family
+from vlmill.models.convert.files import read_state, unwrapped
+from vlmill.models.convert.keymap import (
+    CheckpointMismatch,
+    Link,
+    LoadTable,
+    export_state,
+    import_state,
+)
+from vlmill.models.interbert.published import INTERBERT
+from vlmill.models.vilbert.published import VILBERT
+from vlmill.models.vlbert.published import VLBERT
+from vlmill.models.vlmo.published import VLMO
+
+FAMILIES: dict[str, Family] = {
+    "beit": BEIT,
+    "bert": BERT,
+    "dvae": DVAE,
+    "interbert": INTERBERT,
+    "vilbert": VILBERT,
+    "vl-bert": VLBERT,
+    "vlmo": VLMO,
+}
+
+
+def read_reference(
+    family: str, source: Mapping[str, Any] | str | Path, config: Any = None
+) -> tuple[nn.Module, LoadTable]:
+    """A model with a published checkpoint's weights, in evaluation mode, and what became of them.
+
+    family: a name of `FAMILIES`. source: a state dict, or the path of a ``.safetensors`` or
+    PyTorch file; nothing in a file is executed. config: ours, or the repository's own as a mapping
+    or the path of its JSON; None for family ``dvae``, whose weights tell. What the checkpoint lacks
+    stays as initialised and is in the table.
+
+    Raises CheckpointMismatch (a ValueError) if a shape differs or nothing fits, ValueError for an
+    unknown family, another family's configuration, one that does not hold together or an
+    unreadable file, and FileNotFoundError.
+    """
+    parts = _family(family)
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
+    state = parts.prepare(state)
+    model = parts.build(_configuration(family, config, state)).eval()
+    state = parts.fit(state, model)
+    table = import_state(model, parts.links(model), state, ignored=parts.ignored)
+    if table.mismatched:
+        raise CheckpointMismatch(
+            f"{len(table.mismatched)} tensors of the checkpoint have other shapes than this "
+            f"{family} configuration; give the configuration that belongs to it",
+            table,
+        )
+    if not table.loaded:
+        raise CheckpointMismatch(f"nothing in the checkpoint is {family}'s", table)
+    return model, table
+
+
+def _family(name: str) -> Family:
+    if name not in FAMILIES:
+        raise ValueError(f"no family {name!r}; {nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any:
+    """Ours: from what was published, or from the weights where they tell all."""
+    parts = FAMILIES[family]
+    if isinstance(config, str | Path):
+        config = _published(Path(config))
+    if isinstance(config, Mapping):
+        try:
+            config = parts.configure(config)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"config is none of {family}'s: {error!r}") from None
+    if config is None and parts.sizes is not None:
+        return parts.sizes(state)
+    if not isinstance(config, parts.configs):
+        names = ", ".join(kind.__name__ for kind in parts.configs)
+        raise ValueError(
+            f"config is a {type(config).__name__}; family {family} wants {names}, or the "
+            "repository's own configuration as a mapping or the path of its JSON"
+        )
+    return config
+
+
+def _published(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"config={path}: no such file; of a preset, give preset({path})")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"config={path} is no JSON ({error}); of YAML, give the mapping") from None
+
+
+def load_reference(
+    family: str, state_dict_or_path: Mapping[str, Any] | str | Path, config: Any = None
+) -> nn.Module:
+    """`read_reference` without the table."""
+    return read_reference(family, state_dict_or_path, config)[0]
+
+
+def export_reference(family: str, model: nn.Module) -> dict[str, Tensor]:
+    """The weights of ``model`` under the official repository's names.
+
+    Raises ValueError for an unknown family.
+    """
+    parts = _family(family)
+    return export_state(model.state_dict(), parts.links(model)) | parts.rebuilt(model)
+
+
+__all__ = [
+    "FAMILIES",
+    "CheckpointMismatch",
+    "Family",
+    "Link",
+    "LoadTable",
+    "export_reference",
+    "load_reference",
+    "read_reference",
+]

@@ -1,0 +1,4 @@
+"""This is ViLBERT (arXiv:1908.02265) with its single-stream baseline.
+
+Reading order: ``config``, ``model``, ``single_stream``, ``tasks`` and ``published``.
+"""

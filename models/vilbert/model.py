@@ -1,0 +1,291 @@
+"""ViLBERT (Lu et al., arXiv:1908.02265): two streams with co-attention between them.
+
+B pairs, T tokens, R regions, N rows of a stream, H its width (Ht of the text, Hv of the regions), P
+width of co-attention and of what is pooled. Row 0 of the regions is the whole picture (IMG): the
+mean feature with the location (0, 0, 1, 1, 1).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
+from vlmill.models.layers.heads import Pooler
+from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
+from vlmill.models.places import Cells, Places, cells_of, first_cells, moved_to
+from vlmill.models.vilbert.config import VilbertConfig
+
+
+class Stream(NamedTuple):
+    """Sequences on their way through the network."""
+
+    hidden: Float[Tensor, "*rows H"]
+    layout: Layout
+
+    def take(self, which: Int[Tensor, " P"]) -> "Stream":
+        """The sequences of these numbers, each as often as it is asked for.
+
+        Waits for the device if they are packed.
+        """
+        mask, shape = self.layout.key_mask, (len(which), self.layout.shape[1])
+        layout = Layout(shape)
+        if mask is not None:
+            packed = self.layout.real is not None
+            mask = mask[which]
+            layout = layout_of(mask, cells_of(mask) if packed else None, pack=packed)
+        return Stream(layout.pack(self.layout.unpack(self.hidden)[which]), layout)
+
+
+class Vilbert(PairHeads):
+    """Two streams, six co-attention layers between them, and three pretraining heads (fig. 1)."""
+
+    def __init__(self, config: VilbertConfig) -> None:
+        super().__init__(
+            vocab_size=config.vocab_size,
+            widths=(config.width, config.visual_width),
+            pooled_width=config.co_width,
+            num_region_classes=config.num_region_classes,
+            region_width=config.region_width,
+            regress_features=config.regress_features,
+            act=config.act,
+            dropout=config.head_dropout,
+        )
+        self.config = config
+        self.text_embedding = TextEmbedding(
+            config.vocab_size,
+            config.num_positions,
+            config.num_segments,
+            config.width,
+            config.dropout,
+            padding_id=0,
+        )
+        self.task_table = nn.Embedding(config.num_tasks, config.width) if config.num_tasks else None
+        # The released code drops regions at the text's rate here.
+        self.region_embedding = RegionEmbedding(
+            config.region_width, config.visual_width, config.dropout
+        )
+        self.text_layers = nn.ModuleList(
+            PostNormBlock(
+                config.width,
+                config.num_heads,
+                config.intermediate_width,
+                config.dropout,
+                config.attention_dropout,
+                config.act,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.visual_layers = nn.ModuleList(
+            PostNormBlock(
+                config.visual_width,
+                config.visual_num_heads,
+                config.visual_intermediate_width,
+                config.visual_dropout,
+                config.visual_attention_dropout,
+                config.visual_act,
+            )
+            for _ in range(config.visual_num_layers)
+        )
+        self.co_layers = nn.ModuleList(_co_layer(config) for _ in config.text_co_layers)
+        self.text_pooler = Pooler(config.width, config.co_width, "relu")
+        self.visual_pooler = Pooler(config.visual_width, config.co_width, "relu")
+        widths = (config.visual_width, config.width) if config.keep_unused else ()
+        self.unused = nn.ModuleList(
+            nn.ModuleList(Unused(config.co_width, width, config.init_std) for width in widths)
+            for _ in self.co_layers
+        )
+        init_bert(self, config.init_std)
+
+    def forward(
+        self,
+        inputs: VLInputs,
+        *,
+        task: Int[Tensor, " B"] | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> EncodedPair:
+        """Encode pairs; ``task`` numbers each pair's task, where the model has task tokens.
+
+        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
+        Raises ValueError for a batch without tokens or regions, more tokens than positions,
+        another feature width, a task where there is no token for it and, on the CPU, values that
+        mean nothing (`VLInputs.check`).
+        """
+        check_modalities(
+            inputs,
+            need_text=True,
+            need_regions=True,
+            vocab_size=self.config.vocab_size,
+            num_segments=self.config.num_segments,
+        )
+        return self.encode(
+            inputs.tokens,
+            inputs.token_mask,
+            self.embed_regions(inputs.region_features, inputs.region_locations),
+            inputs.region_mask,
+            segments=inputs.segments,
+            task=task,
+            real=inputs.real,
+            pack=pack,
+            read=read,
+        )
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        regions: Float[Tensor, "B R Hv"],
+        region_mask: Bool[Tensor, "B R"],
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        task: Int[Tensor, " B"] | None = None,
+        real: Cells | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> EncodedPair:
+        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        words, boxes = (None, None) if real is None else real
+        text = self.read_text(tokens, token_mask, segments, task=task, real=words, pack=pack)
+        stream = self.read_regions(regions, region_mask, real=boxes, pack=pack)
+        return self.join(text, stream, read)
+
+    def embed_regions(
+        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
+    ) -> Float[Tensor, "B R Hv"]:
+        """Regions as the layers take them; without gradient if layers are frozen."""
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled() and not self.config.frozen_visual_layers
+        ):
+            embedded: Float[Tensor, "B R Hv"] = self.region_embedding(features, locations)
+        return embedded
+
+    def read_text(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        segments: Int[Tensor, "B T"] | None = None,
+        *,
+        task: Int[Tensor, " B"] | None = None,
+        real: Places | None = None,
+        pack: bool = True,
+    ) -> Stream:
+        """Texts up to the first co-attention: what one text has in common for all pictures.
+
+        For retrieval: read each text and each picture once, `Stream.take` the pairs, `join` them.
+        """
+        frozen = self.config.frozen_text_layers
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            hidden = self.text_embedding(
+                tokens, 0 if segments is None else segments, self._task_token(task)
+            )
+            if self.task_table is not None:
+                real = None if real is None else _with_task(real, token_mask.shape)
+                token_mask = torch.cat([token_mask[:, :1], token_mask], dim=1)
+            layout = layout_of(token_mask, real, pack=pack)
+            hidden = _run(self.text_layers, range(frozen), layout.pack(hidden), layout)
+        start = range(frozen, self.config.text_co_layers[0])
+        return Stream(_run(self.text_layers, start, hidden, layout), layout)
+
+    def _task_token(self, task: Int[Tensor, " B"] | None) -> Float[Tensor, "B 1 Ht"] | None:
+        if (task is None) != (self.task_table is None):
+            raise ValueError(
+                f"task is {'missing' if task is None else 'given'}, but num_tasks="
+                f"{self.config.num_tasks}; a model with task tokens needs one for each pair"
+            )
+        return None if task is None or self.task_table is None else self.task_table(task)[:, None]
+
+    def read_regions(
+        self,
+        embedded: Float[Tensor, "B R Hv"],
+        region_mask: Bool[Tensor, "B R"],
+        *,
+        real: Places | None = None,
+        pack: bool = True,
+    ) -> Stream:
+        """Embedded regions up to the first co-attention; ``real``: what ``region_mask`` marks."""
+        layout, frozen = layout_of(region_mask, real, pack=pack), self.config.frozen_visual_layers
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            hidden = _run(self.visual_layers, range(frozen), layout.pack(embedded), layout)
+        start = range(frozen, self.config.visual_co_layers[0])
+        return Stream(_run(self.visual_layers, start, hidden, layout), layout)
+
+    def join(self, text: Stream, regions: Stream, read: Cells | None = None) -> EncodedPair:
+        """From the first co-attention on: each Co-TRM, then each stream's own layers (fig. 1)."""
+        t, v, config = text.hidden, regions.hidden, self.config
+        has_task = self.task_table is not None
+        text_spans = _spans(config.text_co_layers, config.num_layers - 1)
+        visual_spans = _spans(config.visual_co_layers, config.visual_num_layers - 1)
+        for co_layer, text_span, visual_span in zip(
+            self.co_layers, text_spans, visual_spans, strict=True
+        ):
+            if config.co_attention:
+                v, t = co_layer(v, regions.layout, t, text.layout)
+            v = _run(self.visual_layers, visual_span, v, regions.layout)
+            t = _run(self.text_layers, text_span, t, text.layout)
+        words, boxes = (None, None) if read is None else read
+        if has_task and words is not None:
+            words = _with_task(words, (text.layout.shape[0], text.layout.shape[1] - 1))
+        t = run_layers([self.text_layers[-1]], t, text.layout, words)
+        v = run_layers([self.visual_layers[-1]], v, regions.layout, boxes)
+        text_pooled, region_pooled = self.text_pooler(t[:, 0]), self.visual_pooler(v[:, 0])
+        return EncodedPair(
+            text=torch.cat([t[:, :1], t[:, 2:]], dim=1) if has_task else t,
+            regions=v,
+            pooled=fuse(text_pooled, region_pooled, config.fusion),
+            text_pooled=text_pooled,
+            region_pooled=region_pooled,
+            task=t[:, 1] if has_task else None,
+        )
+
+
+def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
+    """The regions are the first stream. Rates on attention weights belong to the keys' stream."""
+    return CoAttentionBlock(
+        (config.visual_width, config.width),
+        config.co_width,
+        config.co_num_heads,
+        (config.visual_intermediate_width, config.intermediate_width),
+        (config.visual_dropout, config.dropout),
+        (config.attention_dropout, config.visual_attention_dropout),
+        (config.visual_act, config.act),
+    )
+
+
+def _with_task(places: Places, shape: Sequence[int]) -> Places:
+    """Places in texts of this shape, where a task token has come in behind each first position."""
+    rows, columns = shape
+    behind = (places % columns > 0).to(places.dtype)
+    tasks = first_cells((rows, columns + 1), places) + 1
+    return torch.cat([moved_to(places, columns, columns + 1, 0) + behind, tasks]).sort().values
+
+
+def _spans(ids: Sequence[int], end: int) -> list[range]:
+    """The layers between one co-attention layer and the next, and after the last to ``end``."""
+    ends = [*ids[1:], end]
+    return [range(start, end) for start, end in zip(ids, ends, strict=True)]
+
+
+def _run(
+    layers: nn.ModuleList, span: range, hidden: Float[Tensor, "*rows H"], layout: Layout
+) -> Float[Tensor, "*rows H"]:
+    for number in span:
+        hidden = layers[number](hidden, layout)
+    return hidden
+
+
+class Unused(nn.Module):
+    """A linear layer's tensors that released checkpoints hold and no computation reads."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, width: int, out_width: int, std: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(out_width, width) * std)
+        self.register_buffer("bias", torch.zeros(out_width))

@@ -1,0 +1,169 @@
+"""ViLBERT's single-stream baseline (Lu et al., arXiv:1908.02265, sec. 4.1): BERT over both.
+
+B pairs, T tokens, R regions, D feature width, H width. Text first, then the regions, whose row 0 is
+the whole picture as in ViLBERT. The paper leaves the pooled vector open; the code's is BERT's tanh
+pooler of [CLS], with nothing of the picture's row.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.checks import check_heads, check_shares, check_sizes, check_std
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.blocks import INIT_STD, PostNormBlock, activation, init_bert, run_layers
+from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
+from vlmill.models.layers.heads import Pooler
+from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities
+from vlmill.models.places import Cells
+
+IMAGE_TYPE = 1  # the row of the regions' own type table
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleStreamConfig:
+    """Sizes; defaults are the paper's, BERT-base with ViLBERT's regions."""
+
+    vocab_size: int = 30522
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    act: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    num_positions: int = 512
+    num_segments: int = 2
+    region_width: int = 2048
+    num_region_classes: int = 1601  # with background at index 0
+    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
+    global_region: bool = True  # row 0 of the regions is the whole picture
+    init_std: float = INIT_STD
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "dropout", "attention_dropout")
+        activation(self.act)
+        if self.max_text_tokens > self.num_positions:
+            raise ValueError(
+                f"max_text_tokens={self.max_text_tokens}, the position table has "
+                f"num_positions={self.num_positions} rows"
+            )
+
+
+def single_stream_base(**changes: Any) -> SingleStreamConfig:
+    """The baseline of the paper's tables, 113.5 million parameters; ``changes`` are fields."""
+    return SingleStreamConfig(**changes)
+
+
+class SingleStream(PairHeads):
+    """One stack of layers over text and regions, with ViLBERT's pretraining heads."""
+
+    def __init__(self, config: SingleStreamConfig) -> None:
+        super().__init__(
+            vocab_size=config.vocab_size,
+            widths=(config.width, config.width),
+            pooled_width=config.width,
+            num_region_classes=config.num_region_classes,
+            region_width=config.region_width,
+            regress_features=False,
+            act=config.act,
+            dropout=0.0,
+        )
+        self.config = config
+        # The released code gives all three tables a padding row, so that position 0 and segment 0
+        # stay what they were in BERT.
+        self.text_embedding = TextEmbedding(
+            config.vocab_size,
+            config.num_positions,
+            config.num_segments,
+            config.width,
+            config.dropout,
+            padding_id=0,
+            fixed_first_rows=True,
+        )
+        self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
+        self.region_type = nn.Embedding(config.num_segments, config.width)
+        self.layers = nn.ModuleList(
+            PostNormBlock(
+                config.width,
+                config.num_heads,
+                config.intermediate_width,
+                config.dropout,
+                config.attention_dropout,
+                config.act,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.pooler = Pooler(config.width)
+        init_bert(self, config.init_std)
+
+    def forward(
+        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
+    ) -> EncodedPair:
+        """Encode pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
+
+        Raises ValueError for a batch without tokens, more tokens than positions, another feature
+        width and, on the CPU, values that mean nothing (`VLInputs.check`).
+        """
+        check_modalities(
+            inputs,
+            need_text=True,
+            need_regions=False,
+            vocab_size=self.config.vocab_size,
+            num_segments=self.config.num_segments,
+        )
+        regions = self.embed_regions(inputs.region_features, inputs.region_locations)
+        return self.encode(
+            inputs.tokens,
+            inputs.token_mask,
+            regions,
+            inputs.region_mask,
+            segments=inputs.segments,
+            real=inputs.real,
+            pack=pack,
+            read=read,
+        )
+
+    def embed_regions(
+        self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
+    ) -> Float[Tensor, "B R H"]:
+        """Regions as the layers take them, once for all texts of a picture."""
+        embedded: Float[Tensor, "B R H"] = self.region_embedding(
+            features, locations, self.region_type.weight[IMAGE_TYPE]
+        )
+        return embedded
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        regions: Float[Tensor, "B R H"],
+        region_mask: Bool[Tensor, "B R"],
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> EncodedPair:
+        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        text = self.text_embedding(tokens, 0 if segments is None else segments)
+        columns = (tokens.shape[1], regions.shape[1])
+        mask = torch.cat([token_mask, region_mask], dim=1)
+        layout = layout_of(mask, real and real.joined(*columns), pack=pack)
+        hidden = layout.pack(torch.cat([text, regions], dim=1))
+        hidden = run_layers(self.layers, hidden, layout, read and read.joined(*columns))
+        pooled = self.pooler(hidden[:, 0])
+        return EncodedPair(
+            text=hidden[:, : tokens.shape[1]],
+            regions=hidden[:, tokens.shape[1] :],
+            pooled=pooled,
+            text_pooled=pooled,
+            region_pooled=None,
+        )

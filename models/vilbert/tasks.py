@@ -1,0 +1,216 @@
+"""Heads with which ViLBERT and its baseline are fine-tuned (arXiv:1908.02265, sec. 3.3).
+
+B pairs, T tokens, R regions, Ht and Hv widths of text and regions, P of what is pooled. A head is
+computed when its method is called; the released code computes all of them every time. Three sets:
+those of the paper's release (`VilbertTasks`), of the 12-in-1 release (`Vilbert12in1`), and the one
+classifier of mmf's checkpoints (`VilbertClassifier`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.checks import check_shares, check_sizes
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.blocks import init_bert
+from vlmill.models.layers.heads import Transform
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, ScoreHeads
+from vlmill.models.vilbert.config import VilbertConfig
+from vlmill.models.vilbert.model import Vilbert
+from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VilbertTasksConfig:
+    """The paper's release: ``num_answers`` is 3129 for VQA 2.0, 1 where another head is used."""
+
+    trunk: VilbertConfig | SingleStreamConfig
+    num_answers: int = 3129
+    classifier_dropout: float = 0.5
+    dropout: float = 0.1  # before heads
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "classifier_dropout", "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vilbert12in1Config:
+    """The 12-in-1 release, one model for twelve data sets; the trunk has 20 task tokens."""
+
+    trunk: VilbertConfig
+    num_answers: int = 3129  # VQA 2.0, and Visual Genome's questions
+    num_gqa_answers: int = 1533
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VilbertClassifierConfig:
+    """mmf's classifier over one picture, or over two with the same text (NLVR2)."""
+
+    trunk: VilbertConfig
+    num_labels: int
+    num_pictures: int = 1
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+class WeightNormLinear(nn.Module):
+    """A linear layer with W = g V / ||V||, over the whole matrix (arXiv:1602.07868, eq. 2).
+
+    It starts as PyTorch's linear layer, with g = ||V||, and with a bias of 0, as in the released
+    code: its initialisation misses what is derived.
+    """
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        start = nn.Linear(width, outputs).weight.detach()
+        self.direction = nn.Parameter(start)
+        self.length = nn.Parameter(start.norm())
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
+        """Apply to each row by itself."""
+        weight = self.direction * (self.length / self.direction.norm())
+        return F.linear(hidden, weight, self.bias)
+
+
+class Classifier(nn.Module):
+    """Dense, activation, layer norm, linear decoder."""
+
+    def __init__(self, width: int, hidden_width: int, outputs: int, act: str = "gelu") -> None:
+        super().__init__()
+        self.transform = Transform(width, act, out_width=hidden_width)
+        self.decoder = nn.Linear(hidden_width, outputs)
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
+        """Logits, one row for each of ``hidden``."""
+        logits: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
+        return logits
+
+
+class VilbertTasks(ScoreHeads):
+    """The paper's release, over ViLBERT or the single-stream baseline."""
+
+    def __init__(self, config: VilbertTasksConfig) -> None:
+        two_streams = isinstance(config.trunk, VilbertConfig)
+        width = pooled = config.trunk.width
+        if isinstance(config.trunk, VilbertConfig):
+            trunk: PairHeads = Vilbert(config.trunk)
+            widths, pooled = (width, config.trunk.visual_width), config.trunk.co_width
+        else:
+            trunk, widths = SingleStream(config.trunk), (width, width)
+        super().__init__(
+            trunk,
+            widths,
+            pooled,
+            config.dropout,
+            drop_pooled=two_streams,
+            init_std=config.trunk.init_std,
+        )
+        self.config = config
+        self.answer_head = nn.Sequential(
+            WeightNormLinear(pooled, 2 * pooled),
+            nn.ReLU(),
+            nn.Dropout(config.classifier_dropout),
+            WeightNormLinear(2 * pooled, config.num_answers),
+        )
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+        """What the heads take; arguments as of the trunk."""
+        encoded: EncodedPair = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
+        """VQA: logits of each answer by itself (trained with soft scores)."""
+        logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
+        return logits
+
+
+class Vilbert12in1(ScoreHeads):
+    """The 12-in-1 release: answers to VQA and GQA, pairs of pictures, three-way entailment."""
+
+    def __init__(self, config: Vilbert12in1Config) -> None:
+        trunk, pooled = config.trunk, config.trunk.co_width
+        widths = (trunk.width, trunk.visual_width)
+        super().__init__(Vilbert(trunk), widths, pooled, config.dropout, init_std=trunk.init_std)
+        self.config = config
+        self.answer_head = Classifier(pooled, 2 * pooled, config.num_answers)
+        self.gqa_head = Classifier(pooled, 2 * pooled, config.num_gqa_answers)
+        self.two_pictures_head = Classifier(2 * pooled, 2 * pooled, 2)
+        self.entailment_head = nn.Linear(pooled, 3)
+        for head in (self.answer_head, self.gqa_head, self.two_pictures_head, self.entailment_head):
+            init_bert(head, trunk.init_std)
+
+    def forward(
+        self, inputs: VLInputs, *, task: Int[Tensor, " B"] | None = None, pack: bool = True
+    ) -> EncodedPair:
+        """What the heads take; ``task`` numbers each pair's task."""
+        encoded: EncodedPair = self.trunk(inputs, task=task, pack=pack)
+        return encoded
+
+    def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
+        """VQA: logits of each answer by itself."""
+        logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
+        return logits
+
+    def gqa_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B G"]:
+        """GQA: logits over the answers."""
+        logits: Float[Tensor, "B G"] = self.gqa_head(self.pooled_dropout(pooled))
+        return logits
+
+    def two_picture_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "half 2"]:
+        """NLVR2: rows 2i and 2i + 1 are one statement with its two pictures.
+
+        Raises ValueError for an odd number of rows.
+        """
+        logits: Float[Tensor, "half 2"] = self.two_pictures_head(
+            self.pooled_dropout(side_by_side(pooled, 2))
+        )
+        return logits
+
+    def entailment_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B 3"]:
+        """Visual entailment: logits of the three classes."""
+        logits: Float[Tensor, "B 3"] = self.entailment_head(self.pooled_dropout(pooled))
+        return logits
+
+
+class VilbertClassifier(nn.Module):
+    """mmf's fine-tuned checkpoints: one classifier on what is pooled."""
+
+    def __init__(self, config: VilbertClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = Vilbert(config.trunk)
+        width = config.num_pictures * config.trunk.co_width
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = Classifier(width, width, config.num_labels, config.trunk.act)
+        init_bert(self.head, config.trunk.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+        """What the head takes; arguments as of the trunk."""
+        encoded: EncodedPair = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
+        """Logits over the labels; one example is ``num_pictures`` rows, one after the other."""
+        rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
+        logits: Float[Tensor, "examples C"] = self.head(rows)
+        return logits
+
+
+def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
+    """Every ``count`` rows as one. Raises ValueError for rows that are left over."""
+    if len(rows) % count:
+        raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} pictures")
+    return rows.reshape(len(rows) // count, -1)

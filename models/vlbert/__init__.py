@@ -1,0 +1,6 @@
+"""This is VL-BERT (arXiv:1908.08530).
+
+Reading order: ``config``, ``regions`` (what a region's embedding is made of), ``encoder``,
+``model`` (its pretraining heads), ``tasks``, then ``region_cnn`` and ``end_to_end`` for training
+from pixels, and ``published_settings`` and ``published`` for its checkpoints.
+"""

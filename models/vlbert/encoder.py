@@ -1,0 +1,290 @@
+"""VL-BERT's elements and encoder (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
+
+B samples, T tokens, R regions (the whole picture in row 0), D a feature's width, V a region
+vector's, H the width of the encoder, N = T + R + 1 elements with padding, S without.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.embeddings import TextEmbedding
+from vlmill.models.layers.heads import Pooler
+from vlmill.models.layers.packing import Compaction, compact, layout_of
+from vlmill.models.outputs import Encoded
+from vlmill.models.places import Cells, Places, side_by_side
+from vlmill.models.vlbert.config import NUM_SEGMENTS, VISUAL_SEGMENT, VlBertConfig
+from vlmill.models.vlbert.regions import RegionVectors, VisualInput
+
+NUM_SPECIAL_WORDS = 1000
+
+
+class VlBertBody(nn.Module):
+    """Everything below the heads, for pretraining and for the tasks."""
+
+    def __init__(self, config: VlBertConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, vector = config.width, config.vector_width
+        self.region_vectors = RegionVectors(config)
+        self.region_token = nn.Embedding(1, width)  # [IMG]
+        masking = config.masked_region
+        self.masked_feature = (
+            nn.Embedding(1, config.region_width) if masking == "appearance" else None
+        )
+        self.masked_vector = nn.Embedding(1, vector) if masking == "vector" else None
+        self.masked_token = nn.Embedding(1, width) if masking in ("appearance", "pixels") else None
+        self.text_only_vector = nn.Embedding(1, vector) if config.text_only else None
+        self.text_embedding = TextEmbedding(
+            config.vocab_size, config.num_positions, NUM_SEGMENTS, width, config.dropout
+        )
+        self.special_words = nn.Embedding(NUM_SPECIAL_WORDS, width) if config.frozen_words else None
+        self.end_token = nn.Embedding(1, width)
+        self.text_visual = VisualInput(config, config.visual_scale_text)
+        self.region_visual = VisualInput(config, config.visual_scale_region)
+        self.layers = nn.ModuleList(
+            PostNormBlock(
+                width,
+                config.num_heads,
+                config.intermediate_width,
+                config.dropout,
+                config.attention_dropout,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.pooler = Pooler(width) if config.pooler else nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the released code starts before BERT's weights come.
+
+        Its rule spares the projection of regions, which keeps PyTorch's own start, and lets a
+        masked region's feature begin at zero.
+        """
+        init_bert(self, self.config.init_std)
+        self.region_vectors.projection.reset_parameters()
+        if self.masked_feature is not None:
+            nn.init.zeros_(self.masked_feature.weight)
+        for visual in (self.text_visual, self.region_visual):
+            if visual.norm is not None:
+                nn.init.constant_(visual.norm.weight, visual.start)
+        tables = self.text_embedding
+        tables.word.weight.requires_grad_(not self.config.frozen_words)
+        tables.position.weight.requires_grad_(not self.config.frozen_positions)
+        if self.special_words is not None:
+            self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
+        """Encode samples: text, regions, [END] (figure 1); a sample without regions is text alone.
+
+        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
+        Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
+        the CPU, values that mean nothing (`VLInputs.check`).
+        """
+        inputs.check(
+            vocab_size=self.config.vocab_size, num_segments=NUM_SEGMENTS, need_regions=False
+        )
+        vectors = self.embed_regions(
+            inputs.region_features,
+            inputs.region_locations,
+            inputs.region_mask,
+            inputs.masked_regions,
+            real=inputs.real_regions,
+            pack=pack,
+        )
+        return self.encode(
+            inputs.tokens,
+            inputs.token_mask,
+            vectors,
+            inputs.region_mask,
+            segments=inputs.segments,
+            masked_regions=inputs.masked_regions,
+            text_regions=inputs.text_regions,
+            real=inputs.real,
+            pack=pack,
+            read=read,
+        )
+
+    def embed_regions(
+        self,
+        features: Float[Tensor, "B R D"],
+        locations: Float[Tensor, "B R 5"],
+        region_mask: Bool[Tensor, "B R"] | None = None,
+        masked_regions: Bool[Tensor, "B R"] | None = None,
+        *,
+        real: Places | None = None,
+        pack: bool = True,
+    ) -> Float[Tensor, "B R V"]:
+        """The regions' vectors r, zeros at padding; who pairs a picture with many texts needs them
+        once. ``real``: the places that ``region_mask`` marks.
+        """
+        if features.shape[-1] != self.config.region_width:
+            raise ValueError(
+                f"region_features are {features.shape[-1]} wide, the model takes "
+                f"{self.config.region_width}; set region_width or use that detector's regions"
+            )
+        if region_mask is None:
+            region_mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+        layout = layout_of(region_mask, real, pack=pack)
+        rows = layout.pack(features)
+        masked = None
+        if masked_regions is not None:
+            masked = layout.pack(masked_regions[..., None])
+            if self.masked_feature is not None:
+                rows = torch.where(masked, self.masked_feature.weight, rows)
+        vectors: Tensor = self.region_vectors(rows, layout.pack(locations))
+        if masked is not None and self.masked_vector is not None:
+            vectors = torch.where(masked, self.masked_vector.weight, vectors)
+        return layout.unpack(vectors).masked_fill(~region_mask[..., None], 0.0)
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        regions: Float[Tensor, "B R V"],
+        region_mask: Bool[Tensor, "B R"],
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        masked_regions: Bool[Tensor, "B R"] | None = None,
+        text_regions: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> Encoded:
+        """Encode texts together with the vectors of `embed_regions`; arguments as in `VLInputs`."""
+        region_tokens = self.region_token.weight.expand(*region_mask.shape, -1)
+        if masked_regions is not None and self.masked_token is not None:
+            region_tokens = torch.where(
+                masked_regions[..., None], self.masked_token.weight, region_tokens
+            )
+        return self.encode_elements(
+            tokens,
+            token_mask,
+            self._vectors_of_text(regions, region_mask, text_regions),
+            region_tokens,
+            regions,
+            region_mask,
+            segments=segments,
+            real=real,
+            pack=pack,
+            read=read,
+        )
+
+    def encode_elements(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        text_vectors: Float[Tensor, "B T1 V"],
+        region_tokens: Float[Tensor, "B R H"],
+        region_vectors: Float[Tensor, "B R V"],
+        region_mask: Bool[Tensor, "B R"],
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        real: Cells | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> Encoded:
+        """Encode elements whose tokens and visual vectors are given.
+
+        ``text_vectors`` are each token's, or one for all of a sample's tokens (T1 = 1).
+        """
+        if not 0 < tokens.shape[1] <= self.config.max_text_tokens:
+            raise ValueError(
+                f"tokens has {tokens.shape[1]} positions, want 1 to max_text_tokens="
+                f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
+            )
+        words = self._words(tokens) + self.text_visual(text_vectors)
+        regions = region_tokens + self.region_visual(region_vectors)
+        ends = self.end_token.weight.expand(len(tokens), 1, -1)
+        if self.config.end_visual:
+            ends = ends + self.text_visual(text_vectors[:, :1])
+        elements = torch.cat([words, regions, ends], dim=1)
+        elements = elements + self._places(token_mask, region_mask, segments)
+        compaction = self._compacted(token_mask, region_mask, real, pack=pack)
+        places = None
+        if read is not None:  # [END] is read by nobody
+            slots = read.joined(tokens.shape[1], regions.shape[1], width=elements.shape[1])
+            places = compaction.places(slots)
+        hidden = self._start(compaction, elements)
+        grid = run_layers(self.layers, hidden, compaction.layout, places)
+        found = compaction.put_back(grid)
+        return Encoded(
+            text=found[:, : tokens.shape[1]],
+            regions=found[:, tokens.shape[1] : -1],
+            pooled=self.pooler(grid[:, 0]),
+        )
+
+    def _compacted(
+        self,
+        token_mask: Bool[Tensor, "B T"],
+        region_mask: Bool[Tensor, "B R"],
+        real: Cells | None,
+        *,
+        pack: bool,
+    ) -> Compaction:
+        """Texts, regions and [END] without the padding between them."""
+        mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
+        places = None
+        if real is not None:
+            ends = torch.arange(len(mask), device=mask.device)
+            parts = [(real.text, token_mask.shape[1]), (real.regions, region_mask.shape[1])]
+            places = side_by_side([*parts, (ends, 1)])
+        return compact(mask, places, pack=pack)
+
+    def _vectors_of_text(
+        self,
+        regions: Float[Tensor, "B R V"],
+        region_mask: Bool[Tensor, "B R"],
+        text_regions: Int[Tensor, "B T"] | None,
+    ) -> Float[Tensor, "B T1 V"]:
+        """Of the regions that tokens speak of; else of the picture, or what stands for none."""
+        if text_regions is not None:
+            return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
+        if not regions.shape[1]:
+            region_mask = region_mask.new_zeros(len(region_mask), 1)
+            regions = regions.new_zeros(len(regions), 1, regions.shape[2])
+        whole = regions[:, :1]
+        if self.text_only_vector is None:
+            return whole
+        return torch.where(region_mask[:, :1, None], whole, self.text_only_vector.weight)
+
+    def _words(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
+        words: Tensor = self.text_embedding.word(tokens)
+        if self.special_words is None:
+            return words
+        special = self.special_words(tokens.clamp(max=NUM_SPECIAL_WORDS - 1))
+        return torch.where((tokens < NUM_SPECIAL_WORDS)[..., None], special, words)
+
+    def _places(
+        self,
+        token_mask: Bool[Tensor, "B T"],
+        region_mask: Bool[Tensor, "B R"],
+        segments: Int[Tensor, "B T"] | None,
+    ) -> Float[Tensor, "B N H"]:
+        """Position plus segment of every element: regions share the position after the text."""
+        ranks = token_mask.cumsum(dim=1)
+        length = ranks[:, -1:]
+        places = [(ranks - 1).clamp(min=0), length.expand(-1, region_mask.shape[1]), length + 1]
+        positions = self.text_embedding.position(
+            torch.cat(places, dim=1) + self.config.position_offset
+        )
+        if segments is None:
+            segments = torch.zeros_like(ranks)
+        visual = segments.new_full((len(segments), region_mask.shape[1] + 1), VISUAL_SEGMENT)
+        located: Tensor = positions + self.text_embedding.segment(torch.cat([segments, visual], 1))
+        return located
+
+    def _start(
+        self, compaction: Compaction, elements: Float[Tensor, "B N H"]
+    ) -> Float[Tensor, "*rows H"]:
+        """The first layer's input. Padding has position and segment A, as in the released code."""
+        tables, layout = self.text_embedding, compaction.layout
+        rows = compaction.take(elements)
+        if layout.real is None and layout.key_mask is not None:
+            cells = torch.arange(layout.shape[1], device=rows.device) + self.config.position_offset
+            padding = tables.position(cells.clamp(max=self.config.num_positions - 1))
+            rows = torch.where(layout.key_mask[..., None], rows, padding + tables.segment.weight[0])
+        started: Float[Tensor, "*rows H"] = tables.dropout(tables.norm(rows))
+        return started

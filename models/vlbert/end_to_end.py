@@ -1,0 +1,131 @@
+"""VL-BERT from pixels: its Fast R-CNN is trained with it (arXiv:1908.08530, sec. 3.4).
+
+B samples, R regions, H x W pixels, P x P cells of a region.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vlmill.models.inputs import PictureRegions, VLInputs
+from vlmill.models.vlbert.config import VlBertConfig, vlbert_base, vlbert_large
+from vlmill.models.vlbert.model import VlBert
+from vlmill.models.vlbert.region_cnn import RegionCnn, RegionCnnConfig
+from vlmill.models.vlbert.tasks import (
+    ChoiceInputs,
+    VlBertRefcoco,
+    VlBertRefcocoConfig,
+    VlBertVcr,
+    VlBertVcrConfig,
+    VlBertVqa,
+    VlBertVqaConfig,
+)
+
+# In this order plain values fit the right one only.
+TaskConfig = VlBertConfig | VlBertRefcocoConfig | VlBertVqaConfig | VlBertVcrConfig
+
+
+def build_vlbert(config: TaskConfig) -> VlBert | VlBertVqa | VlBertRefcoco | VlBertVcr:
+    """The model that a configuration describes."""
+    if isinstance(config, VlBertVqaConfig):
+        return VlBertVqa(config)
+    if isinstance(config, VlBertRefcocoConfig):
+        return VlBertRefcoco(config)
+    if isinstance(config, VlBertVcrConfig):
+        return VlBertVcr(config)
+    return VlBert(config)
+
+
+def _pixels() -> VlBertConfig:
+    return VlBertConfig(masked_region="pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertEndToEndConfig:
+    """A model on regions, pretraining's or a task's, and the network that describes them."""
+
+    model: TaskConfig = field(default_factory=_pixels)
+    cnn: RegionCnnConfig = field(default_factory=RegionCnnConfig)
+
+    def __post_init__(self) -> None:
+        body = self.model if isinstance(self.model, VlBertConfig) else self.model.body
+        if body.region_width != self.cnn.feature_width:
+            raise ValueError(
+                f"model takes features of region_width={body.region_width}, cnn gives "
+                f"{self.cnn.feature_width}"
+            )
+
+
+def vlbert_base_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
+    """The released base model from pixels, 157.0 million parameters; ``changes`` are fields."""
+    return VlBertEndToEndConfig(**({"model": vlbert_base(masked_region="pixels")} | changes))
+
+
+def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
+    """The released large model from pixels, 384.6 million parameters; ``changes`` are fields."""
+    return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))
+
+
+def without_pixels(
+    pictures: Float[Tensor, "B 3 H W"],
+    boxes: Float[Tensor, "B R 4"],
+    masked_regions: Bool[Tensor, "B R"],
+) -> Float[Tensor, "B 3 H W"]:
+    """Pictures, normalised, with the masked regions' pixels at 0, the mean colour.
+
+    Boxes' corners lose their fractions; both ends belong to the box. Before features are computed,
+    so that no other region sees what is to be guessed (sec. 3.3).
+    """
+    rows = torch.arange(pictures.shape[2], device=pictures.device)
+    columns = torch.arange(pictures.shape[3], device=pictures.device)
+    left, top, right, bottom = boxes.trunc()[..., None].unbind(dim=2)
+    inside_y = (rows >= top) & (rows <= bottom) & masked_regions[..., None]
+    inside_x = (columns >= left) & (columns <= right)
+    blank = (inside_y.float().transpose(1, 2) @ inside_x.float()) > 0
+    return pictures.masked_fill(blank[:, None], 0.0)
+
+
+class VlBertEndToEnd(nn.Module):
+    """The region network, and on it VL-BERT for pretraining or for a task."""
+
+    def __init__(self, config: VlBertEndToEndConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.cnn = RegionCnn(config.cnn)
+        self.model = build_vlbert(config.model)
+
+    def forward(
+        self,
+        regions: PictureRegions,
+        texts: VLInputs | ChoiceInputs,
+        *arguments: Any,
+        pack: bool = True,
+    ) -> Any:
+        """What ``model`` gives for ``texts`` with features and locations from the pictures.
+
+        ``texts`` has the same regions; its own features, which may have width 0, and locations
+        are replaced. Regions that are masked there lose their pixels. ``arguments`` go to the
+        model.
+        """
+        pictures = regions.pictures
+        masked = texts.masked_regions if isinstance(texts, VLInputs) else None
+        if masked is not None:
+            pictures = without_pixels(pictures, regions.boxes, masked)
+        features = self.cnn(
+            pictures,
+            regions.boxes,
+            regions.region_mask,
+            regions.instance_masks,
+            texts.real_regions if isinstance(texts, VLInputs) else None,
+        )
+        filled = dataclasses.replace(
+            texts,
+            region_features=features,
+            region_locations=regions.locations(),
+            region_mask=regions.region_mask,
+        )
+        return self.model(filled, *arguments, pack=pack)

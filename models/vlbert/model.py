@@ -1,0 +1,90 @@
+"""VL-BERT (Su et al., arXiv:1908.08530) with its pretraining heads (sec. 3.4).
+
+N labelled positions, B samples, H width, V vocabulary, K region classes.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.layers.blocks import init_bert
+from vlmill.models.layers.heads import MlmHead, RegionHead
+from vlmill.models.vlbert.config import (
+    VlBertConfig,
+    vlbert_base,
+    vlbert_large,
+    vlbert_paper,
+    vlbert_small,
+)
+from vlmill.models.vlbert.encoder import VlBertBody
+
+BELONGS = 1  # the matching head's class of pairs that belong together
+
+
+class VlBert(VlBertBody):
+    """The encoder with heads for masked words, masked regions and, if configured, matching."""
+
+    def __init__(self, config: VlBertConfig) -> None:
+        super().__init__(config)
+        self.mlm_head = MlmHead(config.width, config.vocab_size)
+        self.class_head = RegionHead(config.width, config.num_region_classes, norm=False)
+        self.match_head = nn.Linear(config.width, 2) if config.matching else None
+        for head in (self.mlm_head, self.class_head, self.match_head):
+            if head is not None:
+                init_bert(head, config.init_std)
+
+    def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Masked language modelling with visual clues: logits over the vocabulary."""
+        logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
+        return logits
+
+    def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
+        """Masked RoI classification with linguistic clues: logits over the detector's classes."""
+        logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
+        return logits
+
+    def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
+        """Not one of VL-BERT's tasks: raises ValueError."""
+        raise ValueError("VL-BERT does not regress masked features; give that objective weight 0")
+
+    def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
+        """Sentence-image relationship: logits of "does not belong" and "belongs".
+
+        Raises ValueError if the model has no such head.
+        """
+        if self.match_head is None:
+            raise ValueError(
+                "this VL-BERT has no matching head (nor has the released one): build it with "
+                "matching=True and pooler=True and train it"
+            )
+        logits: Float[Tensor, "B 2"] = self.match_head(pooled)
+        return logits
+
+    def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Log odds that text and picture belong together."""
+        logits = self.match_logits(pooled)
+        return logits[:, BELONGS] - logits[:, 1 - BELONGS]
+
+    @torch.no_grad()
+    def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
+        """Start new weights as if features had mean 0 and variance 1, given theirs.
+
+        What the network can compute stays the same; the feature of masked regions starts from
+        ``mean``.
+        """
+        vectors = self.region_vectors
+        appearance = vectors.projection.weight[:, vectors.geometry_width :]
+        appearance.div_(std)
+        vectors.projection.bias.sub_(appearance @ mean)
+        if self.masked_feature is not None:
+            self.masked_feature.weight.mul_(std).add_(mean)
+
+
+__all__ = [
+    "VlBert",
+    "VlBertConfig",
+    "vlbert_base",
+    "vlbert_large",
+    "vlbert_paper",
+    "vlbert_small",
+]

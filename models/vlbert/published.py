@@ -1,0 +1,186 @@
+"""VL-BERT's checkpoints (jackroos/VL-BERT): pretraining, VQA, RefCOCO+, VCR, regions or pixels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from torch import Tensor, nn
+
+from vlmill.models.convert.family import Family
+from vlmill.models.convert.files import read_state, unwrapped
+from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
+from vlmill.models.convert.names import block_links, mlm_head_links
+from vlmill.models.detector.resnet import Bottleneck
+from vlmill.models.vlbert.encoder import VlBertBody
+from vlmill.models.vlbert.end_to_end import (
+    TaskConfig,
+    VlBertEndToEnd,
+    VlBertEndToEndConfig,
+    build_vlbert,
+)
+from vlmill.models.vlbert.model import VlBert
+from vlmill.models.vlbert.published_settings import configure
+from vlmill.models.vlbert.region_cnn import RegionCnn
+from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
+
+EXTRACTOR = "image_feature_extractor"
+NORM_PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
+    """The model that `configure` describes."""
+    if isinstance(config, VlBertEndToEndConfig):
+        return VlBertEndToEnd(config)
+    return build_vlbert(config)
+
+
+def links(model: nn.Module, ours: str = "") -> list[Link]:
+    """Of any of the models, ``ours`` before all our names."""
+    if isinstance(model, VlBertEndToEnd):
+        return [*_cnn_links(model.cnn), *links(model.model, "model.")]
+    if isinstance(model, VlBert):
+        return [*_body_links(model, ours, "vlbert"), *_pretraining_links(model, ours)]
+    if isinstance(model, VlBertVqa):
+        return [
+            *_body_links(model.body, f"{ours}body.", "vlbert"),
+            *linked(f"{ours}head.transform.dense", "final_mlp.0.dense"),
+            *linked(f"{ours}head.transform.norm", "final_mlp.0.LayerNorm"),
+            *linked(f"{ours}head.decoder", "final_mlp.2"),
+        ]
+    if isinstance(model, VlBertRefcoco):
+        return [
+            *_body_links(model.body, f"{ours}body.", "vlbert"),
+            *linked(f"{ours}head.transform.dense", "final_mlp.0.dense"),
+            *linked(f"{ours}head.decoder", "final_mlp.2"),
+        ]
+    assert isinstance(model, VlBertVcr)
+    return [
+        *_body_links(model.body, f"{ours}body.", "vlbert._module"),
+        *linked(f"{ours}answer_head", "final_mlp.1"),
+        *linked(f"{ours}category_head.transform.dense", "cnn_loss_reg.0.dense"),
+        *linked(f"{ours}category_head.decoder", "cnn_loss_reg.2"),
+    ]
+
+
+def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
+    found = [
+        *mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions"),
+        *linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense"),
+        *linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred"),
+    ]
+    if model.match_head is not None:
+        found += linked(
+            f"{ours}match_head", "vlbert.relationsip_head.caption_image_relationship"
+        )  # spelled so
+    return found
+
+
+def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
+    """``theirs``: what the reference calls the encoder."""
+    tables = {
+        "text_embedding.word": "word_embeddings",
+        "text_embedding.position": "position_embeddings",
+        "text_embedding.segment": "token_type_embeddings",
+        "special_words": "special_word_embeddings",
+        "end_token": "end_embedding",
+    }
+    single = {
+        "region_token": "object_linguistic_embeddings",
+        "masked_feature": "object_mask_visual_embedding",
+        "masked_token": "object_mask_word_embedding",
+        "text_only_vector": "aux_text_visual_embedding",
+    }
+    named = {o: f"{theirs}.{t}" for o, t in tables.items()} | single
+    decoder = (f"{theirs}.mlm_head.predictions.decoder.weight",)
+    has_decoder = isinstance(body, VlBert)
+    found = [
+        Link(
+            f"{ours}{name}.weight",
+            (f"{reference}.weight",),
+            also=decoder if name == "text_embedding.word" and has_decoder else (),
+        )
+        for name, reference in named.items()
+        if getattr(body, name.split(".")[0]) is not None
+    ]
+    found += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
+    found += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
+    for name, kind in (("text_visual", "text"), ("region_visual", "object")):
+        visual = getattr(body, name)
+        if visual.projection is not None:
+            found += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
+        if visual.norm is not None:
+            found += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
+        else:
+            found.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
+    for number in range(len(body.layers)):
+        found += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
+    if body.config.pooler:
+        found += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
+    return found
+
+
+def _cnn_links(cnn: RegionCnn) -> list[Link]:
+    """The reference holds conv5 twice, under two names."""
+    found = _conv_links("cnn.stem.conv1", "conv1", "bn1", (f"{EXTRACTOR}.backbone",))
+    for number in (2, 3, 4, 5):
+        head = (f"{EXTRACTOR}.roi_head_feature_extractor", f"{EXTRACTOR}.head.0")
+        places = head if number == 5 else (f"{EXTRACTOR}.backbone.layer{number - 1}",)
+        for block, module in enumerate(cnn.get_submodule(f"res{number}").children()):
+            assert isinstance(module, Bottleneck)
+            ours = f"cnn.res{number}.{block}"
+            inside = tuple(f"{place}.{block}" for place in places)
+            for part in (1, 2, 3):
+                found += _conv_links(f"{ours}.conv{part}", f"conv{part}", f"bn{part}", inside)
+            if not isinstance(module.shortcut, nn.Identity):
+                found += _conv_links(f"{ours}.shortcut", "downsample.0", "downsample.1", inside)
+    return found
+
+
+def _conv_links(ours: str, conv: str, norm: str, places: tuple[str, ...]) -> list[Link]:
+    names = {"weight": f"{conv}.weight"}
+    names |= {f"norm.{part}": f"{norm}.{part}" for part in NORM_PARTS}
+    found = []
+    for name, theirs in names.items():
+        first, *again = (f"{place}.{theirs}" for place in places)
+        found.append(Link(f"{ours}.{name}", (first,), also=tuple(again)))
+    return found
+
+
+def load_backbone(cnn: RegionCnn, source: Mapping[str, Any] | str | Path) -> LoadTable:
+    """Start the region network from a ResNet's weights under torchvision's names.
+
+    source: a state dict or file, such as the released ``resnet101-pt-vgbua-0000.model``; ``layer4``
+    is conv5. Classifier and names beyond are unexpected. Raises CheckpointMismatch (a ValueError)
+    where a shape differs or a tensor is missing.
+    """
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
+    table = import_state(cnn, [_of_resnet(link) for link in _cnn_links(cnn)], state)
+    missing = [n for n in table.missing if not n.endswith("num_batches_tracked")]
+    if missing or table.mismatched:
+        raise CheckpointMismatch("the weights are not those of this ResNet", table)
+    return table
+
+
+def _of_resnet(link: Link) -> Link:
+    """A link of the whole model as one of the network by itself."""
+    name = link.theirs[0].removeprefix(f"{EXTRACTOR}.backbone.")
+    name = name.replace(f"{EXTRACTOR}.roi_head_feature_extractor", "layer4")
+    return Link(link.ours.removeprefix("cnn."), (name,))
+
+
+def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names with the prefixes of the whole network, where a part was saved by itself."""
+    if "word_embeddings.weight" in state:
+        return {f"vlbert.{name}": tensor for name, tensor in state.items()}
+    if "backbone.conv1.weight" in state:
+        return {f"{EXTRACTOR}.{name}": tensor for name, tensor in state.items()}
+    return state
+
+
+VLBERT = Family(
+    configs=(*get_args(TaskConfig), VlBertEndToEndConfig),
+    configure=configure,
+    build=build,
+    links=links,
+    prepare=prepare,
+)

@@ -1,0 +1,142 @@
+"""The configurations of jackroos/VL-BERT as ours."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmill.models.detector.config import BLOCKS
+from vlmill.models.vlbert.config import VlBertConfig
+from vlmill.models.vlbert.end_to_end import TaskConfig, VlBertEndToEndConfig
+from vlmill.models.vlbert.region_cnn import RegionCnnConfig
+from vlmill.models.vlbert.tasks import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
+
+# Keys of NETWORK.VLBERT and our fields.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_width",
+    "max_position_embeddings": "num_positions",
+    "visual_size": "visual_width",
+    "visual_region_classes": "num_region_classes",
+    "visual_ln": "visual_norm",
+    "visual_scale_text_init": "visual_scale_text",
+    "visual_scale_object_init": "visual_scale_region",
+    "with_pooler": "pooler",
+    "word_embedding_frozen": "frozen_words",
+    "pos_embedding_frozen": "frozen_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "init_std",
+}
+# What no published model sets otherwise, and nothing here does.
+FIXED = {"object_word_embed_mode": 2, "hidden_act": "gelu", "obj_pos_id_relative": True}
+
+
+def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
+    """Of a configuration with the keys of the repository's YAML files.
+
+    ``MODULE`` (or ``class``) names the network: a task's begins with its name (``vqa``,
+    ``refcoco``, ``vcr``), as in ``vcr ResNetVLBERT``; without one, ``DATASET.DATASET`` does. What
+    ``NETWORK.VLBERT`` leaves out is BERT-base's. Raises ValueError for what is not supported.
+    """
+    network = dict(config.get("NETWORK", config.get("network", {})))
+    settings = network.pop("VLBERT", config.get("vlbert", {}))
+    name = str(config.get("MODULE", config.get("class", "")))
+    if "layer_planes" in config:
+        return _narrowed(config)
+    for key, value in FIXED.items():
+        if settings.get(key, value) != value:
+            raise ValueError(f"{key}={settings[key]!r}: only {value!r} is supported")
+    if network.get("IMAGE_SEMANTIC", False):
+        raise ValueError("IMAGE_SEMANTIC=True: regions with an embedded label are not supported")
+    data = config.get("DATASET", {})
+    data = data if isinstance(data, Mapping) else {}  # a list where several are pretrained on
+    task = name.split()[0] if " " in name else str(data.get("DATASET", "")).split("_")[0]
+    task = task.lower() if task.lower() in ("vqa", "refcoco", "refcoco+", "vcr") else "pretraining"
+    pixels = not network.get("IMAGE_FEAT_PRECOMPUTED", config.get("NETWORK") is None)
+    body = _body(settings, network, config, task, name, pixels)
+    model = _task(task, body, config, network)
+    if not pixels:
+        return model
+    depth = network.get("IMAGE_NUM_LAYERS", 101)
+    if depth not in BLOCKS:
+        raise ValueError(f"IMAGE_NUM_LAYERS={depth!r}: want one of {', '.join(map(str, BLOCKS))}")
+    cnn = RegionCnnConfig(
+        blocks=BLOCKS[depth],
+        stride_in_1x1=bool(network.get("IMAGE_STRIDE_IN_1x1", True)),
+        dilated=bool(network.get("IMAGE_C5_DILATED", True)),
+        frozen_stages=max(network.get("IMAGE_FROZEN_BACKBONE_STAGES", (1, 2)), default=0),
+    )
+    return VlBertEndToEndConfig(model=model, cnn=cnn)
+
+
+def _body(
+    settings: Mapping[str, Any],
+    network: Mapping[str, Any],
+    config: Mapping[str, Any],
+    task: str,
+    name: str,
+    pixels: bool,
+) -> VlBertConfig:
+    fields = {ours: settings[key] for key, ours in FIELDS.items() if key in settings}
+    fields["position_offset"] = settings.get("position_padding_idx", -1) + 1
+    if task != "pretraining":
+        return VlBertConfig(**fields, masked_region="none", text_only=False)
+    heads = config.get("heads", ())
+    matching = bool(network.get("WITH_REL_LOSS", False)) or "relationship" in heads
+    keeps_feature = not (pixels and network.get("MASK_RAW_PIXELS", True))
+    return VlBertConfig(
+        **fields,
+        matching=matching,
+        text_only=name.endswith("Multitask"),
+        masked_region="appearance" if keeps_feature else "pixels",
+    )
+
+
+def _task(
+    task: str, body: VlBertConfig, config: Mapping[str, Any], network: Mapping[str, Any]
+) -> TaskConfig:
+    if task == "vqa":
+        if network.get("CLASSIFIER_TYPE", "mlm") != "mlm":
+            raise ValueError(f"CLASSIFIER_TYPE={network['CLASSIFIER_TYPE']!r}: want mlm")
+        size = config.get("DATASET", {}).get("ANSWER_VOCAB_SIZE", 3129)
+        return VlBertVqaConfig(
+            body=body,
+            num_answers=int(config.get("answer_vocab_size", size)),
+            dropout=float(network.get("CLASSIFIER_DROPOUT", 0.1)),
+        )
+    if task.startswith("refcoco"):
+        return VlBertRefcocoConfig(body=body, dropout=float(network.get("CLASSIFIER_DROPOUT", 0.0)))
+    if task == "vcr":
+        if network.get("CLASSIFIER_TYPE", "1fc") != "1fc":
+            raise ValueError(f"CLASSIFIER_TYPE={network['CLASSIFIER_TYPE']!r}: want 1fc")
+        return VlBertVcrConfig(
+            body=body,
+            dropout=float(network.get("CLASSIFIER_DROPOUT", 0.1)),
+            category_dropout=float(network.get("CNN_REG_DROPOUT", 0.0)),
+        )
+    return body
+
+
+def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
+    """The region network alone, of other widths; VL-BERT above it is as small as can be."""
+    cnn = RegionCnnConfig(
+        blocks=(*config["layer_blocks"], 3),
+        widths=(*config["layer_planes"], config["head_planes"]),
+        stem_channels=config["stem_channels"],
+        stride_in_1x1=config["stride_in_1x1"],
+        dilated=config["c5_dilated"],
+    )
+    model = VlBertConfig(
+        vocab_size=1,
+        width=config["final_dim"],
+        num_layers=1,
+        num_heads=1,
+        intermediate_width=1,
+        num_positions=3,
+        region_width=cnn.feature_width,
+        num_region_classes=1,
+        masked_region="pixels",
+    )
+    return VlBertEndToEndConfig(model=model, cnn=cnn)

@@ -1,0 +1,147 @@
+"""The trainable Fast R-CNN of VL-BERT (released code): appearance of given boxes from pixels.
+
+B pictures, R regions, L real regions of all pictures, H x W pixels, C channels, G x E cells of the
+feature map, P x P cells of a region, D a feature's width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torchvision.ops import roi_align
+
+from vlmill.models.checks import check_sizes
+from vlmill.models.detector.config import BLOCKS
+from vlmill.models.detector.resnet import Norm, Stem, resnet_stage
+from vlmill.models.places import Places, cells_of
+
+EXPANSION = 4  # a bottleneck's outputs by its inner channels
+STRIDE = 16
+# With parameters and counters, as the checkpoints have them; RegionCnn keeps them constant.
+NORM = Norm(kind="trained")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionCnnConfig:
+    """Defaults are the released ones: ResNet-101 in Caffe's form, conv5 dilated over 14 x 14."""
+
+    blocks: tuple[int, int, int, int] = BLOCKS[101]
+    widths: tuple[int, int, int, int] = (64, 128, 256, 512)  # inner channels of the stages
+    stem_channels: int = 64
+    stride_in_1x1: bool = True
+    dilated: bool = True  # conv5 keeps 14 x 14 cells; else it halves them
+    pool_size: int = 14
+    frozen_stages: int = 2  # constant: the stem (1), res2 (2), ...; normalisation always is
+
+    def __post_init__(self) -> None:
+        check_sizes(self, from_zero=("frozen_stages",))
+        if len(self.blocks) != 4 or len(self.widths) != 4 or min(*self.blocks, *self.widths) < 1:
+            raise ValueError(
+                f"blocks={self.blocks}, widths={self.widths}: want four positive numbers each"
+            )
+        if self.frozen_stages > 4:
+            raise ValueError(f"frozen_stages={self.frozen_stages}: 0 (none) to 4 (up to res4)")
+
+    @property
+    def feature_width(self) -> int:
+        """D."""
+        return self.widths[3] * EXPANSION
+
+
+def _stage(config: RegionCnnConfig, number: int) -> nn.Sequential:
+    before = config.stem_channels if number == 2 else config.widths[number - 3] * EXPANSION
+    halves = number in (3, 4) or (number == 5 and not config.dilated)
+    return resnet_stage(
+        config.blocks[number - 2],
+        before,
+        config.widths[number - 2],
+        config.widths[number - 2] * EXPANSION,
+        NORM,
+        stride=2 if halves else 1,
+        dilation=2 if number == 5 and config.dilated else 1,
+        stride_in_1x1=config.stride_in_1x1,
+    )
+
+
+class RegionCnn(nn.Module):
+    """Stem to res4 over the picture, RoIAlign, res5 over each region, mean.
+
+    Batch normalisation is constant, in training too; its parameters are counted, not trained.
+    """
+
+    def __init__(self, config: RegionCnnConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.stem = Stem(config.stem_channels, NORM, ceil_pool=False)
+        self.res2 = _stage(config, 2)
+        self.res3 = _stage(config, 3)
+        self.res4 = _stage(config, 4)
+        self.res5 = _stage(config, 5)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.requires_grad_(False).eval()
+        for number in range(1, self.config.frozen_stages + 1):
+            name = "stem" if number == 1 else f"res{number}"
+            self.get_submodule(name).requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "RegionCnn":
+        """As always, but normalisation keeps its recorded statistics."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def feature_map(self, pictures: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G E"]:
+        """res4 of the pictures, stride 16."""
+        features: Tensor = self.res4(self.res3(self.res2(self.stem(pictures))))
+        return features
+
+    def pool(
+        self,
+        features: Float[Tensor, "B C G E"],
+        boxes: Float[Tensor, "B R 4"],
+        real: Places,
+    ) -> Float[Tensor, "L C P P"]:
+        """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
+        pictures = (real // boxes.shape[1]).to(boxes.dtype)
+        rois = torch.cat([pictures[:, None], boxes.flatten(0, 1)[real]], dim=1)
+        pooled: Tensor = roi_align(
+            features, rois, self.config.pool_size, 1 / STRIDE, sampling_ratio=1, aligned=False
+        )
+        return pooled
+
+    def forward(
+        self,
+        pictures: Float[Tensor, "B 3 H W"],
+        boxes: Float[Tensor, "B R 4"],
+        region_mask: Bool[Tensor, "B R"],
+        instance_masks: Float[Tensor, "B R P P"] | None = None,
+        real: Places | None = None,
+    ) -> Float[Tensor, "B R D"]:
+        """Appearance of the boxes (in pixels of ``pictures``), zeros at padding.
+
+        ``instance_masks`` blank out cells of res5 before the mean, which stays one over all cells
+        (VCR). ``real``: the places that ``region_mask`` marks; without them the device is asked.
+        """
+        if len({len(pictures), len(boxes), len(region_mask)}) != 1:
+            raise ValueError(
+                f"pictures, boxes, region_mask hold {len(pictures)}, {len(boxes)}, "
+                f"{len(region_mask)} pictures; want as many each"
+            )
+        real = cells_of(region_mask) if real is None else real
+        cells: Tensor = self.res5(self.pool(self.feature_map(pictures), boxes, real))
+        if instance_masks is not None:
+            if instance_masks.shape[-2:] != cells.shape[-2:]:
+                raise ValueError(
+                    f"instance_masks has {tuple(instance_masks.shape[-2:])} cells, regions have "
+                    f"{tuple(cells.shape[-2:])}"
+                )
+            cells = cells * instance_masks.flatten(0, 1)[real][:, None]
+        means = cells.mean(dim=(2, 3))
+        appearance = means.new_zeros(region_mask.numel(), means.shape[1]).index_copy(0, real, means)
+        return appearance.view(*region_mask.shape, -1)

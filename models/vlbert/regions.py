@@ -1,0 +1,91 @@
+"""What VL-BERT makes of regions before they become elements (arXiv:1908.08530, sec. 3.2).
+
+D a feature's width, V a region vector's, H the width of the encoder, G of the geometry embedding.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.checks import check_dtype
+from vlmill.models.layers.blocks import layer_norm
+from vlmill.models.layers.cpu.dropout import Dropout
+from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.vlbert.config import Geometry, VlBertConfig
+
+LONGEST_WAVE = 1000.0
+PERCENT = 100.0
+
+
+def box_numbers(
+    locations: Float[Tensor, "*rows 5"], geometry: Geometry = "centre"
+) -> Float[Tensor, "*rows 4"]:
+    """The four numbers that say where a box lies, in hundredths of the picture's sides.
+
+    ``locations`` as in `VLInputs`: corners as fractions, and area.
+    """
+    corners = locations[..., :4]
+    if geometry == "corners":
+        return corners * PERCENT
+    low, high = corners[..., :2], corners[..., 2:]
+    return torch.cat([(low + high) / 2, high - low], dim=-1) * PERCENT
+
+
+def geometry_embedding(
+    numbers: Float[Tensor, "*rows 4"], num_wavelengths: int = 256
+) -> Float[Tensor, "*rows G"]:
+    """Sines, then cosines, of each number at wavelengths 1000^(j / J) (sec. 3.2, released code).
+
+    Gives G = 4 * 2J values: for each number J sines and J cosines, J = ``num_wavelengths``.
+    """
+    steps = torch.arange(num_wavelengths, dtype=numbers.dtype, device=numbers.device)
+    angles = numbers[..., None] / LONGEST_WAVE ** (steps / num_wavelengths)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+class RegionVectors(nn.Module):
+    """r = ReLU(W dropout([geometry; appearance])) of each region (sec. 3.2; geometry first)."""
+
+    def __init__(self, config: VlBertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.geometry_width = 8 * config.num_wavelengths
+        self.dropout = Dropout(config.dropout)
+        self.projection = Linear(self.geometry_width + config.region_width, config.vector_width)
+
+    def forward(
+        self, features: Float[Tensor, "*rows D"], locations: Float[Tensor, "*rows 5"]
+    ) -> Float[Tensor, "*rows V"]:
+        """Of each region by itself."""
+        config = self.config
+        check_dtype("region_features", features, self.projection.weight)
+        geometry = geometry_embedding(
+            box_numbers(locations, config.geometry), config.num_wavelengths
+        )
+        joined = torch.cat([geometry.to(features.dtype), features], dim=-1)
+        return F.relu(self.projection(self.dropout(joined)))
+
+
+class VisualInput(nn.Module):
+    """A visual vector as it is added to an element: V to H where they differ, then scaled.
+
+    The scale is a layer norm's gain or one learnt factor, ``start`` at the beginning.
+    """
+
+    def __init__(self, config: VlBertConfig, start: float) -> None:
+        super().__init__()
+        vector, width = config.vector_width, config.width
+        self.start = start
+        self.projection = Linear(vector, width) if vector != width else None
+        self.norm = layer_norm(width) if config.visual_norm else None
+        self.scale = None if config.visual_norm else nn.Parameter(torch.tensor(start))
+
+    def forward(self, vectors: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows H"]:
+        """Of each vector by itself."""
+        x: Tensor = vectors if self.projection is None else self.projection(vectors)
+        if self.scale is not None:
+            return x * self.scale
+        assert self.norm is not None
+        normed: Float[Tensor, "*rows H"] = self.norm(x)
+        return normed

@@ -1,0 +1,263 @@
+"""VL-BERT's task heads (arXiv:1908.08530, sec. 4.2; released code): VCR, VQA 2.0, RefCOCO+.
+
+B samples, C choices of a question, T tokens, R regions, L real regions of all sequences, H width,
+A answers, K categories.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.checks import check_shares, check_sizes
+from vlmill.models.inputs import VLInputs
+from vlmill.models.layers.heads import RegionHead
+from vlmill.models.vlbert.config import VlBertConfig, vlbert_for_task
+from vlmill.models.vlbert.encoder import VlBertBody
+from vlmill.models.vlbert.model import BELONGS, VlBert
+
+
+class TaskHead(RegionHead):
+    """Transform, dropout, linear: from Xavier's uniform distribution, biases 0."""
+
+    def __init__(self, width: int, outputs: int, dropout: float, *, norm: bool) -> None:
+        super().__init__(width, outputs, norm=norm)
+        self.dropout = nn.Dropout(dropout)
+        for layer in (self.transform.dense, self.decoder):
+            xavier(layer)
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
+        """Logits, one row for each position."""
+        outputs: Float[Tensor, "*N C"] = self.decoder(self.dropout(self.transform(hidden)))
+        return outputs
+
+
+def xavier(layer: nn.Linear) -> None:
+    """Xavier's uniform start with zero bias, as all of VL-BERT's task heads."""
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+
+
+def load_body(body: VlBertBody, pretrained: VlBert) -> None:
+    """Start a task's body from a pretrained model; what only one of them has stays as it is."""
+    target, source = body.state_dict(), pretrained.state_dict()
+    body.load_state_dict(target | {name: source[name] for name in target if name in source})
+
+
+def _base() -> VlBertConfig:
+    return vlbert_for_task(VlBertConfig())
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertVqaConfig:
+    """VQA 2.0: 3129 answers; dropout of the classifier."""
+
+    body: VlBertConfig = field(default_factory=_base)
+    num_answers: int = 3129
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+class VlBertVqa(nn.Module):
+    """The answer is read off a [MASK] behind the question (figure 2 b)."""
+
+    def __init__(self, config: VlBertVqaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.body = VlBertBody(config.body)
+        self.head = TaskHead(config.body.width, config.num_answers, config.dropout, norm=True)
+
+    def forward(
+        self, inputs: VLInputs, answer_positions: Int[Tensor, " B"], *, pack: bool = True
+    ) -> Float[Tensor, "B A"]:
+        """Logits over the answers; ``answer_positions`` are those of [MASK] (`vqa_text`)."""
+        hidden = self.body(inputs, pack=pack).text
+        rows = torch.arange(len(hidden), device=hidden.device)
+        logits: Float[Tensor, "B A"] = self.head(hidden[rows, answer_positions])
+        return logits
+
+    @torch.no_grad()
+    def start_from(self, pretrained: VlBert, answers: Sequence[Sequence[int]]) -> None:
+        """Body and transform from pretraining; each answer's row is the mean of its words' rows.
+
+        ``answers`` are the answers' word-piece ids. Raises ValueError for another number of them
+        or an answer without a word piece.
+        """
+        if len(answers) != self.config.num_answers or not all(answers):
+            raise ValueError(
+                f"answers: {len(answers)} of which {sum(not a for a in answers)} without a word "
+                f"piece; want num_answers={self.config.num_answers} with one each at least"
+            )
+        load_body(self.body, pretrained)
+        self.head.transform.load_state_dict(pretrained.mlm_head.transform.state_dict())
+        table = self.body.text_embedding.word.weight
+        means = [table[torch.tensor(pieces)].mean(dim=0) for pieces in answers]
+        self.head.decoder.weight.copy_(torch.stack(means))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertRefcocoConfig:
+    """RefCOCO+; dropout of the classifier."""
+
+    body: VlBertConfig = field(default_factory=_base)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_shares(self, "dropout")
+
+
+class VlBertRefcoco(nn.Module):
+    """Each region says whether the expression means it (figure 2 c)."""
+
+    def __init__(self, config: VlBertRefcocoConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.body = VlBertBody(config.body)
+        self.head = TaskHead(config.body.width, 1, config.dropout, norm=False)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Float[Tensor, "B R"]:
+        """Logits of the candidates, the whole picture among them; minus infinity at padding.
+
+        (The released code lets padding win: its logits there are those of a zero vector.)
+        """
+        logits = self.candidate_logits(self.body(inputs, pack=pack).regions)
+        return logits.masked_fill(~inputs.region_mask, float("-inf"))
+
+    def candidate_logits(self, region_hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N"]:
+        """Of the encoder's regions, padding or not."""
+        logits: Tensor = self.head(region_hidden)
+        return logits[..., 0]
+
+    def start_from(self, pretrained: VlBert) -> None:
+        """Body and transform from pretraining."""
+        load_body(self.body, pretrained)
+        self.head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertVcrConfig:
+    """VCR: 80 COCO categories and the whole picture for the auxiliary loss."""
+
+    body: VlBertConfig = field(default_factory=lambda: vlbert_for_task(_base(), pooler=True))
+    num_categories: int = 81
+    dropout: float = 0.1
+    category_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout", "category_dropout")
+        if not self.body.pooler:
+            raise ValueError("body.pooler=False: VCR's answers are read off the pooled vector")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceInputs:
+    """Questions with C choices each: `VLInputs` with the texts of each choice.
+
+    text_regions says for each token which region it speaks of, 0 the whole picture. Raises
+    ValueError if the shapes do not fit together.
+    """
+
+    tokens: Int[Tensor, "B C T"]
+    token_mask: Bool[Tensor, "B C T"]
+    segments: Int[Tensor, "B C T"]
+    text_regions: Int[Tensor, "B C T"]
+    region_features: Float[Tensor, "B R D"]
+    region_locations: Float[Tensor, "B R 5"]
+    region_mask: Bool[Tensor, "B R"]
+
+    def __post_init__(self) -> None:
+        wanted = tuple(self.tokens.shape)
+        for name in ("token_mask", "segments", "text_regions"):
+            if (came := tuple(getattr(self, name).shape)) != wanted:
+                raise ValueError(f"{name} has shape {came}, want {wanted} as tokens")
+        pictures = tuple(self.region_features.shape[:2])
+        if len(wanted) != 3 or tuple(self.region_mask.shape) != pictures:
+            raise ValueError(
+                f"tokens has shape {wanted}, region_features {tuple(self.region_features.shape)}, "
+                f"region_mask {tuple(self.region_mask.shape)}; want [questions, choices, tokens], "
+                "[questions, regions, width] and [questions, regions]"
+            )
+        if pictures[0] != wanted[0]:
+            raise ValueError(f"tokens has {wanted[0]} questions, region_features {pictures[0]}")
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "ChoiceInputs":
+        """The same batch with ``change`` applied to each tensor."""
+        names = [f.name for f in dataclasses.fields(self)]
+        return ChoiceInputs(**{name: change(getattr(self, name)) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class VcrOutput:
+    """Logits of the choices, and of the categories of every real region in every sequence.
+
+    ``pictures`` and ``regions`` say which region a row of ``category_logits`` is.
+    """
+
+    answer_logits: Float[Tensor, "B C"]
+    category_logits: Float[Tensor, "L K"]
+    pictures: Int[Tensor, " L"]
+    regions: Int[Tensor, " L"]
+
+
+class VlBertVcr(nn.Module):
+    """One sequence for each choice; its pooled vector gives the choice's logit (figure 2 a)."""
+
+    def __init__(self, config: VlBertVcrConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.body = VlBertBody(config.body)
+        self.dropout = nn.Dropout(config.dropout)
+        self.answer_head = nn.Linear(config.body.width, 1)
+        xavier(self.answer_head)
+        self.category_head = TaskHead(
+            config.body.width, config.num_categories, config.category_dropout, norm=False
+        )
+
+    def forward(self, inputs: ChoiceInputs, *, pack: bool = True) -> VcrOutput:
+        """Encode all choices; the regions' vectors are computed once a picture."""
+        choices = inputs.tokens.shape[1]
+        vectors = self.body.embed_regions(
+            inputs.region_features, inputs.region_locations, inputs.region_mask, pack=pack
+        )
+        region_mask = inputs.region_mask.repeat_interleave(choices, dim=0)
+        encoded = self.body.encode(
+            inputs.tokens.flatten(0, 1),
+            inputs.token_mask.flatten(0, 1),
+            vectors.repeat_interleave(choices, dim=0),
+            region_mask,
+            segments=inputs.segments.flatten(0, 1),
+            text_regions=inputs.text_regions.flatten(0, 1),
+            pack=pack,
+        )
+        logits = self.answer_head(self.dropout(encoded.pooled))
+        sequences, regions = region_mask.nonzero().unbind(dim=1)
+        return VcrOutput(
+            answer_logits=logits.view(-1, choices),
+            category_logits=self.category_head(encoded.regions[sequences, regions]),
+            pictures=sequences // choices,
+            regions=regions,
+        )
+
+    @torch.no_grad()
+    def start_from(self, pretrained: VlBert) -> None:
+        """Body and category transform from pretraining; segment B starts as A.
+
+        A matching head's "belongs" less "does not" starts the answer head.
+        """
+        load_body(self.body, pretrained)
+        self.category_head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
+        segments = self.body.text_embedding.segment.weight
+        segments[1] = segments[0]
+        if (head := pretrained.match_head) is not None:
+            for ours, theirs in (
+                (self.answer_head.weight, head.weight),
+                (self.answer_head.bias, head.bias),
+            ):
+                ours.copy_((theirs[BELONGS] - theirs[1 - BELONGS]).view_as(ours))

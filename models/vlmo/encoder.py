@@ -1,0 +1,244 @@
+"""VLMo's encoder (Bao et al., arXiv:2111.02358, sec. 3.1 and 3.2): attention shared, experts apart.
+
+B pairs, T tokens, M = N + 1 image positions (class token, patches), S pixels a side, H width,
+L layers, h heads.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlmill.models.layers.blocks import PreNormBlock, Route, layer_norm
+from vlmill.models.layers.embeddings import PatchEmbedding, TextEmbedding
+from vlmill.models.layers.heads import Pooler
+from vlmill.models.layers.packing import Layout, joined_layout
+from vlmill.models.layers.relative_position import (
+    Biases,
+    RelativeBias,
+    image_index,
+    joint_index,
+    num_image_rows,
+    num_text_rows,
+    text_index,
+)
+from vlmill.models.outputs import Encoded
+from vlmill.models.places import Cells, Places
+from vlmill.models.vlmo.config import VlmoConfig
+
+EPS = 1e-6  # of the layer norms inside the transformer; text embeddings and word head have BERT's
+TEXT_TYPE, IMAGE_TYPE = 0, 1  # rows of the type table; further images have the rows after
+
+
+class VlmoEncoder(nn.Module):
+    """Embeddings, layers, final norm and pooler: what all of VLMo's models share."""
+
+    image_index: Int[Tensor, "M M"]
+    text_index: Int[Tensor, "T T"]
+
+    def __init__(self, config: VlmoConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.text_embedding = TextEmbedding(
+            config.vocab_size,
+            config.max_text_tokens,
+            2,  # BERT's segments, of which only the first is ever used
+            width,
+            config.drop_path,
+            padding_id=0,
+            add_positions=config.absolute_positions,
+        )
+        self.patch_embedding = PatchEmbedding(
+            config.image_size, config.patch_size, width, positions=config.absolute_positions
+        )
+        self.type_table = nn.Embedding(1 + config.num_images, width)
+        last = max(config.num_layers - 1, 1)
+        self.layers = nn.ModuleList(
+            PreNormBlock(
+                width,
+                config.num_heads,
+                config.intermediate_width,
+                experts=("text", "image", *(("vl",) if number >= config.first_vl_layer else ())),
+                layer_scale=config.layer_scale,
+                drop_path=config.drop_path * number / last,
+                eps=EPS,
+            )
+            for number in range(config.num_layers)
+        )
+        self.norm = layer_norm(width, EPS)
+        self.pooler = Pooler(width) if config.pooler else nn.Identity()
+        self.relative: RelativeBias | None = None
+        if config.relative_positions:
+            self._add_relative_positions(config)
+
+    def _add_relative_positions(self, config: VlmoConfig) -> None:
+        image_rows, span = num_image_rows(config.side), config.relative_text_span
+        self.relative = RelativeBias(
+            image_rows + num_text_rows(span), config.num_layers, config.num_heads
+        )
+        on_text = text_index(config.max_text_tokens, span, image_rows)
+        self.register_buffer("image_index", image_index(config.side), persistent=False)
+        self.register_buffer("text_index", on_text, persistent=False)
+
+    def embed_text(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
+        """Texts as the layers take them (sec. 3.1); fewer tokens than the maximum are fine.
+
+        Raises ValueError for none or more than ``max_text_tokens``.
+        """
+        num_tokens, most = tokens.shape[1], self.config.max_text_tokens
+        if not 0 < num_tokens <= most:
+            raise ValueError(
+                f"tokens has {num_tokens} positions, want 1 to max_text_tokens={most}; cut the "
+                "texts at the end, keeping [SEP]"
+            )
+        embedded: Float[Tensor, "B T H"] = self.text_embedding(tokens)
+        return embedded + self.type_table.weight[TEXT_TYPE]
+
+    def embed_image(
+        self, pixels: Float[Tensor, "B 3 S S"], number: int = 0
+    ) -> Float[Tensor, "B M H"]:
+        """Images as the layers take them (sec. 3.1); ``number`` counts a text's images from 0."""
+        embedded: Float[Tensor, "B M H"] = self.patch_embedding(pixels)
+        return embedded + self.type_table.weight[IMAGE_TYPE + number]
+
+    def joint_bias(self, num_tokens: int) -> Biases | None:
+        """The bias of texts with images behind them, every layer's; None without such a bias.
+
+        Its corners are those of the texts and of the images by themselves (`text_bias`,
+        `image_bias`), so a step that needs all gathers this one.
+        """
+        if self.relative is None:
+            return None
+        bias: Biases = self.relative(self.joint_rows(num_tokens))
+        return bias
+
+    def joint_rows(self, num_tokens: int) -> Int[Tensor, "N N"]:
+        """Row of the relative table for each query and key of texts with images behind them."""
+        rows = num_image_rows(self.config.side)
+        return joint_index(self.text_index[:num_tokens, :num_tokens], self.image_index, rows)
+
+    def text_bias(self, num_tokens: int) -> Biases | None:
+        """The bias of texts alone, every layer's."""
+        if self.relative is None:
+            return None
+        bias: Biases = self.relative(self.text_index[:num_tokens, :num_tokens])
+        return bias
+
+    def image_bias(self) -> Biases | None:
+        """The bias of images alone, every layer's."""
+        if self.relative is None:
+            return None
+        bias: Biases = self.relative(self.image_index)
+        return bias
+
+    def run_layers(
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        bias: Biases | None,
+        route: Route,
+        layers: range,
+    ) -> Float[Tensor, "*rows H"]:
+        """Some layers with the same experts."""
+        for number in layers:
+            part = None if bias is None else bias[number]
+            hidden = self.layers[number](hidden, layout, route, part)
+        return hidden
+
+    def finish(
+        self,
+        hidden: Float[Tensor, "*rows H"],
+        layout: Layout,
+        bias: Biases | None,
+        expert: str,
+        layers: range,
+        read: Places | None = None,
+    ) -> Float[Tensor, "B N H"]:
+        """The last ``layers`` with one expert and the final norm, back in the grid.
+
+        Only places that are ``read`` are sure to come back, others may be zeros.
+        """
+        kept = layout.keep(read) if layers else None
+        lower = layers if kept is None else layers[:-1]
+        hidden = self.run_layers(hidden, layout, bias, ((expert, hidden.shape[-2]),), lower)
+        if kept is None:
+            return layout.unpack(self.norm(hidden))
+        part = None if bias is None else bias[layers[-1]]
+        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(kept.rows)),), part, kept)
+        return kept.layout.unpack(self.norm(hidden))
+
+    def fuse(
+        self,
+        text: Float[Tensor, "B T H"],
+        token_mask: Bool[Tensor, "B T"],
+        image: Float[Tensor, "B M H"],
+        *,
+        bias: Biases | None = None,
+        real: Places | None = None,
+        pack: bool = True,
+        read: Cells | None = None,
+    ) -> Encoded:
+        """The fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
+
+        Below ``first_vl_layer`` either modality goes through its expert, from there on all of them
+        through the vision-language expert. ``bias``: `joint_bias`, gathered here if not given.
+        ``real``: the places of tokens that ``token_mask`` marks.
+        """
+        num_tokens, num_image = text.shape[1], image.shape[1]
+        if bias is None:
+            bias = self.joint_bias(num_tokens)
+        present = token_mask.new_ones(image.shape[:2])
+        cells = None
+        if real is not None:
+            cells = Cells(real, torch.arange(present.numel(), device=real.device))
+        layout, (text_rows, image_rows) = joined_layout(token_mask, present, cells, pack=pack)
+        hidden = layout.pack(torch.cat([text, image], dim=1))
+        top, end = self.config.first_vl_layer, self.config.num_layers
+        own = (("text", text_rows), ("image", image_rows))
+        hidden = self.run_layers(hidden, layout, bias, own, range(top))
+        places = read and read.joined(num_tokens, num_image)
+        hidden = self.finish(hidden, layout, bias, "vl", range(top, end), places)
+        return Encoded(
+            text=hidden[:, :num_tokens],
+            regions=hidden[:, num_tokens:],
+            pooled=self.pooler(hidden[:, 0]),
+        )
+
+    def encode_one(
+        self,
+        modality: str,
+        embedded: Float[Tensor, "B N H"],
+        layout: Layout,
+        bias: Biases | None,
+        *,
+        also_fused: bool = False,
+        read: Places | None = None,
+    ) -> tuple[Float[Tensor, "B N H"], Float[Tensor, "B N H"] | None]:
+        """One half of the dual encoder: ``text`` or ``image`` through its own experts.
+
+        With ``also_fused`` a second result: the top layers once more from where they begin,
+        through the vision-language experts (released code).
+        """
+        top, end = self.config.first_vl_layer, self.config.num_layers
+        hidden = layout.pack(embedded)
+        own, last = ((modality, hidden.shape[-2]),), range(top, end)
+        below = self.run_layers(hidden, layout, bias, own, range(top))
+        alone = self.finish(below, layout, bias, modality, last, read)
+        if not also_fused:
+            return alone, None
+        return alone, self.finish(below, layout, bias, "vl", last, read)
+
+
+def init_encoder(encoder: VlmoEncoder) -> None:
+    """New weights of the transformer's linear layers, class token and positions (released code).
+
+    From a normal distribution cut at ±2, in units and not in deviations, so hardly cut at all.
+    """
+    std = encoder.config.init_std
+    patches = encoder.patch_embedding
+    for part in encoder.layers.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.trunc_normal_(part.weight, std=std, a=-2.0, b=2.0)
+    for drawn in (patches.class_token, patches.position):
+        if drawn is not None:
+            nn.init.trunc_normal_(drawn, std=std, a=-2.0, b=2.0)

@@ -1,0 +1,211 @@
+"""VLMo's released layout: the pretraining model and its fine-tuned ones."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.models.convert.family import Family
+from vlmill.models.convert.keymap import Link, linked
+from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.model import Vlmo
+from vlmill.models.vlmo.stages import RESIZED, resize
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
+
+LAYER_SCALE = 0.1  # what the released code starts with; a checkpoint brings its own values
+EXPERTS = {"text": "text", "image": "imag", "vl": "vl"}
+
+# Keys of the released code's configuration, and our fields.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "width",
+    "depth": "num_layers",
+    "num_heads": "num_heads",
+    "vlffn_start_layer_index": "first_vl_layer",
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "max_text_len": "max_text_tokens",
+    "max_text_len_of_initckpt": "relative_text_span",
+    "need_relative_position_embed": "relative_positions",
+    "use_abs_pos_emb": "absolute_positions",
+    "drop_path_rate": "drop_path",
+}
+
+# Of ours that depend on sizes: the released names.
+RESIZED_NAMES = {
+    "relative_position_bias_table": "relative.table",
+    "transformer.pos_embed": "patch_embedding.position",
+    "text_embeddings.position_embeddings.weight": "text_embedding.position.weight",
+    "token_type_embeddings.weight": "type_table.weight",
+}
+assert set(RESIZED_NAMES.values()) == set(RESIZED)
+
+AnyConfig = VlmoConfig | VlmoVqaConfig | VlmoNlvr2Config
+
+
+def configure(config: Mapping[str, Any]) -> AnyConfig:
+    """Of the released code's settings: network sizes and ``loss_names``.
+
+    ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's.
+    """
+    if "embed_dim" not in config:
+        raise ValueError("no embed_dim: want VLMo's settings with the network's sizes among them")
+    asked = {name for name, weight in config.get("loss_names", {}).items() if weight > 0}
+    fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
+    if asked == {"textmlm"}:
+        fields["first_vl_layer"] = config["depth"]
+    encoder = VlmoConfig(
+        **fields,
+        intermediate_width=round(config["embed_dim"] * config.get("mlp_ratio", 4)),
+        layer_scale=LAYER_SCALE if config.get("layer_scale", True) else None,
+        num_images=2 if "nlvr2" in asked else 1,
+        contrast=bool(asked & {"itc", "irtr"}),
+        num_contrast_pairs=2 if "itc" in asked else 1,
+        match="itm" in asked,
+        mlm=bool(asked & {"mlm", "textmlm"}),
+    )
+    if "vqa" in asked:
+        return VlmoVqaConfig(encoder=encoder, num_answers=config["vqav2_label_size"])
+    return VlmoNlvr2Config(encoder=encoder) if "nlvr2" in asked else encoder
+
+
+def build(config: AnyConfig) -> nn.Module:
+    """The model of a configuration."""
+    if isinstance(config, VlmoVqaConfig):
+        return VlmoForVqa(config)
+    return VlmoForNlvr2(config) if isinstance(config, VlmoNlvr2Config) else Vlmo(config)
+
+
+def links(model: nn.Module) -> list[Link]:
+    """Under the released code's names."""
+    assert isinstance(model, Vlmo | VlmoForVqa | VlmoForNlvr2)
+    found = encoder_links(model.encoder)
+    if isinstance(model, Vlmo):
+        return found + head_links(model)
+    name = "vqa_classifier" if isinstance(model, VlmoForVqa) else "nlvr2_classifier"
+    for number, layer in model.classifier.named_children():
+        if not isinstance(layer, nn.GELU):
+            found += linked(f"classifier.{number}", f"{name}.{number}")
+    return found
+
+
+def encoder_links(encoder: nn.Module, ours: str = "encoder") -> list[Link]:
+    """Of a `VlmoEncoder` that its model calls ``ours``."""
+    config: Any = encoder.config
+    text, patches = f"{ours}.text_embedding", f"{ours}.patch_embedding"
+    found = [
+        *(_one(f"{text}.{a}.weight", f"text_embeddings.{b}.weight") for a, b in TEXT.items()),
+        *linked(f"{text}.norm", "text_embeddings.LayerNorm"),
+        *linked(f"{patches}.projection", "transformer.patch_embed.proj"),
+        _one(f"{patches}.class_token", "transformer.cls_token"),
+        _one(f"{ours}.type_table.weight", "token_type_embeddings.weight"),
+        *linked(f"{ours}.norm", "transformer.norm"),
+    ]
+    if config.pooler:
+        found += linked(f"{ours}.pooler.dense", "pooler.dense")
+    if config.absolute_positions:
+        found.append(_one(f"{patches}.position", "transformer.pos_embed"))
+    if config.relative_positions:
+        found.append(_one(f"{ours}.relative.table", "relative_position_bias_table"))
+    for number in range(config.num_layers):
+        has = EXPERTS if number >= config.first_vl_layer else {k: EXPERTS[k] for k in FIRST_EXPERTS}
+        experts = {name: (f"norm2_{theirs}", f"mlp_{theirs}") for name, theirs in has.items()}
+        found += block_links(
+            f"{ours}.layers.{number}",
+            f"transformer.blocks.{number}",
+            experts,
+            scaled=config.layer_scale is not None,
+        )
+    return found
+
+
+TEXT = {
+    "word": "word_embeddings",
+    "position": "position_embeddings",
+    "segment": "token_type_embeddings",
+}
+FIRST_EXPERTS = ("text", "image")
+
+
+def block_links(
+    ours: str, theirs: str, experts: Mapping[str, tuple[str, str]], *, scaled: bool
+) -> list[Link]:
+    """Of a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
+    found = [
+        *linked(f"{ours}.attention_norm", f"{theirs}.norm1"),
+        _one(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"),
+        _one(f"{ours}.attention.query_bias", f"{theirs}.attn.q_bias"),
+        _one(f"{ours}.attention.value_bias", f"{theirs}.attn.v_bias"),
+        *linked(f"{ours}.attention.out", f"{theirs}.attn.proj"),
+    ]
+    for name, (norm, layers) in experts.items():
+        found += linked(f"{ours}.expert_norms.{name}", f"{theirs}.{norm}")
+        found += linked(f"{ours}.experts.{name}.up", f"{theirs}.{layers}.fc1")
+        found += linked(f"{ours}.experts.{name}.down", f"{theirs}.{layers}.fc2")
+    if scaled:
+        found.append(_one(f"{ours}.attention_scale", f"{theirs}.gamma_1"))
+        found.append(_one(f"{ours}.expert_scale", f"{theirs}.gamma_2"))
+    return found
+
+
+CONTRAST = {
+    "text": "itc_text_proj",
+    "image": "itc_image_proj",
+    "fused_text": "itc_vl_text_proj",
+    "fused_image": "itc_vl_image_proj",
+}
+
+
+def head_links(model: Vlmo) -> list[Link]:
+    """Of the pretraining heads that ``model`` has."""
+    found = []
+    if model.config.contrast:
+        for name in model.contrast_heads:
+            found.append(_one(f"contrast_heads.{name}.weight", f"{CONTRAST[name]}.fc.weight"))
+        found.append(_one("log_scale", "logit_scale"))
+        if model.config.num_contrast_pairs == 2:
+            found.append(_one("fused_log_scale", "logit_vl_scale"))
+    if model.config.match:
+        found += linked("match_head", "itm_score.fc")
+    if model.config.mlm:
+        found += linked("mlm_head.transform.dense", "mlm_score.transform.dense")
+        found += linked("mlm_head.transform.norm", "mlm_score.transform.LayerNorm")
+        found.append(_one("mlm_head.bias", "mlm_score.bias"))
+        found.append(_one("mlm_decoder.weight", "mlm_score.decoder.weight"))
+    return found
+
+
+def _one(ours: str, theirs: str) -> Link:
+    return Link(ours, (theirs,))
+
+
+def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Positions resized to the model's pictures and texts, as the released code does on loading."""
+    encoder: Any = model.encoder
+    return {
+        name: resize(RESIZED_NAMES[name], tensor, encoder.config)
+        if name in RESIZED_NAMES
+        else tensor
+        for name, tensor in state.items()
+    }
+
+
+def rebuilt(model: nn.Module) -> dict[str, Tensor]:
+    """The buffer of text positions, which counts 0, 1, 2, ..."""
+    encoder: Any = model.encoder
+    return {"text_embeddings.position_ids": torch.arange(encoder.config.max_text_tokens)[None]}
+
+
+# Index matrices, which follow from the sizes and are not in every file.
+IGNORED = ("*relative_position_index", "text_embeddings.position_ids")
+
+VLMO = Family(
+    configs=get_args(AnyConfig),
+    configure=configure,
+    build=build,
+    links=links,
+    ignored=IGNORED,
+    fit=fit,
+    rebuilt=rebuilt,
+)

@@ -1,0 +1,1 @@
+"""A job is started with these ``options`` of its runner."""

@@ -1,0 +1,45 @@
+"""What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
+
+from vlmill.schemas.errors import InputError
+
+# Beam's own default tries to download another runner first; this one is inside the package.
+LOCAL_RUNNER = "FnApiRunner"
+
+
+def beam_options(flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options from the flags that a job did not take itself.
+
+    The runner is the local one unless ``--runner`` says otherwise. Raises InputError for a flag
+    that Beam does not know either: Beam alone would go on without it.
+    """
+    parser = _BeamArgumentParser(add_help=False, allow_abbrev=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(flags))
+    if unknown:
+        raise InputError(f"{unknown[0]}: neither this job nor Apache Beam knows it; see --help")
+    chosen = any(f == "--runner" or f.startswith("--runner=") for f in flags)
+    return PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
+
+
+@contextmanager
+def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
+    """A pipeline that runs at the end of the block.
+
+    What the operating system or a user's input did to a step is raised as it was, and not as the
+    RuntimeError that Beam makes of it: a full disk is one line and not a hundred.
+    """
+    try:
+        with beam.Pipeline(options=options) as pipeline:
+            yield pipeline
+    except RuntimeError as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, OSError | InputError):
+            raise cause from None
+        raise

@@ -1,0 +1,225 @@
+"""Data sets as ``pairs`` and ``images``: python -m vlmill.pipelines.manifest --help"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmill.pipelines.manifest.own import JOB, OwnJob, funnel_of, make_parts
+from vlmill.pipelines.manifest.report import write_report
+from vlmill.pipelines.manifest.rows import (
+    FORMATS,
+    TableFile,
+    count_rows,
+    digest_of,
+    places_of,
+    read_rows,
+    table_file,
+)
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
+
+MANY_WORKERS = 8
+OWN_HELP = """\
+Your own captions and pictures as the tables `pairs` and `images`, with which everything else
+begins. FILE has a row for each caption and names its picture; a picture may have any number of
+captions. TSV is read without quoting, CSV with it.
+
+image_id is the value of --image-column. With --image-root DIR, the picture is DIR/<value>, or that
+with .jpg, .jpeg, .png, .webp or .gif behind it; a row whose picture is missing, cannot be read, is
+animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is written.
+"""
+OWN_EPILOG = """\
+example:
+  captions.csv:   file,caption,split
+                  0001.jpg,"a red kite over the dunes",train
+                  0002.jpg,"two children, one bucket",test
+
+  python -m vlmill.pipelines.manifest own --input captions.csv --text-column caption \\
+      --image-column file --split-column split --image-root photos --output own
+
+then (docs/own-data.md):
+  extract-rois run own --output regions --weights detector.pth
+  train-vl pretrain imagebert-small --pairs own --regions regions --output trained
+  train-vl evaluate retrieval --checkpoint trained --pairs own --regions regions --images own \\
+      --split test --output results
+
+writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+_manifest.json. Every row of FILE is a pair or a reject with its reason. The same command continues
+a killed run, to the same bytes. Memory: some 300 bytes for each row, and the pictures of 16 rows;
+FILE and the pictures may be larger than memory.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A subcommand: what it is for, its flags, and what runs it."""
+
+    title: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_own_arguments(p: argparse.ArgumentParser) -> None:
+    """The flags of ``manifest own``."""
+    p.description, p.epilog = OWN_HELP, OWN_EPILOG
+    p.add_argument(
+        "--input", required=True, type=Path, metavar="FILE", help="captions: .csv, .tsv, .parquet"
+    )
+    p.add_argument("--text-column", required=True, metavar="C", help="the column of captions")
+    p.add_argument(
+        "--image-column", required=True, metavar="C", help="the column of pictures: image_id"
+    )
+    p.add_argument(
+        "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
+    )
+    p.add_argument("--image-root", type=Path, metavar="DIR", help="the pictures' folder")
+    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--split-column",
+        metavar="C",
+        help="split, verbatim; training leaves val, dev and test out",
+    )
+    p.add_argument(
+        "--split", metavar="NAME", help="the split of rows that name none (default: null)"
+    )
+    p.add_argument(
+        "--source", default="own", metavar="NAME", help="source of the pairs (default: own)"
+    )
+    p.add_argument(
+        "--language", metavar="CODE", help="language of the captions, such as en (default: null)"
+    )
+    p.add_argument(
+        "--format", choices=sorted(set(FORMATS.values())), help="default: by FILE's ending"
+    )
+    p.add_argument(
+        "--delimiter", metavar="CHAR", help="between columns (default: comma, in a TSV the tab)"
+    )
+    p.add_argument(
+        "--no-header", action="store_true", help="FILE has none: columns are called 1, 2, 3, ..."
+    )
+    p.add_argument("--encoding", default="utf-8", help="of CSV and TSV (default: utf-8)")
+    p.add_argument("--rows-per-shard", type=int, default=10_000, metavar="N", help="default: 10000")
+    p.add_argument(
+        "--workers",
+        type=int,
+        default=min(MANY_WORKERS, os.cpu_count() or 1),
+        metavar="N",
+        help="threads that read pictures; the rows stay the same (default: %(default)s)",
+    )
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+
+
+def run_own(args: argparse.Namespace) -> int:
+    """``manifest own``: measure the file, write its parts, then funnel, report and manifest."""
+    job = own_job(args)
+    state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
+    if state is not State.FINISHED:
+        shards = make_parts(job)
+        funnel = funnel_of(job)
+        write_json(job.output / "funnel.json", funnel)
+        write_report(job.output, funnel, job.settings())
+        write_manifest(job.output, shards, job=JOB, settings=job.settings())
+    counts = rows_by_table(read_manifest(job.output)["shards"])
+    done = "finished before" if state is State.FINISHED else "done"
+    pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
+    print(
+        f"{done}: {counts[PAIRS.name]} pairs{pictures}, {counts[REJECTS.name]} rejects: "
+        f"{job.output}"
+    )
+    if job.rows and not counts[PAIRS.name]:
+        print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
+    return 0
+
+
+def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
+    """Rows of each table."""
+    names = (IMAGES.name, PAIRS.name, REJECTS.name)
+    return {name: sum(s.rows for s in shards if s.table == name) for name in names}
+
+
+def own_job(args: argparse.Namespace) -> OwnJob:
+    """The job that the flags describe, its file counted. Raises InputError."""
+    for flag in ("rows_per_shard", "workers"):
+        if getattr(args, flag) < 1:
+            raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
+    if args.image_root is not None and not args.image_root.is_dir():
+        raise InputError(f"--image-root {args.image_root}: no such folder")
+    table = table_file(
+        args.input,
+        format=args.format,
+        delimiter=args.delimiter,
+        encoding=args.encoding,
+        header=not args.no_header,
+    )
+    columns = {
+        name: value
+        for name in ("text", "image", "id", "split")
+        if (value := getattr(args, f"{name}_column")) is not None
+    }
+    places = tuple(places_of(table, [(f"--{n}-column", v) for n, v in columns.items()]))
+    return OwnJob(
+        table=table,
+        columns=columns,
+        places=places,
+        rows=counted(table, places),
+        digest=digest_of(table.path),
+        output=args.output,
+        image_root=args.image_root,
+        source=args.source,
+        split=args.split,
+        language=args.language,
+        rows_per_shard=args.rows_per_shard,
+        workers=args.workers,
+    )
+
+
+def counted(table: TableFile, places: Sequence[int]) -> int:
+    """The rows of a file: shards are named after their number, and progress needs an end."""
+    total = 0
+    with Progress(total=None, unit="row", label="counting") as progress:
+        for count in count_rows(read_rows(table, places)):
+            progress.advance(count - total)
+            total = count
+    return total
+
+
+DATASETS = {
+    "own": Dataset(
+        title="your own captions and pictures", add_arguments=add_own_arguments, run=run_own
+    ),
+}
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    top = Parser(
+        prog="python -m vlmill.pipelines.manifest",
+        description="Data sets as pairs and images.",
+        epilog="example:\n  python -m vlmill.pipelines.manifest own --help",
+    )
+    commands = top.add_subparsers(dest="dataset", required=True, metavar="DATASET")
+    for name, dataset in DATASETS.items():
+        dataset.add_arguments(commands.add_parser(name, help=dataset.title, allow_abbrev=False))
+    return top
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, and run the data set's job."""
+    args = parser().parse_args(arguments)
+    return DATASETS[args.dataset].run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,327 @@
+"""Anyone's own captions, and the pictures that they name, as ``pairs`` and ``images``.
+
+A part is a number of consecutive rows and becomes one shard of each table; the rejects shard
+appears last, so a part that has it is finished. What a row is depends on the rows before it (is it
+a duplicate? is it the first to name its picture?) and never on whether a picture could be read:
+that is how a killed run knows all it needs from the table alone.
+"""
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.pictures import picture_row
+from vlmill.pipelines.manifest.rows import Row, TableFile, digest_of, read_rows
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.shards import Shard, ShardWriter, describe_shard, shard_name
+from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.rejects import MAX_KEY, Reason, reject
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
+
+JOB = "manifest own"
+ROWS, PICTURES = "rows", "pictures"  # stages of the funnel
+MAX_TEXT = 10_000  # characters; the longest captions of published sets have some hundred
+CHUNK = 16  # rows whose pictures are in memory together
+GROUP_BYTES = 16 << 20
+GROUP_ROWS = 10_000
+_WEB = ("http://", "https://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnJob:
+    """What decides the output. ``places`` are the columns of text, picture, id and split; the last
+    two may be absent. ``rows`` and ``digest`` are those of the whole file.
+    """
+
+    table: TableFile
+    columns: dict[str, str]  # text, image, id, split -> the file's name for it
+    places: tuple[int, ...]
+    rows: int
+    digest: str
+    output: Path
+    image_root: Path | None = None
+    source: str = "own"
+    split: str | None = None
+    language: str | None = None
+    rows_per_shard: int = 10_000
+    workers: int = 1
+
+    @property
+    def num_parts(self) -> int:
+        """At least one, so that an empty table has shards, too."""
+        return max(1, -(-self.rows // self.rows_per_shard))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Those that the job writes, in the order in which a part's shards appear."""
+        pictures = () if self.image_root is None else (IMAGES,)
+        return (*pictures, PAIRS, REJECTS)
+
+    def settings(self) -> dict[str, Any]:
+        """A killed run continues only with the same ones."""
+        root = None if self.image_root is None else str(self.image_root)
+        return {"image_root": root, **self.producer()}
+
+    def producer(self) -> dict[str, Any]:
+        """What the shards' metadata says of their making."""
+        return {
+            "job": JOB,
+            "input": self.table.path.name,
+            "input_sha256": self.digest,
+            "format": self.table.format,
+            "delimiter": self.table.delimiter,
+            "encoding": self.table.encoding,
+            "header": self.table.header,
+            "columns": self.columns,
+            "source": self.source,
+            "split": self.split,
+            "language": self.language,
+            "rows_per_shard": self.rows_per_shard,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caption:
+    """A row that is a pair if its picture is one; ``first`` to name this picture."""
+
+    pair: dict[str, Any]
+    first: bool
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """What the rows so far have claimed: some 300 bytes for each pair with its picture."""
+
+    contents: dict[bytes, bytes] = field(default_factory=dict)  # id of a pair -> its content
+    texts: set[bytes] = field(default_factory=set)
+    pictures: set[bytes] = field(default_factory=set)
+
+    def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
+        """What a row is, after all rows before it."""
+        values = dict(zip(job.columns, fields, strict=True))
+        text = clean_text(values["text"] or "")
+        image_id = usable_id(values["image"], job.columns["image"])
+        pair_id = usable_id(values["id"], job.columns["id"]) if "id" in values else None
+        for part in (image_id, pair_id):
+            if isinstance(part, Drop):
+                return part
+        if not text:
+            return Drop(Reason.NO_TEXT, f"the column {job.columns['text']} is empty")
+        if len(text) > MAX_TEXT:
+            return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {MAX_TEXT}")
+        assert isinstance(image_id, str) and not isinstance(pair_id, Drop)
+        content = pair_id_of(image_id, text)
+        repeated = self._claim(pair_id or content, content)
+        if repeated is not None:
+            return repeated
+        key = _key(image_id)
+        first = key not in self.pictures
+        self.pictures.add(key)
+        pair = {
+            "pair_id": pair_id or content,
+            "image_id": image_id,
+            "text": text,
+            "language": job.language,
+            "source": job.source,
+            "split": (values.get("split") or "").strip() or job.split,
+            "image_url": image_id if image_id.startswith(_WEB) else None,
+        }
+        return Caption(pair=pair, first=first)
+
+    def _claim(self, pair_id: str, content: str) -> Drop | None:
+        key, value = _key(pair_id), bytes.fromhex(content)
+        if key in self.contents:
+            if self.contents[key] == value:
+                return Drop(Reason.DUPLICATE, "the same caption of the same picture came earlier")
+            return Drop(Reason.ID_CONFLICT, f"{pair_id} came earlier with another content")
+        if value in self.texts:
+            return Drop(Reason.DUPLICATE, "the same caption of the same picture came earlier")
+        self.contents[key] = value
+        self.texts.add(value)
+        return None
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def clean_text(text: str) -> str:
+    """NFC, runs of white space as one blank, ends stripped; control characters as U+FFFD."""
+    words = " ".join(unicodedata.normalize("NFC", text).split())
+    if words.isprintable():
+        return words
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" else c for c in words)
+
+
+def usable_id(value: str | None, column: str) -> str | Drop:
+    """A value as an id: verbatim but for blanks around it."""
+    text = (value or "").strip()
+    if not text:
+        return Drop(Reason.NO_ID, f"the column {column} is empty")
+    if len(text) > MAX_KEY or any(unicodedata.category(c) == "Cc" for c in text):
+        return Drop(Reason.NO_ID, f"the column {column} holds control characters or is too long")
+    return text
+
+
+class Part:
+    """One part's rows on their way to its shards."""
+
+    def __init__(self, job: OwnJob, index: int, stack: ExitStack) -> None:
+        self._job = job
+        # Left in the opposite order: rejects appear last.
+        self._writers = {
+            table.name: stack.enter_context(
+                ShardWriter(job.output, table, index, job.num_parts, producer=job.producer())
+            )
+            for table in reversed(job.tables)
+        }
+        self._rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in job.tables}
+        self._bytes = 0
+
+    def add(self, table: Table, row: dict[str, Any]) -> None:
+        """Append a row; memory stays bounded by a row group."""
+        rows = self._rows[table.name]
+        rows.append(row)
+        if table is IMAGES:
+            self._bytes += len(row["bytes"])
+        if len(rows) >= GROUP_ROWS or (table is IMAGES and self._bytes >= GROUP_BYTES):
+            self._flush(table.name)
+
+    def _flush(self, name: str) -> None:
+        self._writers[name].write(self._rows[name])
+        self._rows[name] = []
+        if name == IMAGES.name:
+            self._bytes = 0
+
+    def finish(self) -> None:
+        """Write what is left."""
+        for name in self._rows:
+            self._flush(name)
+
+
+class Run:
+    """The state of one run over all parts."""
+
+    def __init__(self, job: OwnJob, pool: ThreadPoolExecutor) -> None:
+        self.job, self._pool = job, pool
+        self.ledger = Ledger()
+        self._verdicts: dict[bytes, Drop | None] = {}
+
+    def make_part(self, index: int, rows: Iterator[Row], progress: Progress) -> None:
+        """Write the shards of the part whose rows come next."""
+        with ExitStack() as stack:
+            part = Part(self.job, index, stack)
+            while chunk := list(islice(rows, CHUNK)):
+                rejected = self._add(part, chunk)
+                progress.advance(len(chunk), rejects=rejected)
+            part.finish()
+
+    def skip_part(self, rows: Iterator[Row]) -> int:
+        """Note what the rows of a finished part have claimed."""
+        count = 0
+        for _, fields in rows:
+            count += 1
+            if not isinstance(fields, Drop):
+                self.ledger.judge(self.job, fields)
+        return count
+
+    def _add(self, part: Part, chunk: Sequence[Row]) -> int:
+        judged: list[tuple[int, Caption | Drop]] = [
+            (number, row if isinstance(row, Drop) else self.ledger.judge(self.job, row))
+            for number, row in chunk
+        ]
+        pictures = self._pictures([c for _, c in judged if isinstance(c, Caption)])
+        rejected = 0
+        for number, caption in judged:
+            key = f"{self.job.table.path.name}:{number}"
+            if isinstance(caption, Drop):
+                part.add(REJECTS, reject(ROWS, key, caption.reason, caption.detail))
+                rejected += 1
+                continue
+            image_id = caption.pair["image_id"]
+            drop = self._verdicts.get(_key(image_id))
+            if drop is not None:
+                detail = f"{image_id}: {drop.detail or ''}"
+                part.add(REJECTS, reject(PICTURES, key, drop.reason, detail))
+                rejected += 1
+                continue
+            part.add(PAIRS, caption.pair)
+            if caption.first and image_id in pictures:
+                part.add(IMAGES, pictures[image_id])
+        return rejected
+
+    def _pictures(self, captions: Sequence[Caption]) -> dict[str, dict[str, Any]]:
+        """Read the pictures that no row of this process has named before."""
+        root = self.job.image_root
+        if root is None:
+            return {}
+        names = dict.fromkeys(c.pair["image_id"] for c in captions)
+        new = [name for name in names if _key(name) not in self._verdicts]
+        found: dict[str, dict[str, Any]] = {}
+        for name, row in zip(new, self._pool.map(lambda n: picture_row(root, n), new), strict=True):
+            self._verdicts[_key(name)] = row if isinstance(row, Drop) else None
+            if not isinstance(row, Drop):
+                found[name] = row
+        return found
+
+
+def make_parts(job: OwnJob) -> list[Shard]:
+    """Write every part that is not there yet; return all shards. OSError if the file changes."""
+    finished = {i: found for i in range(job.num_parts) if (found := finished_part(job, i))}
+    size = job.rows_per_shard
+    with (
+        ThreadPoolExecutor(job.workers) as pool,
+        Progress(total=job.rows, unit="row", label="pairs") as progress,
+    ):
+        run, rows = Run(job, pool), read_rows(job.table, job.places)
+        for index in range(job.num_parts):
+            part = islice(rows, size)
+            if index in finished:
+                progress.advance(run.skip_part(part))
+            else:
+                run.make_part(index, part, progress)
+        if progress.done != job.rows or digest_of(job.table.path) != job.digest:
+            raise OSError(f"{job.table.path} changed during the run; start again with --fresh")
+    return [s for i in range(job.num_parts) for s in finished.get(i) or finished_part(job, i)]
+
+
+def finished_part(job: OwnJob, index: int) -> list[Shard]:
+    """A part's shards, none if one is missing or damaged."""
+    paths = [(t, job.output / shard_name(t, index, job.num_parts)) for t in job.tables]
+    try:
+        return [describe_shard(path, table.name) for table, path in paths]
+    except (OSError, pa.ArrowException):
+        return []
+
+
+def funnel_of(job: OwnJob) -> list[dict[str, Any]]:
+    """What came in, went out and was dropped, by stage and reason, from the rejects written."""
+    counts: dict[str, Counter[str]] = {ROWS: Counter(), PICTURES: Counter()}
+    columns = ["stage", "reason"]
+    for batch in iter_batches(job.output / f"{REJECTS.name}-*.parquet", REJECTS, columns=columns):
+        pairs = pc.binary_join_element_wise(*batch.columns, " ")
+        for entry in pc.value_counts(pairs).to_pylist():
+            stage, reason = entry["values"].split()
+            counts[stage][reason] += entry["counts"]
+    funnel: list[dict[str, Any]] = []
+    entered = job.rows
+    for stage, reasons in counts.items():
+        left = entered - reasons.total()
+        funnel.append(
+            {"stage": stage, "unit": "rows", "in": entered, "out": left}
+            | {"rejects": dict(sorted(reasons.items()))}
+        )
+        entered = left
+    return funnel

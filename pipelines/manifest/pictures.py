@@ -1,0 +1,67 @@
+"""Pictures that a table names, under one folder: nothing outside it is ever opened."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.pictures import examine_picture
+from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.rejects import Reason
+
+MAX_BYTES = 64 * 2**20
+MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
+_LOWER = (".jpg", ".jpeg", ".png", ".webp", ".gif")
+ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
+"""What may follow a name; the first that is there counts."""
+_UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
+
+
+def picture_path(root: Path, name: str) -> Path | Drop:
+    """The file of a picture under ``root``, or why there is none.
+
+    Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
+    """
+    if _UNSAFE.search(name):
+        return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
+    base = os.path.realpath(root)
+    for ending in ENDINGS:
+        path = os.path.join(base, name + ending)
+        if os.path.isfile(path):
+            if os.path.commonpath([base, os.path.realpath(path)]) != base:
+                return Drop(Reason.UNSAFE_PATH, "a link that leads out of --image-root")
+            return Path(path)
+    return Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
+
+
+def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
+    """The row of ``images`` for a picture under ``root``, decoded once; or why it has none."""
+    path = picture_path(root, image_id)
+    if isinstance(path, Drop):
+        return path
+    content = _content(path)
+    if isinstance(content, Drop):
+        return content
+    facts = examine_picture(content, min_side_px=0, max_pixels=MAX_PIXELS)
+    if isinstance(facts, Drop):
+        return facts
+    return {
+        "image_id": image_id,
+        "bytes": content,
+        "width": facts.width,
+        "height": facts.height,
+        "format": facts.format,
+        "sha256": image_id_of(content),
+    }
+
+
+def _content(path: Path) -> bytes | Drop:
+    try:
+        size = path.stat().st_size
+        if not 0 < size <= MAX_BYTES:
+            reason = Reason.TOO_LARGE if size else Reason.EMPTY
+            return Drop(reason, f"{size} bytes, at most {MAX_BYTES}")
+        return path.read_bytes()
+    except OSError as error:
+        return Drop(Reason.UNREADABLE_IMAGE, error.strerror)

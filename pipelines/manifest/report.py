@@ -1,0 +1,125 @@
+"""report.html of ``manifest own``: funnel, sample pairs with their pictures, distributions.
+
+Memory is bounded by samples: the first rows of at most ``MAX_SHARDS`` shards, evenly spread.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from markupsafe import Markup
+
+from vlmill.pipelines.texts.words import words_of
+from vlmill.schemas.console.report import (
+    Section,
+    bar_chart,
+    funnel_table,
+    histogram,
+    html_table,
+    picture_cards,
+    settings_table,
+    thumbnail_uri,
+    write_page,
+)
+
+MAX_SHARDS, ROWS_OF_SHARD = 8, 2_000
+MAX_CARDS, MAX_REJECTS_SHOWN = 24, 5
+
+
+def write_report(
+    folder: Path, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+) -> None:
+    """Write ``folder/report.html`` from the tables there."""
+    sample = [_first_group(path) for path in _spread(folder, "pairs")]
+    rejects = [row for path in _spread(folder, "rejects") for row in _first_group(path)]
+    write_page(
+        folder / "report.html",
+        "Own pairs",
+        [
+            Section(title="Funnel", body=funnel_table(funnel), intro="in = out + dropped"),
+            Section(title="Sample pairs", body=_cards(folder, sample)),
+            Section(title="Distributions", body=_charts([r for rows in sample for r in rows])),
+            Section(
+                title="Sample rejects",
+                body=_rejects(rejects),
+                intro=f"Key: the file and the line (of Parquet: the row). At most "
+                f"{MAX_REJECTS_SHOWN} of each reason.",
+            ),
+            Section(title="Settings", body=settings_table(settings)),
+        ],
+        subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} rows of {settings['input']}",
+    )
+
+
+def _spread(folder: Path, table: str) -> list[Path]:
+    files = sorted(folder.glob(f"{table}-*.parquet"))
+    step = max(1, -(-len(files) // MAX_SHARDS))
+    return files[::step]
+
+
+def _first_group(path: Path) -> list[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        batch = next(file.iter_batches(ROWS_OF_SHARD), None)
+    rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
+    return rows
+
+
+def _cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
+    pairs = [row for rows in sample for row in rows[: -(-MAX_CARDS // len(sample))]][:MAX_CARDS]
+    if not pairs:
+        return Markup("<p>No pair came out.</p>")
+    uris = _pictures(folder, {row["image_id"] for row in pairs})
+    return picture_cards(
+        [
+            {
+                "uri": uris.get(row["image_id"], ""),
+                "text": row["text"],
+                "about": " ".join(filter(None, [row["image_id"][:100], row["split"]])),
+            }
+            for row in pairs
+        ]
+    )
+
+
+def _pictures(folder: Path, wanted: set[str]) -> dict[str, str]:
+    """Thumbnails, as far as the first row groups have them."""
+    uris: dict[str, str] = {}
+    for path in _spread(folder, "images"):
+        with pq.ParquetFile(path) as file:
+            if not file.num_row_groups:
+                continue
+            group = file.read_row_group(0, columns=["image_id", "bytes"])
+        for image_id, content in zip(*(c.to_pylist() for c in group.columns), strict=True):
+            if image_id in wanted:
+                uris[image_id] = thumbnail_uri(content)
+    return uris
+
+
+def _charts(pairs: list[dict[str, Any]]) -> Markup:
+    words = [float(len(words_of(row["text"]))) for row in pairs]
+    mean = sum(words) / len(words) if words else 0.0
+    captions = Counter(row["image_id"] for row in pairs)
+    charts = [
+        histogram(words, title=f"Words of a caption (mean {mean:.1f})", x_label="words"),
+        histogram(
+            [float(n) for n in captions.values()],
+            title="Captions of a picture",
+            x_label="captions in the sample",
+        ),
+    ]
+    if pairs:
+        splits = Counter(row["split"] or "none" for row in pairs)
+        charts.append(bar_chart(dict(splits.most_common(20)), title="Split, in the sample"))
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
+
+
+def _rejects(rejects: list[dict[str, Any]]) -> Markup:
+    seen: Counter[str] = Counter()
+    rows = []
+    for row in rejects:
+        seen[row["reason"]] += 1
+        if seen[row["reason"]] <= MAX_REJECTS_SHOWN:
+            rows.append([row["reason"], row["key"][-100:], (row["detail"] or "")[:200]])
+    return html_table(["reason", "key", "detail"], sorted(rows))

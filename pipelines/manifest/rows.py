@@ -1,0 +1,306 @@
+"""Rows of other people's tables: CSV, TSV and Parquet, read as a stream, whatever is in them.
+
+Nothing here raises for a bad row: it becomes a :class:`~vlmill.pipelines.counting.funnel.Drop` in
+its place, and costs no other row. CSV is quoted as in RFC 4180; a TSV is not, because a caption may
+begin with a quotation mark.
+"""
+
+import csv
+import difflib
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet"}
+MAX_LINE = 2**20  # bytes of a line, and of a quoted record of several lines
+BATCH_ROWS = 1_000
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+BOM = b"\xef\xbb\xbf"
+
+Fields = list[str | None]
+Row = tuple[int, Fields | Drop]
+"""The line on which it begins (of Parquet the row, both from 1), and its wanted fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFile:
+    """A file of rows. ``delimiter``, ``encoding`` and ``header`` are those of CSV and TSV; without
+    a header the columns are called 1, 2, 3, ...
+    """
+
+    path: Path
+    format: str
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    header: bool = True
+
+
+def table_file(
+    path: Path,
+    *,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str = "utf-8",
+    header: bool = True,
+) -> TableFile:
+    """The file as its name and the flags say. Raises InputError for what cannot be read."""
+    known = ", ".join(FORMATS)
+    if not path.is_file():
+        raise InputError(f"--input {path}: no such file; give one that ends in {known}")
+    format = format or FORMATS.get(path.suffix.lower())
+    if format is None:
+        raise InputError(f"--input {path}: ends in none of {known}; say --format csv, tsv, parquet")
+    delimiter = delimiter or ("\t" if format == "tsv" else ",")
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise InputError(f"--delimiter {delimiter!r}: want one character, no quote or line break")
+    try:
+        plain = '"\r\n' + delimiter
+        fits = plain.encode(encoding) == plain.encode("utf-8")
+    except (LookupError, UnicodeError):
+        fits = False
+    if not fits:  # lines are cut before they are decoded
+        raise InputError(
+            f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
+            "are; convert the file with iconv"
+        )
+    return TableFile(
+        path=path, format=format, delimiter=delimiter, encoding=encoding, header=header
+    )
+
+
+def column_names(table: TableFile) -> list[str]:
+    """The file's columns. Raises InputError if it has none that can be read."""
+    if table.format == "parquet":
+        return list(_open_parquet(table.path).schema_arrow.names)
+    with table.path.open("rb") as file:
+        first = next(_records(table, file), None)
+    if first is None:
+        raise InputError(f"--input {table.path}: the file is empty")
+    fields = first[1]
+    if isinstance(fields, Drop):
+        raise InputError(f"--input {table.path}: its first line is no row ({fields.detail})")
+    if not table.header:
+        return [str(number) for number in range(1, len(fields) + 1)]
+    return [(field or "").strip() for field in fields]
+
+
+def places_of(table: TableFile, wanted: Sequence[tuple[str, str]]) -> list[int]:
+    """Where the wanted columns, (flag, name) each, stand; InputError with a remedy if absent."""
+    names = column_names(table)
+    places = []
+    for flag, name in wanted:
+        found = [place for place, other in enumerate(names) if other == name]
+        if len(found) != 1:
+            raise InputError(f"{flag} {name}: {table.path} has {_remedy(table, name, names)}")
+        places += found
+    return places
+
+
+def _remedy(table: TableFile, name: str, names: list[str]) -> str:
+    if name in names:
+        return "several columns of this name; rename one"
+    near = difflib.get_close_matches(name, names, 1)
+    listed = " ".join(", ".join(names).split())[:400] + (
+        f"; did you mean {near[0]}?" if near else ""
+    )
+    if len(names) == 1 and table.format != "parquet":
+        listed += " (are the columns separated by something else? see --delimiter)"
+    return f"no such column; it has {listed}"
+
+
+def read_rows(table: TableFile, places: Sequence[int]) -> Iterator[Row]:
+    """The fields at ``places`` of every row, or why a row has none. Memory: a batch of rows."""
+    if table.format == "parquet":
+        yield from _parquet_rows(table.path, places)
+        return
+    width = len(column_names(table))
+    with table.path.open("rb") as file:
+        records = _records(table, file)
+        if table.header:
+            next(records, None)
+        for number, fields in records:
+            if isinstance(fields, Drop):
+                yield number, fields
+            elif len(fields) != width:
+                yield number, Drop(Reason.BAD_RECORD, f"{len(fields)} fields instead of {width}")
+            else:
+                yield number, _readable([fields[place] for place in places])
+
+
+def count_rows(rows: Iterable[Row]) -> Iterator[int]:
+    """Running counts, a thousand rows apart, the last one exact."""
+    count = 0
+    for _ in rows:
+        count += 1
+        if count % BATCH_ROWS == 0:
+            yield count
+    yield count
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _readable(fields: Fields) -> Fields | Drop:
+    """Bytes that could not be decoded stand as lone surrogates in a field."""
+    for field in fields:
+        if field is not None and not field.isascii():
+            try:
+                field.encode()
+            except UnicodeEncodeError:
+                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
+    return fields
+
+
+# Text
+
+
+def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
+    lines = _Lines(file, table)
+    return _tsv(lines, table.delimiter) if table.format == "tsv" else _csv(lines, table.delimiter)
+
+
+class _Lines:
+    """Lines with their numbers; some can be given back. One that is too long is None."""
+
+    def __init__(self, file: BinaryIO, table: TableFile) -> None:
+        self._file, self._table = file, table
+        self._number = 0
+        self._back: deque[tuple[int, str | None]] = deque()
+
+    def take(self) -> tuple[int, str | None] | None:
+        """The next line that is not blank, or None at the end."""
+        while True:
+            line = self._back.popleft() if self._back else self._read()
+            if line is None or line[1] is None or line[1].strip("\r\n"):
+                return line
+
+    def take_any(self) -> tuple[int, str | None] | None:
+        """The next line: inside a quoted field blank ones are text."""
+        return self._back.popleft() if self._back else self._read()
+
+    def give_back(self, lines: Sequence[tuple[int, str | None]]) -> None:
+        """Put lines in front of the others."""
+        self._back.extendleft(reversed(lines))
+
+    def _read(self) -> tuple[int, str | None] | None:
+        line = self._file.readline(MAX_LINE + 1)
+        if not line:
+            return None
+        self._number += 1
+        if self._number == 1:
+            if line.startswith(UTF16):
+                path = self._table.path
+                raise InputError(f"--input {path} is UTF-16: convert it, iconv -f UTF-16 -t UTF-8")
+            line = line.removeprefix(BOM)
+        if len(line) > MAX_LINE:
+            while line and not line.endswith(b"\n"):
+                line = self._file.readline(MAX_LINE)
+            return self._number, None
+        return self._number, line.decode(self._table.encoding, "surrogateescape")
+
+
+_TOO_LONG = Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
+
+
+def _tsv(lines: _Lines, delimiter: str) -> Iterator[Row]:
+    while (line := lines.take()) is not None:
+        number, text = line
+        yield number, _TOO_LONG if text is None else [*text.rstrip("\r\n").split(delimiter)]
+
+
+def _csv(lines: _Lines, delimiter: str) -> Iterator[Row]:
+    width = None
+    while (line := lines.take()) is not None:
+        number, text = line
+        if text is None:
+            yield number, _TOO_LONG
+            continue
+        pulled = [line]
+        try:
+            fields = next(csv.reader(_pull(lines, pulled), delimiter=delimiter, strict=True))
+        except csv.Error as error:
+            # A quote that nothing closes: the line alone is lost, not what was read in search of
+            # the quote's end.
+            lines.give_back(pulled[1:])
+            yield number, Drop(Reason.BAD_RECORD, str(error))
+            continue
+        width = width or len(fields)
+        if len(pulled) > 1 and len(fields) != width:  # closed by the quote of a later row
+            lines.give_back(pulled[1:])
+            yield number, Drop(Reason.BAD_RECORD, "a quotation mark that does not end in its row")
+        else:
+            yield number, [*fields]
+
+
+def _pull(lines: _Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:
+    """The lines of one record, as csv asks for them, noted in ``pulled``; at most ``MAX_LINE``."""
+    size = 0
+    text = pulled[0][1]
+    while text is not None and (size := size + len(text)) <= MAX_LINE:
+        yield text
+        line = lines.take_any()
+        if line is None:
+            return
+        pulled.append(line)
+        text = line[1]
+
+
+# Parquet
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
+
+
+def _parquet_rows(path: Path, places: Sequence[int]) -> Iterator[Row]:
+    number = 0
+    with _open_parquet(path) as file:
+        schema = file.schema_arrow
+        names = [schema.names[place] for place in places]
+        for name in names:
+            _check_type(path, name, schema.field(name).type)
+        try:
+            for batch in file.iter_batches(BATCH_ROWS, columns=names):
+                columns = [_texts(batch.column(name)) for name in names]
+                for fields in zip(*columns, strict=True):
+                    number += 1
+                    yield number, _readable([*fields])
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"--input {path} is damaged after row {number}: {reason}") from None
+
+
+def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
+    if not any(is_it(inner) for is_it in texts):
+        raise InputError(
+            f"--input {path}: the column {name} is {kind}; want text or whole numbers, one a row"
+        )
+
+
+def _texts(column: pa.Array) -> Fields:
+    """A column's values as texts; bytes that are no UTF-8 become lone surrogates."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type):
+        return [None if value is None else str(value) for value in column.to_pylist()]
+    values = column.cast(pa.large_binary()).to_pylist()
+    return [None if v is None else v.decode("utf-8", "surrogateescape") for v in values]

@@ -1,0 +1,78 @@
+"""URLs of pages and pictures: resolving what a page says, and one spelling to join on."""
+
+import hashlib
+import re
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
+
+from vlmill.pipelines.texts.words import ESCAPED
+
+MAX_URL_CHARS = 4_096
+
+# Browsers drop these anywhere in a URL (WHATWG URL, "basic URL parser").
+_DROPPED = re.compile(r"[\t\n\r]")
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
+
+
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+# What may stand unescaped; "%" too, because what is escaped stays so.
+_SAFE = "%/:=&?~+!$,;'@()*[]-._|"
+
+
+def resolve(base: str, reference: str) -> str | None:
+    """The absolute http(s) URL of ``reference`` on a page at ``base``, in one spelling.
+
+    None for anything else: other schemes (data:, javascript:), no host, malformed, or longer than
+    ``MAX_URL_CHARS``. Fragments go, ``.`` and ``..`` are resolved, the host is lower-case, spaces
+    and non-ASCII characters are percent-encoded.
+    """
+    reference = _DROPPED.sub("", reference).strip("\0\x0c ")
+    if not reference or len(reference) > MAX_URL_CHARS:
+        return None
+    if _SCHEME.match(reference) and not reference[:6].lower().startswith(("http:", "https:")):
+        return None
+    try:
+        parts = urlsplit(urljoin(base, reference.replace("\\", "/")))
+        host, port = parts.hostname, parts.port
+        if parts.scheme not in ("http", "https") or not host:
+            return None
+        ascii_host = host if host.isascii() else host.encode("idna").decode("ascii")
+    except (ValueError, UnicodeError):
+        return None
+    if not re.fullmatch(r"[a-z0-9._:-]+", ascii_host):
+        return None
+    netloc = f"[{ascii_host}]" if ":" in ascii_host else ascii_host
+    if port is not None and _DEFAULT_PORTS[parts.scheme] != f":{port}":
+        netloc += f":{port}"
+    path = _escape(_without_dots(parts.path) or "/")
+    url = urlunsplit((parts.scheme, netloc, path, _escape(parts.query), ""))
+    return url if len(url) <= MAX_URL_CHARS else None
+
+
+def _without_dots(path: str) -> str:
+    """``urljoin`` leaves ``..`` that climb above the root, and those of absolute URLs."""
+    if "/." not in path:
+        return path
+    kept: list[str] = []
+    segments = path.split("/")
+    for segment in segments:
+        if segment == "..":
+            del kept[max(1, len(kept) - 1) :]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in (".", ".."):
+        kept.append("")
+    return "/".join(kept)
+
+
+def _escape(part: str) -> str:
+    escaped = quote(part.encode("utf-8", "replace"), safe=_SAFE)
+    return ESCAPED.sub(lambda match: match.group().upper(), escaped)
+
+
+def join_key(url: str) -> str:
+    """A short key for joining pictures with their places: 32 hexadecimal digits.
+
+    The scheme does not count: archives and pages mix http and https for one and the same file.
+    """
+    rest = url.split("://", 1)[-1]
+    return hashlib.blake2b(rest.encode("utf-8", "replace"), digest_size=16).hexdigest()

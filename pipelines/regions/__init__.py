@@ -1,0 +1,1 @@
+"""This job computes region features with the engine of ``vlmill.extract``: see ``job``."""

@@ -1,0 +1,159 @@
+"""Regions of a table of images as a Beam job: python -m vlmill.pipelines.regions --help
+
+The engine is that of ``extract-rois run``, one detector in each worker process; the unit of work is
+a shard, planned before anything runs and written by the worker that made it. Both ways write the
+same bytes, so one continues what the other began.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import apache_beam as beam
+from apache_beam.metrics.metric import Metrics
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.utils.shared import Shared
+
+from vlmill.extract.flags import add_engine, config_of, detector_of, warn_of_random_weights
+from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.tables import IMAGES
+
+if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
+    from vlmill.extract.detect.detector import Detector
+    from vlmill.extract.run.job import Job, Part
+
+
+class ExtractPart(beam.DoFn):
+    """Part -> (rows of regions, rows of rejects) of the two shards that it has written.
+
+    Memory: one detector a process, whatever the number of threads; the pictures among which batches
+    are formed and the rows that wait to be written a thread.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, fingerprint: str) -> None:
+        self.arguments, self.fingerprint = arguments, fingerprint
+        self.shared = Shared()
+
+    def setup(self) -> None:
+        self.detector: Detector = self.shared.acquire(self._open)
+        found = self.detector.fingerprint
+        if found != self.fingerprint:
+            raise OSError(
+                f"the worker's detector has the fingerprint {found}, that of the process which "
+                f"planned the job {self.fingerprint}: both need the same vlmill and --weights"
+            )
+
+    def _open(self) -> "Detector":
+        return detector_of(self.arguments)
+
+    def process(self, part: "Part") -> Iterator[tuple[int, int]]:
+        from vlmill.extract.run.job import Job, make_shards
+
+        config, output = config_of(self.arguments), Path(self.arguments.output)
+        job = Job(plan=(), output=output, detector=self.detector, config=config)
+        with Progress(
+            total=len(part.pictures), unit="picture", label=f"regions {part.index}"
+        ) as progress:
+            regions, rejects = make_shards(job, part, progress)
+        Metrics.counter("regions", "rows").inc(regions.rows)
+        Metrics.counter("regions", "rejects").inc(rejects.rows)
+        yield regions.rows, rejects.rows
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, extract what no finished shard holds, write the manifest."""
+    args, beam_flags = parser().parse_known_args(arguments)
+    options = beam_options(beam_flags)
+    config = config_of(args)
+    tables = find_shards(args.images, IMAGES, "--images")
+
+    from vlmill.extract.pictures.plan import repeats_marked, rows_of
+    from vlmill.extract.run.job import JOB, Job, count_rows
+
+    warn_of_random_weights(args)
+    job = Job(
+        plan=list(repeats_marked(rows_of(tables))),
+        output=args.output,
+        detector=detector_of(args),
+        config=config,
+    )
+    settings = job.settings()
+    state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
+    if state is not State.FINISHED:
+        shards = extract_missing(job, args, options)
+        write_manifest(job.output, shards, job=JOB, settings=settings)
+    regions, rejects = count_rows(read_manifest(job.output)["shards"])
+    done = "finished before" if state is State.FINISHED else "done"
+    note = f" ({job.detector.weights})" if args.weights is None else ""
+    counts = f"{len(job.plan)} pictures, {regions} rows of regions, {rejects} rejects"
+    print(f"{done}: {counts}: {job.output}{note}")
+    return 0
+
+
+def extract_missing(
+    job: "Job", arguments: argparse.Namespace, options: PipelineOptions
+) -> list[Shard]:
+    """Runs the pipeline over the parts that are not there yet; returns the shards of all parts."""
+    from vlmill.extract.run.job import finished_shards
+
+    parts = (job.part(index) for index in range(job.num_shards))
+    missing = [part for part in parts if not finished_shards(job, part.index)]
+    if len(missing) < job.num_shards:
+        print(f"continuing: {job.num_shards - len(missing)} shards are there", file=sys.stderr)
+    if missing:
+        step = ExtractPart(arguments, job.detector.fingerprint)
+        # A worker inside this process takes the detector that is here already.
+        step.shared.acquire(lambda: job.detector)
+        with run_pipeline(options) as pipeline:
+            _ = pipeline | "Parts" >> beam.Create(missing) | "Extract" >> beam.ParDo(step)
+    shards: list[Shard] = []
+    for index in range(job.num_shards):
+        written = finished_shards(job, index)
+        if not written:
+            raise OSError(
+                f"{job.output} lacks shard {index}, which a worker has written: --output must lie "
+                "where all workers and this process see the same files"
+            )
+        shards += written
+    return shards
+
+
+def parser() -> Parser:
+    """The job's own flags."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.regions",
+        description="Detects regions in the pictures of a table of images and writes their "
+        "features, as extract-rois run does, on any Beam runner.",
+        epilog="Example:\n  python -m vlmill.pipelines.regions --images out/pairs --weights "
+        "detector.pth --output out/regions\n\nWrites regions, rejects and _manifest.json; the same "
+        "bytes as extract-rois run on the same table,\nand either command continues what a killed "
+        "run of the other left. A shard is the unit of work:\nlower --pictures-per-shard where "
+        "there are more workers than shards. Other flags (--runner, ...)\ngo to Apache Beam. "
+        "Memory: one detector in each worker process (about 1.5 GB with r101 at 600/1000),\nthe "
+        "pictures of --batch-size, and 400 bytes for each picture where the job is started. A "
+        "worker's torch takes all cores; "
+        "with several\nworkers on one machine set OMP_NUM_THREADS to its share.",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
+    )
+    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+    add_engine(p)
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

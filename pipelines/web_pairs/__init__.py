@@ -1,0 +1,5 @@
+"""This job makes image-text pairs of web archives.
+
+Reading order: ``job``, ``steps_pages`` (archives to candidates), ``steps_pairs`` (candidates to
+pairs), ``pair`` (what a candidate and a pair are), ``tables`` and ``report``.
+"""

@@ -1,0 +1,267 @@
+"""Image-text pairs from web archives: python -m vlmill.pipelines.web_pairs --help
+
+The stages of LAIT (ImageBERT, arXiv:2001.07966, section 3) that need no fitted model: language,
+dominant images, size, sentences, score, best text of each picture, shared texts.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from vlmill.pipelines.counting.funnel import build_funnel
+from vlmill.pipelines.counting.steps import KEPT, REJECTS, TALLIES
+from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.report import write_report
+from vlmill.pipelines.web_pairs.steps_pages import (
+    PAGE_RECORDS,
+    PICTURE_RECORDS,
+    UNUSABLE,
+    FindDominant,
+    KeepLanguage,
+    MeasurePictures,
+    ReadArchives,
+    ReadPage,
+)
+from vlmill.pipelines.web_pairs.steps_pairs import (
+    DropSharedTexts,
+    FindTexts,
+    JoinPictures,
+    KeepBestText,
+    ScoreTexts,
+    match_urls,
+    wanted_urls,
+)
+from vlmill.pipelines.web_pairs.tables import (
+    LeaveResults,
+    ToShards,
+    WriteImages,
+    WriteRows,
+    pair_row,
+    results_path,
+    take_results,
+)
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import Shard
+
+JOB = "web_pairs"
+
+
+class Tee:
+    """Applies steps, and keeps their rejects and tallies for the end of the job."""
+
+    def __init__(self) -> None:
+        self.rejects: list[Any] = []
+        self.tallies: list[Any] = []
+
+    def __call__(self, source: Any, label: str, step: beam.DoFn, *more: str) -> Any:
+        """The step's outputs: ``kept`` and those named in ``more``."""
+        tags = (REJECTS, TALLIES, *more)
+        outputs = source | label >> beam.ParDo(step).with_outputs(*tags, main=KEPT)
+        self.rejects.append(outputs[REJECTS])
+        self.tallies.append(outputs[TALLIES])
+        return outputs
+
+
+def build(p: beam.Pipeline, archives: Sequence[str], rules: WebPairRules, tee: Tee) -> Any:
+    """The job as a list of steps: from paths of archives to Pairs."""
+    paths = p | "Archives" >> beam.Create(list(archives))
+    read = tee(
+        paths,
+        "Read archives",
+        ReadArchives(rules.max_record_bytes, len(archives)),
+        PAGE_RECORDS,
+        PICTURE_RECORDS,
+    )
+    pages = tee(read[PAGE_RECORDS], "Read pages", ReadPage(rules)).kept
+    pages = tee(pages, "Keep language", KeepLanguage(rules)).kept
+    candidates = tee(pages, "Find dominant images", FindDominant(rules)).kept
+
+    measured = tee(read[PICTURE_RECORDS], "Measure pictures", MeasurePictures(rules), UNUSABLE)
+    pictures = (measured.kept, measured[UNUSABLE]) | "All pictures" >> beam.Flatten()
+    wanted = candidates | "Wanted URLs" >> beam.FlatMap(wanted_urls)
+    found = (
+        {"pictures": pictures, "wanted": wanted}
+        | "By URL" >> beam.CoGroupByKey()
+        | "Match URLs" >> beam.FlatMap(match_urls)
+    )
+    joined = {"candidates": candidates, "found": found} | "By candidate" >> beam.CoGroupByKey()
+    joined = tee(joined, "Join pictures", JoinPictures()).kept
+
+    texts = tee(joined, "Find texts", FindTexts(rules)).kept
+    pairs = tee(texts, "Score texts", ScoreTexts(rules)).kept
+    pairs = pairs | "By image" >> beam.GroupByKey()
+    pairs = tee(pairs, "Keep best text", KeepBestText()).kept
+    pairs = pairs | "By text" >> beam.GroupByKey()
+    return tee(pairs, "Drop shared texts", DropSharedTexts(rules.max_images_per_text)).kept
+
+
+def write(
+    p: beam.Pipeline, pairs: Any, tee: Tee, folder: str, shards: int, rules: WebPairRules
+) -> None:
+    """Write the tables, and leave counts and shards for :func:`finish`."""
+    producer = {"job": JOB, "rules": rules.as_settings()}
+    rows = pairs | "Pair rows" >> beam.Map(pair_row)
+    rejects = tee.rejects | "All rejects" >> beam.Flatten()
+    written = (
+        rows
+        | "Pair shards" >> ToShards(shards, lambda row: row["pair_id"])
+        | "Write pairs" >> beam.ParDo(WriteRows(folder, "pairs", ("pair_id",), shards, producer)),
+        pairs
+        | "Image shards" >> ToShards(shards, lambda pair: pair.picture.image_id)
+        | "Write images"
+        >> beam.ParDo(WriteImages(folder, shards, rules.max_record_bytes, producer)),
+        rejects
+        | "Reject shards" >> ToShards(shards, lambda row: row["key"])
+        | "Write rejects"
+        >> beam.ParDo(
+            WriteRows(folder, "rejects", ("stage", "reason", "key", "detail"), shards, producer)
+        ),
+    )
+    tallies = tee.tallies | "All tallies" >> beam.Flatten() | "Count" >> beam.CombinePerKey(sum)
+    _ = (
+        p
+        | "Once" >> beam.Create([None])
+        | "Leave results"
+        >> beam.ParDo(
+            LeaveResults(folder),
+            beam.pvalue.AsList(tallies),
+            beam.pvalue.AsList(written | "All shards" >> beam.Flatten()),
+        )
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, run the pipeline unless its output is there, say what came out."""
+    args, beam_flags = parser().parse_known_args(arguments)
+    options = beam_options(beam_flags)
+    rules = rules_of(args)
+    if args.shards < 1:
+        raise InputError(f"--shards {args.shards}: must be at least 1")
+    archives = find_archives(args.warc)
+    settings = {
+        "warc": args.warc,
+        "archives": [[path, size] for path, size in archives],
+        "shards": args.shards,
+        **rules.as_settings(),
+    }
+    output = Path(args.output)
+    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
+    if state is not State.FINISHED:
+        mine(options, [path for path, _ in archives], rules, output, args.shards)
+        finish(output, settings)
+    shards: list[Shard] = read_manifest(output)["shards"]
+    rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
+    done = "finished before" if state is State.FINISHED else "done"
+    print(f"{done}: " + ", ".join(f"{rows[name]} {name}" for name in TABLE_NAMES) + f": {output}")
+    return 0
+
+
+TABLE_NAMES = ("pairs", "images", "rejects")
+
+
+def mine(
+    options: PipelineOptions,
+    archives: Sequence[str],
+    rules: WebPairRules,
+    output: Path,
+    shards: int,
+) -> None:
+    """Run the whole pipeline and wait for its end."""
+    with run_pipeline(options) as p:
+        tee = Tee()
+        pairs = build(p, archives, rules, tee)
+        write(p, pairs, tee, str(output), shards, rules)
+
+
+def finish(output: Path, settings: dict[str, Any]) -> None:
+    """Funnel, report and, last, the manifest."""
+    tallies, shards = take_results(output)
+    funnel = build_funnel(tallies)
+    write_json(output / "funnel.json", funnel)
+    write_report(output, funnel, settings)
+    write_manifest(output, shards, job=JOB, settings=settings)
+    results_path(output).unlink()
+
+
+def find_archives(pattern: str) -> list[tuple[str, int]]:
+    """(path, bytes) of the files that match, sorted. Raises InputError if there are none."""
+    try:
+        matches = FileSystems.match([pattern])[0].metadata_list
+    except (ValueError, OSError) as error:
+        raise InputError(f"--warc {pattern}: {error}") from None
+    found = sorted((m.path, m.size_in_bytes) for m in matches)
+    if folders := [path for path, _ in found if Path(path).is_dir()]:
+        raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
+    if not found:
+        raise InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
+    return found
+
+
+def rules_of(args: Any) -> WebPairRules:
+    """Rules with the flags that were given; InputError for values that make none."""
+    given = {
+        field.name: getattr(args, field.name)
+        for field in dataclasses.fields(WebPairRules)
+        if getattr(args, field.name, None) is not None
+    }
+    try:
+        return WebPairRules(**given)
+    except ValueError as error:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        raise InputError(f"{flags}: {error}") from None
+
+
+def parser() -> Parser:
+    """The job's own flags."""
+    rules = WebPairRules()
+    p = Parser(
+        prog="python -m vlmill.pipelines.web_pairs",
+        description="Image-text pairs from the pages and pictures in WARC files: pages in one "
+        "language, their dominant pictures of more than 300 pixels a side, the best text of each.",
+        epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
+        "--output out/pairs\n\nWrites the tables pairs, images and rejects, funnel.json (in = out "
+        "+ rejects for each stage),\nreport.html and _manifest.json. The same archives and "
+        "settings give the same bytes.\nPictures are taken from the same archives; none is "
+        "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
+        "most) and one decoded picture a worker, plus one shard's rows.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--warc", required=True, metavar="GLOB", help="archives: a path or a glob")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
+    p.add_argument("--language", help=f"ISO 639-1 code of the pages to keep ({rules.language})")
+    p.add_argument(
+        "--min-side",
+        dest="min_side_px",
+        type=int,
+        metavar="PX",
+        help=f"both sides of a picture must be above this ({rules.min_side_px})",
+    )
+    p.add_argument(
+        "--max-images-per-text",
+        type=int,
+        metavar="N",
+        help=f"a text of more pictures is dropped with all of them ({rules.max_images_per_text})",
+    )
+    p.add_argument(
+        "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
+    )
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

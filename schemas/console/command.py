@@ -1,0 +1,70 @@
+"""Every command line shares these exit statuses, one-line errors and lines for the user.
+
+Exit status 0: done. 1: failed. 2: wrong arguments or input, told in one line that names the
+argument and the remedy. 130: interrupted. 141: who read the output, such as `head`, has gone.
+"""
+
+import argparse
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TextIO
+
+from vlmill.schemas.errors import InputError
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, and whose help keeps the epilog's line
+    breaks.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Run ``command`` on the arguments and return its exit status.
+
+    ``argv`` defaults to the process's own. A user's mistake gives status 2 and the operating
+    system's refusals (a full disk, a missing permission) status 1, both as one line without a
+    traceback; any other exception is a bug and keeps its traceback.
+    """
+    try:
+        status = command(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        if _is_read(sys.stdout):
+            print(f"failed: {error}", file=sys.stderr)
+            return 1
+        return 141
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it can", file=sys.stderr)
+        return 130
+
+
+def _is_read(output: TextIO) -> bool:
+    """Whether there is still a reader. Where not, what is left to print goes nowhere."""
+    poll = select.poll()
+    poll.register(output)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    return False
+
+
+def say(line: str) -> None:
+    """Tell the user on standard error; standard output is for the result."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,6 @@
+"""Tables are files here, which are written whole and found again.
+
+Reading order: ``atomic`` (temporary name, fsync, rename), ``shards`` (one file of a table),
+``manifest`` (the folder's list with checksums), ``outputs`` (what an earlier run has left) and
+``reading`` (shards of a folder, a file or a glob).
+"""

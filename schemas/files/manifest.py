@@ -1,0 +1,89 @@
+"""``_manifest.json``: what a finished run wrote, with row counts, sizes and checksums.
+
+It is written last, so a folder that has one is complete.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard
+from vlmill.schemas.tables import TABLES, check_version, conform
+
+MANIFEST = "_manifest.json"
+
+
+def write_manifest(
+    folder: str | Path, shards: Sequence[Shard], *, job: str, settings: Mapping[str, Any]
+) -> None:
+    """List ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values)."""
+    write_json(
+        Path(folder) / MANIFEST,
+        {
+            "manifest": 1,
+            "software": SOFTWARE,
+            "job": job,
+            "settings": dict(settings),
+            "shards": [dataclasses.asdict(s) for s in sorted(shards, key=lambda s: s.name)],
+        },
+    )
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a finished folder, ``shards`` as :class:`Shard`; InputError without one."""
+    path = Path(folder) / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["shards"] = [Shard(**shard) for shard in content["shards"]]
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} has no {MANIFEST}: the run that writes it has not finished; run it again"
+        ) from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}); write the folder again") from None
+    assert isinstance(content, dict)
+    return content
+
+
+def verify_folder(folder: str | Path) -> list[str]:
+    """Read everything back against the manifest; return what is wrong, one line each.
+
+    Checks that each listed shard is there with its size, checksum and rows, that every column of
+    every row obeys the table's contract, and that no shard lies there that is not listed.
+    """
+    folder = Path(folder)
+    shards: list[Shard] = read_manifest(folder)["shards"]
+    problems = [problem for shard in shards for problem in _verify_shard(folder, shard)]
+    listed = {shard.name for shard in shards}
+    for name in TABLES:
+        stray = sorted(p.name for p in folder.glob(f"{name}-*.parquet") if p.name not in listed)
+        problems += [f"{folder / n}: not in the manifest" for n in stray]
+    return problems
+
+
+def _verify_shard(folder: Path, shard: Shard) -> list[str]:
+    path = folder / Path(shard.name).name
+    if not path.is_file():
+        return [f"{path}: listed in the manifest, but missing"]
+    try:
+        found = describe_shard(path, shard.table)
+        if found != shard:
+            wrong = [
+                f"{f.name} is {getattr(found, f.name)}, manifest says {getattr(shard, f.name)}"
+                for f in dataclasses.fields(Shard)
+                if getattr(found, f.name) != getattr(shard, f.name)
+            ]
+            return [f"{path}: {', '.join(wrong)}"]
+        file, spec = pq.ParquetFile(path), TABLES[shard.table]
+        check_version(file.schema_arrow.metadata, spec, str(path))
+        for group in range(file.num_row_groups):
+            conform(file.read_row_group(group), spec)
+    except (OSError, ValueError, KeyError) as error:
+        return [f"{path}: {error}"]
+    return []

@@ -1,0 +1,84 @@
+"""A job's output folder: is this run new, does it continue a killed one, or is there nothing to do?
+
+The settings that decide the output are written to ``_plan.json`` before anything else, and to the
+manifest at the end. A folder with other settings is never mixed with this run's.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import remove_leftovers, write_json
+from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.schemas.tables import TABLES
+
+PLAN = "_plan.json"
+REPORTS = ("funnel.json", "report.html", "metrics.json", "neighbours.json")
+
+
+class State(Enum):
+    """What lies in an output folder: nothing, a part of this run, or all of it."""
+
+    NEW = "new"
+    PARTIAL = "partial"
+    FINISHED = "finished"
+
+
+def prepare_output(
+    folder: str | Path, *, job: str, settings: Mapping[str, Any], fresh: bool = False
+) -> State:
+    """Make ``folder`` ready for a run of ``job`` and say what it holds.
+
+    Leftovers of killed writers are removed. ``fresh`` deletes what an earlier run of vlmill wrote.
+    Raises InputError if the folder holds another run's output or files that are not vlmill's.
+    """
+    folder = Path(folder)
+    plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    if fresh:
+        remove_output(folder)
+    if not (folder / PLAN).exists():
+        if entries := sorted(p.name for p in folder.iterdir()):
+            raise InputError(
+                f"--output {folder} holds {entries[0]} and was not made by this job; "
+                "give an empty or a new folder"
+            )
+        write_json(folder / PLAN, plan)
+        return State.NEW
+    _same_plan(folder, plan)
+    return State.FINISHED if (folder / MANIFEST).exists() else State.PARTIAL
+
+
+def remove_output(folder: Path) -> None:
+    """Delete a run's shards, manifest, plan and reports; refuse a folder without a plan."""
+    if not (folder / PLAN).exists():
+        return
+    shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
+    reports = [folder / name for name in REPORTS]
+    # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
+    for path in [folder / MANIFEST, *shards, *reports, folder / PLAN]:
+        path.unlink(missing_ok=True)
+
+
+def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    try:
+        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        old_job, old = found["job"], dict(found["settings"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{folder / PLAN} is damaged ({error}); use --fresh") from None
+    new = plan["settings"]
+    differing = [k for k in {**old, **new} if old.get(k, ...) != new.get(k, ...)]
+    if old_job != plan["job"]:
+        raise InputError(f"--output {folder} holds the output of {old_job}; give another folder")
+    if differing:
+        changes = ", ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in differing[:3])
+        raise InputError(
+            f"--output {folder} holds a run with other settings ({changes[:400]}); "
+            "give another folder, or --fresh to delete that run"
+        )

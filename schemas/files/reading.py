@@ -1,0 +1,107 @@
+"""Finding and reading tables: an argument is a folder, a file or a glob."""
+
+import glob
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest
+from vlmill.schemas.tables import Table, check_version
+
+
+def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
+    """The sorted Parquet files that hold ``spec`` under ``argument``.
+
+    A folder with a manifest gives the shards listed there; one without (an unfinished run, or files
+    copied together) is refused or globbed for ``NAME-*.parquet`` respectively. ``flag``
+    (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not of
+    this table.
+    """
+    text, path = str(argument), Path(argument)
+    said = f"{flag} {text}".strip()
+    if path.is_dir():
+        found = _in_folder(path, spec, said)
+        # One folder may hold several tables, so a name decides and not each file's content.
+    else:
+        found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(text))
+    found = [p for p in found if p.is_file() and not p.name.startswith(".")]
+    if not found:
+        raise InputError(f"{said}: no table of {spec.name} there; give a folder, a file or a glob")
+    for file in found:
+        check_version(_metadata(file), spec, str(file))
+    return found
+
+
+def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:
+    if (folder / MANIFEST).exists():
+        listed = [s for s in read_manifest(folder)["shards"] if s.table == spec.name]
+        missing = [s.name for s in listed if not (folder / s.name).is_file()]
+        if missing:
+            raise InputError(f"{said}: {missing[0]} is listed in {MANIFEST}, but missing")
+        return sorted(folder / s.name for s in listed)
+    if (folder / "_plan.json").exists():
+        raise InputError(f"{said}: the run that writes this folder has not finished; run it again")
+    return sorted(folder.glob(f"{spec.name}-*.parquet"))
+
+
+def _metadata(path: Path) -> dict[bytes, bytes] | None:
+    try:
+        metadata: dict[bytes, bytes] | None = pq.read_schema(path).metadata
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names not in UTF-8
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} is no readable Parquet file: {reason}") from None
+    return metadata
+
+
+def producer_of(path: str | Path) -> dict[str, Any]:
+    """What a shard's metadata says of its producer: software, settings, fingerprints."""
+    return _json_metadata(Path(path), b"vlmill.producer")
+
+
+def arrays_of(path: str | Path) -> dict[str, Any]:
+    """Dtype and width of a shard's binary arrays."""
+    return _json_metadata(Path(path), b"vlmill.arrays")
+
+
+def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads((_metadata(path) or {}).get(key, b"{}"))
+    except ValueError as error:
+        raise InputError(f"{path}: its metadata {key.decode()} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: its metadata {key.decode()} is no JSON object")
+    return value
+
+
+def iter_batches(
+    argument: str | Path,
+    spec: Table,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = 1_000,
+    flag: str = "",
+) -> Iterator[pa.RecordBatch]:
+    """Record batches of a table, shard by shard in name order; memory is bounded by one batch."""
+    for path in find_shards(argument, spec, flag):
+        with pq.ParquetFile(path) as file:
+            try:
+                yield from file.iter_batches(
+                    batch_size=batch_rows, columns=None if columns is None else list(columns)
+                )
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def read_table(
+    argument: str | Path, spec: Table, *, columns: Sequence[str] | None = None, flag: str = ""
+) -> pa.Table:
+    """A whole table, or some columns of it, in memory."""
+    batches = list(iter_batches(argument, spec, columns=columns, batch_rows=65_536, flag=flag))
+    names = spec.schema.names if columns is None else list(columns)
+    schema = pa.schema([spec.schema.field(name) for name in names])
+    return pa.Table.from_batches([b.cast(schema) for b in batches], schema=schema)

@@ -1,0 +1,146 @@
+"""Shards of a table: Parquet files that appear atomically, with the contract in their metadata.
+
+File metadata: ``vlmill.table``, ``vlmill.version``, ``vlmill.producer`` (JSON: software, settings
+and whatever identifies the producer) and ``vlmill.arrays`` (JSON: dtype and width of each binary
+array).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import vlmill
+from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.tables import Table, conform, table_of_rows
+
+SOFTWARE = f"vlmill {vlmill.__version__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A finished file of a table, as the manifest lists it; ``bytes`` is the file's size."""
+
+    table: str
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def shard_name(table: Table, index: int, total: int) -> str:
+    """``NAME-00000-of-00016.parquet``."""
+    if not 0 <= index < total:
+        raise ValueError(f"shard {index} of {total}: the index must be in 0..{total - 1}")
+    return f"{table.name}-{index:05d}-of-{total:05d}.parquet"
+
+
+def file_metadata(
+    spec: Table, producer: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> dict[str, str]:
+    """Key-value metadata of a shard's file."""
+    return {
+        "vlmill.table": spec.name,
+        "vlmill.version": spec.version,
+        "vlmill.producer": json.dumps({"software": SOFTWARE, **producer}, sort_keys=True),
+        "vlmill.arrays": json.dumps(arrays, sort_keys=True),
+    }
+
+
+class ShardWriter:
+    """Writes one shard row group by row group; leaving the ``with`` block makes it appear.
+
+    ``producer`` says what wrote it (settings, fingerprints), ``arrays`` the dtype and width of
+    binary arrays. Memory is bounded by one ``write``. After the block ``shard`` describes the
+    file. On an exception nothing appears. Columns are PLAIN and without statistics where they hold
+    bytes, so that each row's bytes lie contiguously in the file; ``compression`` is pyarrow's name
+    or "none".
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        spec: Table,
+        index: int,
+        total: int,
+        *,
+        producer: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
+        compression: str = "none",
+    ) -> None:
+        self.spec, self.path = spec, Path(folder) / shard_name(spec, index, total)
+        self._metadata = file_metadata(spec, producer or {}, arrays or {})
+        self._compression = compression
+        self._stack = ExitStack()
+        self._rows = 0
+        self.shard: Shard | None = None
+
+    def __enter__(self) -> "ShardWriter":
+        self._temporary = self._stack.enter_context(atomic_path(self.path))
+        plain = [f.name for f in self.spec.schema if not pa.types.is_large_binary(f.type)]
+        self._writer = self._stack.enter_context(
+            pq.ParquetWriter(
+                self._temporary,
+                self.spec.schema.with_metadata(self._metadata),
+                compression=self._compression,
+                use_dictionary=[name for name in plain if name != "boxes"],
+                write_statistics=plain,
+            )
+        )
+        return self
+
+    def write(self, rows: pa.Table | Sequence[dict[str, Any]]) -> None:
+        """Append rows as one row group. Raises ValueError for rows that break the contract."""
+        if isinstance(rows, pa.Table):
+            table = conform(rows, self.spec)
+        else:
+            table = table_of_rows(list(rows), self.spec)
+        if table.num_rows:
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._rows += table.num_rows
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is None:
+            self.shard = describe_shard(self.path, self.spec.name, self._rows)
+
+
+def write_shard(
+    folder: str | Path,
+    spec: Table,
+    rows: pa.Table | Sequence[dict[str, Any]],
+    index: int = 0,
+    total: int = 1,
+    *,
+    producer: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+    compression: str = "none",
+) -> Shard:
+    """Write a whole shard at once (:class:`ShardWriter` for what should not be in memory)."""
+    writer = ShardWriter(
+        folder, spec, index, total, producer=producer, arrays=arrays, compression=compression
+    )
+    with writer:
+        writer.write(rows)
+    assert writer.shard is not None
+    return writer.shard
+
+
+def describe_shard(path: Path, table: str, rows: int | None = None) -> Shard:
+    """Size, checksum and row count (read from the footer if not given) of a finished shard."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    rows = pq.read_metadata(path).num_rows if rows is None else rows
+    return Shard(table=table, name=path.name, rows=rows, bytes=path.stat().st_size, sha256=digest)

@@ -1,0 +1,126 @@
+"""Random access to the pictures of an ``images`` table."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.readers.mapped import MappedShard
+from vlmill.schemas.readers.plain_pages import NULL, Places, plain_places
+from vlmill.schemas.readers.row_index import Numbers, RowIndex
+from vlmill.schemas.tables import IMAGES
+
+OPEN_FOOTERS = 64
+CACHED_GROUPS = 1024  # of plain pages: 16 bytes a row each
+
+
+class ImageReader:
+    """The encoded bytes of pictures, by image_id or by row number in the order of the shards.
+
+    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a picture. Files are
+    mapped: a picture of an uncompressed shard costs one copy of its bytes, of another the decoding
+    of its row group, of which the last one stays. Sent to another process the reader leaves the ids
+    behind.
+    """
+
+    def __init__(self, argument: str | Path, *, flag: str = "--images") -> None:
+        self.paths, self._flag = find_shards(argument, IMAGES, flag), flag
+        groups: list[tuple[int, int]] = []
+        rows = [0]
+        for shard, path in enumerate(self.paths):
+            metadata = pq.read_metadata(path)
+            for group in range(metadata.num_row_groups):
+                groups.append((shard, group))
+                rows.append(metadata.row_group(group).num_rows)
+        self._groups, self._starts = groups, np.cumsum(rows, dtype=np.int64)
+        self._open()
+        self._index: RowIndex | None = None
+        self._ids  # noqa: B018  # an id that appears twice is found here
+
+    def _open(self) -> None:
+        self._shards = [MappedShard(path) for path in self.paths]
+        self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
+        self._places: OrderedDict[int, tuple[Places, Places] | None] = OrderedDict()
+        self._group = lru_cache(maxsize=1)(self._read_group)
+
+    def _read_footer(self, shard: int) -> pq.ParquetFile:
+        return pq.ParquetFile(self.paths[shard], memory_map=True)
+
+    def _read_group(self, at: int) -> Any:
+        shard, group = self._groups[at]
+        return self._footer(shard).read_row_group(group, columns=["bytes"]).column(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ("_shards", "_footer", "_places", "_group", "_index")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._index = None
+        self._open()
+
+    @property
+    def _ids(self) -> RowIndex:
+        if self._index is None:
+            self._index = RowIndex(self.paths, self._flag)
+        return self._index
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self._ids
+
+    @property
+    def image_ids(self) -> list[str]:
+        """All ids, in the order of shards and rows."""
+        return self._ids.ids()
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Row numbers of pictures, :data:`~vlmill.schemas.readers.row_index.ABSENT` without a
+        row.
+        """
+        return self._ids.find(image_ids)
+
+    def group_starts(self) -> Numbers:
+        """The first row of each row group: rows of one group lie together in the file."""
+        return self._starts[:-1]
+
+    def __getitem__(self, image_id: str) -> bytes | None:
+        """A picture's bytes, None where the table has none. KeyError if the id is absent."""
+        return self.bytes_of(self._ids.number(image_id))
+
+    def bytes_of(self, number: int) -> bytes | None:
+        """The bytes of row ``number``, None where the table has none. InputError if damaged."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        at = int(np.searchsorted(self._starts, number, side="right")) - 1
+        within, shard = number - int(self._starts[at]), self._groups[at][0]
+        try:
+            places = self._places_of(at)
+            if places is None:
+                value: bytes | None = self._group(at)[within].as_py()
+                return value
+        except (OSError, ValueError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{self.paths[shard]} is damaged: {reason}") from None
+        offset, size = int(places[0][within]), int(places[1][within])
+        if offset == NULL:
+            return None
+        return self._shards[shard].bytes[offset : offset + size].tobytes()
+
+    def _places_of(self, at: int) -> tuple[Places, Places] | None:
+        if at not in self._places:
+            shard, group = self._groups[at]
+            data = self._shards[shard].bytes.data
+            self._places[at] = plain_places(data, self._footer(shard).metadata, group, "bytes")
+            if len(self._places) > CACHED_GROUPS:
+                self._places.popitem(last=False)
+        return self._places[at]

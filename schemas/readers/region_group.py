@@ -1,0 +1,200 @@
+"""One row group of a regions shard: small columns as arrays, large ones by their place."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.mapped import MappedShard
+from vlmill.schemas.readers.plain_pages import NULL, DamagedPages, plain_places
+from vlmill.schemas.readers.region_rows import (
+    CLASS_NUMBERS,
+    FEATURE_DTYPES,
+    PER_BOX,
+    RegionRow,
+    from_stored,
+)
+from vlmill.schemas.tables import REGIONS
+
+Array = npt.NDArray[Any]
+BINARY = tuple(f.name for f in REGIONS.schema if pa.types.is_large_binary(f.type))
+SMALL = tuple(name for name in REGIONS.schema.names if name not in BINARY)
+LISTS: dict[str, np.dtype[Any]] = {
+    "class_ids": np.dtype(np.int16),
+    "class_scores": np.dtype(np.float32),
+    "attribute_ids": np.dtype(np.int16),
+    "attribute_scores": np.dtype(np.float32),
+}
+COLUMNS = (*PER_BOX, "global_feature")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _List:
+    """A list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
+
+    values: Array
+    starts: list[int]
+    valid: list[bool]
+
+    def __getitem__(self, row: int) -> Array | None:
+        return self.values[self.starts[row] : self.starts[row + 1]] if self.valid[row] else None
+
+
+class RegionGroup:
+    """A row group of shard ``shard_number``, small columns read.
+
+    ``arrays`` is the shard's metadata of binary columns.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[MappedShard],
+        number: int,
+        file: pq.ParquetFile,
+        group: int,
+        arrays: dict[str, Any],
+    ) -> None:
+        self.shard_number, self._shard, self._arrays = number, shards[number], arrays
+        self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
+        shard = self._shard
+        try:
+            self._read(file, group)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{shard.path} is damaged: {reason}") from None
+
+    def _read(self, file: pq.ParquetFile, group: int) -> None:
+        self._places: dict[str, tuple[list[int], list[int]]] = {}
+        copied = []
+        for name in BINARY:
+            places = plain_places(self._shard.bytes.data, file.metadata, group, name)
+            if places is None:
+                copied.append(name)
+            else:
+                self._places[name] = (places[0].tolist(), places[1].tolist())
+        table = file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
+        self._copied = {name: _one_chunk(table, name) for name in copied}
+        self.num_rows = table.num_rows
+        self._ids: list[str] = _one_chunk(table, "image_id").to_pylist()
+        self._sizes = {
+            name: _one_chunk(table, name).to_pylist() for name in ("width", "height", "num_boxes")
+        }
+        self._lists = {name: _list(_one_chunk(table, name), kind) for name, kind in LISTS.items()}
+        boxes = _one_chunk(table, "boxes")
+        corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
+        starts: list[int] = boxes.offsets.to_pylist()
+        if starts and starts[-1] > len(corners):
+            raise DamagedPages("boxes without corners")
+        self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
+
+    def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
+        """Row ``number`` of the group, its boxes and of the further columns those asked for.
+
+        Arrays are read-only views where the file allows it.
+        """
+        boxes = self.boxes(number)
+        width, height = self.size(number)
+        found: dict[str, Array | None] = {}
+        for name in columns:
+            if name in self._lists:
+                found[name] = self._lists[name][number]
+            elif name == "global_feature":
+                whole = self._values(name, "features", number, 1)
+                found[name] = None if whole is None else whole[0]
+            else:
+                found[name] = self._values(name, name, number, len(boxes))
+        return RegionRow(
+            image_id=self._ids[number], width=width, height=height, boxes=boxes, **found
+        )
+
+    def image_id(self, number: int) -> str:
+        """A row's picture."""
+        return self._ids[number]
+
+    def size(self, number: int) -> tuple[int, int]:
+        """Width and height of a row's picture."""
+        return self._sizes["width"][number], self._sizes["height"][number]
+
+    def boxes(self, number: int) -> Array:
+        """A row's boxes, float32 [R, 4]. InputError if they are not as many as they should be."""
+        boxes, count = self._boxes[number], self._sizes["num_boxes"][number]
+        assert boxes is not None
+        if len(boxes) != count:
+            where = f"{self._shard.path}, {self.image_id(number)}"
+            raise InputError(f"{where}: {len(boxes)} boxes, num_boxes says {count}")
+        return boxes
+
+    def place(self, name: str, number: int) -> tuple[int, int] | None:
+        """Where in the file the bytes of a binary column lie: offset and size.
+
+        None where they have to be copied out (compressed), or are missing.
+        """
+        if name not in self._places:
+            return None
+        offsets, sizes = self._places[name]
+        return None if offsets[number] == NULL else (offsets[number], sizes[number])
+
+    def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
+        """The bytes of a binary column as they are stored; None where they are missing."""
+        if name in self._copied:
+            value = self._copied[name][number]
+            return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
+        place = self.place(name, number)
+        return None if place is None else self._shard.bytes[place[0] : sum(place)]
+
+    def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
+        """A binary column as [count, width] in the type that the metadata gives for ``like``."""
+        data = self.stored_bytes(name, number)
+        if data is None:
+            return None
+        kind, width = self._kind(like)
+        self._check_size(name, like, number, count, len(data))
+        # Not ndarray.view: a file gives its values no alignment.
+        values = np.frombuffer(data, dtype=kind).reshape(count, width)
+        return from_stored(values, self._arrays[like]["dtype"])
+
+    def feature_place(self, number: int) -> tuple[int, int] | None:
+        """:meth:`place` of a row's features. InputError if they are not as many as its boxes."""
+        place = self.place("features", number)
+        if place is not None:
+            count = self._sizes["num_boxes"][number]
+            self._check_size("features", "features", number, count, place[1])
+        return place
+
+    def _check_size(self, name: str, like: str, number: int, count: int, found: int) -> None:
+        kind, width = self._kind(like)
+        if found != count * width * kind.itemsize:
+            raise InputError(
+                f"{self._shard.path}, {self.image_id(number)}: {name} has {found} bytes, {count} "
+                f"boxes x {width} {self._arrays[like]['dtype']} are {count * width * kind.itemsize}"
+            )
+
+    def _kind(self, name: str) -> tuple[np.dtype[Any], int]:
+        if name in self._kinds:
+            return self._kinds[name]
+        try:
+            about = self._arrays[name]
+            kinds = {"uint16": CLASS_NUMBERS} if name == "class_prob_ids" else FEATURE_DTYPES
+            self._kinds[name] = kinds[about["dtype"]], int(about["dim"])
+            return self._kinds[name]
+        except (KeyError, TypeError, ValueError):
+            where = self._shard.path
+            raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
+
+
+def _one_chunk(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _list(array: Any, kind: np.dtype[Any]) -> _List:
+    return _List(
+        values=array.values.to_numpy(zero_copy_only=False).astype(kind, copy=False),
+        starts=array.offsets.to_pylist(),
+        valid=array.is_valid().to_pylist(),
+    )

@@ -1,0 +1,130 @@
+"""VL-BERT with its region network, from pictures and boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tests.factories import write_images
+
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.pictures.boxed import MEAN_BGR
+from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.log import read_log
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+TINY = (
+    *("model.model.width=16", "model.model.num_layers=1", "model.model.num_heads=2"),
+    *("model.model.intermediate_width=16", "model.model.num_wavelengths=2"),
+    *("model.model.region_width=16", "model.cnn.blocks=[1,1,1,1]", "model.cnn.widths=[1,2,3,4]"),
+    *("model.cnn.stem_channels=4", "model.cnn.pool_size=2"),
+    # Published pictures start silent, and would teach the region network nothing in two steps.
+    *("model.model.visual_scale_text=1", "model.model.visual_scale_region=1"),
+    *("optimizer.warmup_steps=0", "optimizer.lr=1e-3"),
+)
+RUN = ("steps=2", "batch_size=4", "feeding.text_rows=2", "precision=no", "workers=0", "log_every=1")
+SIDES = ("feeding.short_side=32", "feeding.long_side=48")
+TEXTS = ["a dog waits for the train", "two boats on the river"]
+
+
+def tiny(*changes: str) -> Recipe:
+    return change_recipe(recipe_named("vl-bert-end-to-end"), [*TINY, *RUN, *SIDES, *changes])
+
+
+def write_rows(tables: Tables) -> str:
+    """Twelve pairs and two texts alone; regions of all pictures, images of all but the last."""
+    rows: list[tuple[str | None, str]] = [(f"picture-{i}", f"{i} cats in a row") for i in range(12)]
+    rows += [(None, text) for text in TEXTS]
+    sources = {"source": ["cc"] * 12 + ["books", "wikipedia"]}
+    tables.write_pairs(rows, sources)  # type: ignore[arg-type]
+    tables.write_regions([f"picture-{i}" for i in range(12)])
+    return write_images(tables.folder / "images", 11)
+
+
+def test_it_trains_on_pictures_boxes_and_texts(tables: Tables, tmp_path: Path) -> None:
+    inputs = Inputs(
+        pairs=(images := write_rows(tables)) and tables.pairs, regions=tables.regions, images=images
+    )
+    assert "on 13 pairs; 1 rejected" in pretrain(tiny(), inputs, tmp_path / "out")
+    (reject,) = read_table(str(tmp_path / "out"), REJECTS).to_pylist()
+    assert reject["reason"] == "no_regions"  # of images, as it has regions
+    line = read_log(tmp_path / "out" / "log.jsonl")[0]
+    assert {"loss/mlm", "loss/text_mlm", "loss/mrkl"} <= set(line) and np.isfinite(line["loss"])
+    pretrain(tiny("steps=0"), inputs, tmp_path / "start")
+    first, last = (load_checkpoint(tmp_path / name).model for name in ("start", "out"))
+    changed = {
+        name.split(".")[1]
+        for (name, a), b in zip(
+            first.cnn.named_parameters(prefix="cnn"), last.cnn.parameters(), strict=True
+        )
+        if not torch.equal(a, b)
+    }
+    assert changed == {"res3", "res4", "res5"}  # the stem and res2 are constant
+
+
+def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> PretrainBatches:
+    tokenizer, regions = train_vocabulary(TEXTS, 90), RegionReader(tables.regions)
+    reader = ImageReader(images)
+    prepare_samples(
+        folder,
+        pairs=tables.pairs,
+        pictures=regions,
+        images=reader,
+        negatives=None,
+        tokenizer=tokenizer,
+        wanted=Wanted(max_tokens=16, texts=True),
+        rejects=None,
+    )
+    return PretrainBatches(
+        samples=folder,
+        stage=recipe.stages[0],
+        stage_number=0,
+        seed=0,
+        lexicon=Lexicon.of(tokenizer),
+        regions=regions,
+        images=reader,
+    )
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_boxes_and_pixels_are_of_one_picture(tables: Tables, tmp_path: Path, flip: float) -> None:
+    images = write_rows(tables)
+    made = batches(tables, images, tmp_path / "prepared", tiny(f"feeding.flip={flip}"))
+    batch = made.assembled(0).to("cpu")
+    found = batch.picture_regions
+    assert found is not None and batch.num_texts == 2 and len(batch.inputs.tokens) == 6
+    # The table says 200 x 100; the long side is the bound, and as released it is cut to whole ones.
+    assert found.pictures.shape == (4, 3, 24, 48) and found.sizes.tolist() == [[48, 24]] * 4
+    assert found.boxes[0, 0].tolist() == [0, 0, 47, 23]
+    number = int(batch_picture(made, 0))
+    blue, _, red = (found.pictures[0, :, 0, 0] + torch.tensor(MEAN_BGR)).tolist()
+    assert (round(blue), round(red)) == (100, 20 * number)
+    row = made.regions[f"picture-{number}"]  # type: ignore[index]
+    left = row.boxes[0, 0] * 48 / 200
+    if flip:
+        left = 47 - row.boxes[0, 2] * 48 / 200
+    assert found.boxes[0, 1, 0].item() == pytest.approx(max(left, 0), abs=1e-3)
+    torch.testing.assert_close(
+        found.locations()[0, 1], batch.inputs.region_locations[0, 1], atol=0.02, rtol=0
+    )
+
+
+def batch_picture(made: PretrainBatches, place: int) -> str:
+    """The number in the name of the picture of a pair of batch 0."""
+    visit = made.order.batch(0)[place]
+    return made.table.image_id(visit.row).removeprefix("picture-")

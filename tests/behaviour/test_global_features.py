@@ -1,0 +1,146 @@
+"""Whole pictures' features (ImageBERT, sec. 5.3), from the table of regions to retrieval."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from vlmill.models.imagebert.model import ImageBert
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.cli import main
+from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.recipes import Recipe, Stage, change_recipe
+from vlmill.train.run.job import pretrain
+from vlmill.train.tasks.retrieval.inputs import RegionPictures
+from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+NAMES = tuple(f"picture-{i}" for i in range(12))
+
+
+def with_globals(recipe: Recipe, *more: str) -> Recipe:
+    return change_recipe(recipe, ["model.global_widths=[16]", "stages.0.steps=2", *more])
+
+
+def make(tables: Tables, stage: Stage) -> PretrainBatches:
+    tokenizer, reader = (
+        train_vocabulary(["a dog runs in the street"], 60),
+        RegionReader(tables.regions),
+    )
+    with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
+        prepare_samples(
+            tables.folder / "prepared",
+            pairs=tables.pairs,
+            pictures=reader,
+            negatives=None,
+            tokenizer=tokenizer,
+            wanted=Wanted(max_tokens=44),
+            rejects=rejects,
+        )
+    return PretrainBatches(
+        samples=tables.folder / "prepared",
+        regions=reader,
+        stage=stage,
+        stage_number=0,
+        seed=0,
+        lexicon=Lexicon.of(tokenizer),
+        global_features=True,
+    )
+
+
+def test_batches_hold_those_of_the_shown_pictures(tables: Tables, stage: Stage) -> None:
+    tables.write()
+    tables.write_regions(list(NAMES), whole=NAMES)
+    batches = make(tables, stage)
+    assert batches.regions is not None
+    matching = []
+    for index in range(3):
+        stored = batches.assembled(index)
+        found = stored.to("cpu").inputs.validate().global_features
+        assert found is not None and found.dtype == torch.float32
+        matching += stored.tensors["matching"].tolist()
+        for own, image_id in zip(found.numpy(), stored.image_ids, strict=True):
+            np.testing.assert_array_equal(own, batches.regions[image_id].global_feature)
+    assert 0 in matching  # pictures of other pairs among them
+    without = dataclasses.replace(batches, global_features=False)
+    assert without.assembled(0).to("cpu").inputs.global_features is None
+
+
+def test_a_picture_without_is_named(tables: Tables, stage: Stage) -> None:
+    tables.write()
+    tables.write_regions(list(NAMES), whole=NAMES[:-1])
+    batches = make(tables, stage)
+    with pytest.raises(InputError, match=r"picture-11 has no global_feature.*--global-feature"):
+        for index in range(3):
+            batches[index]
+
+
+@pytest.mark.parametrize(
+    ("whole", "widths", "said"),
+    [((), "[16]", "picture-0 has no global_feature"), (NAMES, "[9,9]", "16 wide, .* takes 18")],
+)
+def test_a_table_that_does_not_fit_is_refused_at_the_start(
+    tables: Tables, recipe: Recipe, tmp_path: Path, whole: tuple[str, ...], widths: str, said: str
+) -> None:
+    inputs = tables.write()
+    tables.write_regions(list(NAMES), whole=whole)
+    changed = with_globals(recipe, f"model.global_widths={widths}")
+    with pytest.raises(InputError, match=said):
+        pretrain(changed, inputs, tmp_path / "run")
+
+
+def test_a_model_with_global_features_is_trained_and_ranks_by_them(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = tables.write()
+    tables.write_regions(list(NAMES), whole=NAMES)
+    pretrain(with_globals(recipe), inputs, tmp_path / "run")
+    loaded = load_checkpoint(tmp_path / "run")
+    model = loaded.model.eval()
+    assert isinstance(model, ImageBert) and len(model.global_features) == 1
+
+    reader = RegionReader(tables.regions)
+    assert loaded.feeding is not None
+    pictures = RegionPictures(reader, loaded.feeding, global_features=True)
+    texts = [np.array(loaded.tokenizer.encode(text).ids) for text in ("a dog", "a cat runs")]
+    with torch.no_grad():
+        scores = match_scores(
+            scorer_of(model), texts, NAMES[:3], pictures, device=torch.device("cpu"), batch_size=2
+        )
+        shown = pictures.batch(NAMES[:3]).to("cpu").inputs
+        tokens = torch.from_numpy(texts[0]).expand(3, -1)
+        inputs_of_text = dataclasses.replace(
+            shown,
+            tokens=tokens,
+            token_mask=torch.ones_like(tokens, dtype=torch.bool),
+            real_tokens=None,
+        )
+        expected = model.match_logit(model(inputs_of_text).pooled).numpy()
+        np.testing.assert_allclose(scores[:, 0], expected, rtol=1e-4, atol=1e-5)
+        assert shown.global_features is not None
+        other = dataclasses.replace(inputs_of_text, global_features=shown.global_features + 1)
+        assert not np.allclose(model.match_logit(model(other).pooled).numpy(), expected)
+
+    evaluate = ["evaluate", "retrieval", "--checkpoint", str(tmp_path / "run")]
+    evaluate += ["--pairs", tables.pairs, "--regions", tables.regions]
+    assert main([*evaluate, "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["images"] == len(NAMES)
+    tables.write_regions(list(NAMES))
+    capsys.readouterr()
+    assert main([*evaluate, "--output", str(tmp_path / "other")]) == 2
+    assert "picture-0 has no global_feature" in capsys.readouterr().err

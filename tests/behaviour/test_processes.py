@@ -1,0 +1,134 @@
+"""Two processes on the CPU train as one does, whole models or divided ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.factories import write_images
+
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.recipes.plain import to_yaml
+from vlmill.train.run.log import read_log
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+TRAIN = """
+import sys
+from pathlib import Path
+from vlmill.train.recipes.plain import from_plain, read_yaml
+from vlmill.train.recipes import Recipe
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+config, pairs, regions, images, output = sys.argv[1:]
+inputs = Inputs(pairs=pairs, regions=regions or None, images=images or None)
+print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
+"""
+
+
+def train(
+    folder: Path, tables: Tables, recipe: Recipe, processes: int, images: str | None = None
+) -> Path:
+    """Run the recipe under torchrun, on regions or on ``images``; returns the output folder."""
+    output = folder / f"of-{processes}"
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "recipe.yaml").write_text(to_yaml(recipe))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), str(folder / "train.py")]
+    command += [str(folder / "recipe.yaml"), tables.pairs]
+    command += ["", images, str(output)] if images else [tables.regions, "", str(output)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-9000:]
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [["accumulation=2"], ["shard=true", "average=0.9"], ["shard=true", "accumulation=2"]],
+)
+def test_two_processes_give_the_losses_and_weights_of_one(
+    changes: list[str], tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    tables.write()
+    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
+    wanted = change_recipe(recipe, [*still, *changes])
+    assert_same(train(tmp_path, tables, wanted, 1), train(tmp_path, tables, wanted, 2))
+    state = load_file(tmp_path / "of-2/checkpoints/step-00000004/training_state.safetensors")
+    assert {"rng.cpu.0", "rng.cpu.1"} <= set(state)
+
+
+@pytest.mark.slow
+def test_divided_layers_are_gathered_in_bfloat16(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    """They compute what whole ones do under autocast, which rounds the same weights."""
+    tables.write()
+    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
+    half = change_recipe(recipe, [*still, "precision=bf16", "shard=true"])
+    one, two = (train(tmp_path, tables, half, processes) for processes in (1, 2))
+    for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=2e-3)
+
+
+@pytest.mark.slow
+def test_vlmo_draws_the_negatives_of_one_process(tables: Tables, tmp_path: Path) -> None:
+    tables.write()
+    words = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.drop_path=0"]
+    words += ["model.intermediate_width=32", "model.first_vl_layer=1", "batch_size=8", "steps=3"]
+    words += ["model.image_size=64", "feeding.image_size=64", "log_every=1", "optimizer.lr=2e-3"]
+    recipe = change_recipe(recipe_named("vlmo-small"), words)
+    images = write_images(tmp_path / "images", 12)
+    runs = [train(tmp_path, tables, recipe, processes, images) for processes in (1, 2)]
+    assert_same(*runs)
+
+
+def assert_same(one: Path, two: Path) -> None:
+    """Both runs have logged the same losses and left the same weights.
+
+    But for rounding, which depends on the rows that are multiplied at once and which AdamW's first
+    steps, each of the size of the rate, make up to a hundredth of a step.
+    """
+    for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
+        losses = {name: value for name, value in line.items() if name.startswith("loss")}
+        assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-5)
+    expected = load_checkpoint(one).model.state_dict()
+    for name, value in load_checkpoint(two).model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_continue_what_two_left(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    tables.write()
+    short = change_recipe(recipe, ["batch_size=8", "steps=4"])
+    whole = train(tmp_path / make(tmp_path, "whole"), tables, short, 2)
+    part = train(tmp_path / make(tmp_path, "part"), tables, short, 2)
+    # As if it had been killed after step 2.
+    (part / "_manifest.json").unlink()
+    for folder in (part / "checkpoints").iterdir():
+        if folder.name != "step-00000002":
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+    part = train(tmp_path / "part", tables, short, 2)
+    losses = [
+        [json.dumps(line["loss"]) for line in read_log(o / "log.jsonl")] for o in (whole, part)
+    ]
+    assert losses[0] == losses[1]
+
+
+def make(folder: Path, name: str) -> str:
+    (folder / name).mkdir()
+    return name

@@ -1,0 +1,103 @@
+"""Every published recipe, made small, trains two steps on pairs of its own sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.factories import SMALL, write_dvae, write_images
+
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.cli import main
+from vlmill.train.recipes import RECIPES, recipe_named
+from vlmill.train.run.log import read_log
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+PUBLISHED = [name for name in RECIPES if name not in SMALL]
+SOURCES = ("lait", "cc", "sbu", "coco", "vg", "tao")
+TEXTS = ("books", "wikipedia")
+PICTURES = 12
+BERT = ("width=16", "num_heads=2", "intermediate_width=16")
+VISUAL = ("visual_num_heads=2", "visual_intermediate_width=16")
+CO_ATTENTION = (
+    *("num_layers=2", "visual_num_layers=2", "text_co_layers=[0,1]", "visual_co_layers=[0,1]"),
+    *(*VISUAL, "visual_width=16", "co_width=16", "co_num_heads=2"),
+)
+THREE_PARTS = (
+    *("num_interaction_layers=1", "num_text_layers=1", "num_visual_layers=1"),
+    *(*VISUAL, "pooled_width=16"),
+)
+REGION_NETWORK = (
+    *("cnn.blocks=[1,1,1,1]", "cnn.widths=[1,2,3,4]", "cnn.stem_channels=4", "cnn.pool_size=2"),
+    *(f"model.{field}" for field in (*BERT, "num_layers=1", "num_wavelengths=2")),
+    "model.region_width=16",
+)
+MODELS = {
+    "beit": (*BERT, "num_layers=1", "image_size=32"),
+    "imagebert": (*BERT, "num_layers=1"),
+    "interbert": (*BERT, *THREE_PARTS),
+    "vilbert": (*BERT, *CO_ATTENTION),
+    "vilbert-single-stream": (*BERT, "num_layers=1"),
+    "vl-bert": (*BERT, "num_layers=1", "num_wavelengths=2"),
+    "vl-bert-end-to-end": REGION_NETWORK,
+    "vlmo": (*BERT, "num_layers=2", "first_vl_layer=1", "image_size=32"),
+}
+RUN = ("precision=no", "workers=0", "log_every=1", "vocabulary_size=90")
+
+
+def shrunk(name: str) -> list[str]:
+    """The changes that make the recipe small: sizes alone, nothing of what it does."""
+    recipe = recipe_named(name)
+    changes = [*RUN, *(f"model.{field}" for field in MODELS[recipe.variant])]
+    for number, stage in enumerate(recipe.stages):
+        fields: dict[str, Any] = {"steps": 2, "batch_size": 4, "optimizer.warmup_steps": 1}
+        fields |= {"masking.words": 0.6, "masking.regions": 0.6}
+        feeding = {"short_side": 32, "long_side": 48, "image_size": 32}
+        feeding["text_rows"] = 4 if stage.feeding.text_rows else 0
+        if stage.feeding.token_size is not None:
+            feeding["token_size"] = 16
+        fields |= {f"feeding.{field}": value for field, value in feeding.items()}
+        changes += [f"stages.{number}.{field}={value}" for field, value in fields.items()]
+    return changes
+
+
+def write_tables(tables: Tables) -> list[str]:
+    """Pairs of every source and texts alone, regions and pictures; the flags that name them."""
+    rows: list[tuple[str | None, str]] = []
+    sources = []
+    for source in SOURCES:
+        rows += [(f"picture-{i}", f"{i} cats of {source}") for i in range(PICTURES)]
+        sources += [source] * PICTURES
+    rows += [(None, f"text {i} of {source} on cats") for source in TEXTS for i in range(5)]
+    sources += [source for source in TEXTS for _ in range(5)]
+    ids = tables.write_pairs(rows, {"source": sources})  # type: ignore[arg-type]
+    tables.write_regions([f"picture-{i}" for i in range(PICTURES)])
+    tables.write_negatives({ids[0]: [ids[1]]})
+    images = write_images(tables.folder / "images", PICTURES)
+    flags = ["--pairs", tables.pairs, "--regions", tables.regions, "--images", images]
+    return [*flags, "--negatives", tables.negatives]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_trains(name: str, tables: Tables, tmp_path: Path) -> None:
+    output, recipe = tmp_path / "out", recipe_named(name)
+    changes = shrunk(name)
+    if "picture_tokenizer" in recipe.needs:
+        changes.append(f"picture_tokenizer={write_dvae(tmp_path)}")
+    command = ["pretrain", name, *write_tables(tables), "--output", str(output), *changes]
+    assert main(command) == 0
+    lines = read_log(output / "log.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 2 * len(recipe.stages) + 1))
+    wanted = vars(recipe.stages[-1].objectives)
+    names = {f"loss/{objective}" for objective, weight in wanted.items() if weight}
+    for line in lines:
+        assert names <= set(line) and all(np.isfinite(line[name]) for name in names | {"loss"})
+    # A step may happen to mask no word, or ask for no region; both for more than one loss, hardly.
+    met = [name for name in names if any(line[name] > 0 for line in lines)]
+    assert lines[-1]["loss"] > 0 and len(met) > len(names) / 2
+    assert load_checkpoint(output).training.step == 2 * len(recipe.stages)

@@ -1,0 +1,87 @@
+"""What nobody reads may be left out of the last layer: what is read stays, with its gradients."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tests.models.pair_cases import READERS, enlarge, padded_pairs
+from torch import Tensor
+
+from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
+from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.places import Cells, cells_of, cells_read
+
+SIZES: dict[str, Any] = {"vocab_size": 50, "width": 24, "num_layers": 2, "num_heads": 4}
+
+
+def some(mask: Tensor) -> Tensor:
+    """About a third of the real places, none in the last pair."""
+    chosen = (torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) < 0.4) & mask
+    chosen[-1] = False
+    return chosen
+
+
+def doubled(inputs: Any) -> Any:
+    """Inputs in double precision: what rounding does depends on the rows that are computed."""
+    held = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+    numbers = {n: v.double() for n, v in held.items() if v is not None and v.is_floating_point()}
+    return dataclasses.replace(inputs, **numbers)
+
+
+def readings(
+    model: Any, inputs: VLInputs | PixelInputs, where: Cells, **options: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What is read, and the gradients of a loss over it."""
+    model.zero_grad()
+    encoded = model(inputs, **options)
+    text, regions = encoded.text.flatten(0, 1), encoded.regions.flatten(0, 1)
+    found = [text[where.text], regions[where.regions], encoded.pooled]
+    torch.stack([part.sin().sum() for part in found]).sum().backward()  # type: ignore[no-untyped-call]
+    return found, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_read_is_the_same(name: str, pack: bool) -> None:
+    config = preset(name, **READERS[name])
+    variant = next(v for v in VARIANTS.values() if isinstance(config, v.config))
+    model = enlarge(variant.model(config)).double()
+    inputs = doubled(padded_pairs([7, 4, 6], [5, 6, 3]))
+    words, shown = some(inputs.token_mask), some(inputs.region_mask)
+    where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
+    options = {"task": torch.arange(3)} if "num_tasks" in READERS[name] else {}
+    expected = readings(model, inputs, where, **options)
+    found = readings(model, inputs, where, read=read, pack=pack, **options)
+    torch.testing.assert_close(found, expected)
+    unread = ~words & (torch.arange(7) > 0)
+    assert not model(inputs, read=read, pack=pack, **options).text[unread].any()
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_of_pixels_too(pack: bool) -> None:
+    config = preset("vlmo-small", image_size=32, **SIZES | {"first_vl_layer": 1})
+    model = enlarge(VARIANTS["vlmo"].model(config)).double()
+    mask = torch.arange(7) < torch.tensor([7, 4, 5])[:, None]
+    tokens = torch.randint(1, 50, mask.shape, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randn(3, 3, 32, 32)
+    inputs = doubled(PixelInputs(tokens=tokens, token_mask=mask, pixels=pixels))
+    patches = torch.ones(3, model(inputs).regions.shape[1], dtype=torch.bool)
+    where = Cells(cells_of(some(mask)), cells_of(some(patches)))
+    expected = readings(model, inputs, where)
+    read = cells_read(some(mask), some(patches))
+    found = readings(model, inputs, where, read=read, pack=pack)
+    torch.testing.assert_close(found, expected)
+
+
+def test_rows_that_are_kept_know_their_sequence() -> None:
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    wanted = torch.tensor([[False, True, False], [True, False, True]])
+    grid = torch.arange(6.0).view(2, 3, 1)
+    for layout in (layout_of(real), Layout((2, 3)), Layout((2, 3), real)):
+        kept = layout.keep(cells_of(wanted))
+        assert kept is not None
+        assert kept.take(layout.pack(grid)).flatten().tolist() == [1.0, 3.0, 5.0]
+        owners = kept.layout.sequence_of_rows()
+        assert owners is not None and owners.tolist() == [0, 1, 1]
+    assert Layout((2, 3)).keep(None) is None

@@ -1,0 +1,139 @@
+"""Detectron2 as the backend, against our network of its family: same picture, weights and rows."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vlmill.extract.cli import command
+from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.detect.detector import open_detector
+from vlmill.extract.detect.detectron2 import INSTALL, open_detectron2
+from vlmill.extract.detect.predict import extract_regions
+from vlmill.models.detector.config import detectron2
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.random_weights import randomise
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.regions import RegionReader
+
+PROPOSALS = 60
+CONFIG = f"""
+MODEL:
+  META_ARCHITECTURE: GeneralizedRCNN
+  MASK_ON: False
+  RESNETS:
+    DEPTH: 50
+  RPN:
+    PRE_NMS_TOPK_TEST: 6000
+    POST_NMS_TOPK_TEST: {PROPOSALS}
+"""
+needs_detectron2 = pytest.mark.skipif(
+    importlib.util.find_spec("detectron2") is None,
+    reason="Detectron2 is not installed (docs/install.md says how to build it)",
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A configuration of R-50 C4 and random weights in Detectron2's layout."""
+    folder = tmp_path_factory.mktemp("d2")
+    model = FasterRCNN(detectron2(depth=50, post_nms_top=PROPOSALS))
+    randomise(model, 4)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    (folder / "config.yaml").write_text(CONFIG)
+    return folder / "config.yaml", folder / "model.safetensors"
+
+
+@needs_detectron2
+def test_both_backends_give_the_same_rows(
+    files: tuple[Path, Path], jpeg: Callable[[int], bytes]
+) -> None:
+    config = ExtractConfig(
+        selection=Selection(threshold=0.0, min_boxes=20, max_boxes=20),
+        limits=InputLimits(short_side=128, long_side=200),
+        storage=Storage(class_probs="full", dtype="float32", global_feature=True),
+    )
+    theirs = open_detectron2(*files)
+    ours = open_detector(None, files[1], changes={"post_nms_top": PROPOSALS})
+    for number in range(3):
+        a = extract_regions("x", jpeg(number), theirs, config)
+        b = extract_regions("x", jpeg(number), ours, config)
+        assert len(a.boxes) == 20
+        np.testing.assert_allclose(a.boxes, b.boxes, atol=2e-3)
+        for name in ("features", "class_probs", "class_scores", "global_feature"):
+            expected, found = getattr(a, name), getattr(b, name)
+            assert expected.std() > 0
+            np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max())
+        assert a.class_ids is not None and b.class_ids is not None
+        assert np.array_equal(a.class_ids, b.class_ids)
+
+
+@needs_detectron2
+def test_rows_are_what_detectron2_itself_infers(
+    files: tuple[Path, Path], jpeg: Callable[[int], bytes]
+) -> None:
+    from vlmill.extract.pictures.decode import decode
+    from vlmill.extract.pictures.resize import network_input
+
+    limits = InputLimits(short_side=128, long_side=200)
+    rule = Selection(threshold=0.05, min_boxes=0, max_boxes=100)
+    config = ExtractConfig(selection=rule, limits=limits, storage=Storage(dtype="float32"))
+    detector = open_detectron2(*files)
+    row = extract_regions("x", jpeg(1), detector, config)
+    network_in = network_input(decode(jpeg(1), limits), detector.model.config, limits)
+    mean = torch.tensor(detector.model.config.pixel_mean)[:, None, None]
+    sample = {"image": network_in.tensor[0] + mean, "height": 72, "width": 96}
+    own = detector.model.get_submodule("model")
+    with torch.inference_mode():
+        (output,) = own([sample])
+    instances = output["instances"]
+    assert len(instances) == len(row.boxes) > 0
+    np.testing.assert_allclose(row.boxes, instances.pred_boxes.tensor.numpy(), atol=2e-3)
+    assert row.class_ids is not None and row.class_scores is not None
+    assert np.array_equal(row.class_ids, instances.pred_classes.numpy())
+    np.testing.assert_allclose(row.class_scores, instances.scores.numpy(), atol=1e-5)
+
+
+@needs_detectron2
+def test_the_command_runs_it(
+    files: tuple[Path, Path], jpeg: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    arguments = ["run", str(tmp_path / "a.jpg"), "--output", str(tmp_path / "out")]
+    arguments += ["--backend", "detectron2", "--d2-config", str(files[0])]
+    arguments += ["--short-side", "64", "--long-side", "100", "--weights", str(files[1])]
+    assert command(arguments) == 0
+    reader = RegionReader(tmp_path / "out")
+    assert "Detectron2" in reader.producer["weights"]
+    assert len(reader.image_ids) == 1
+
+
+@needs_detectron2
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("MODEL: {ROI_HEADS: {NAME: StandardROIHeads}}", "give one with GeneralizedRCNN"),
+        ("MODEL: {NO_SUCH: 1}", "is no configuration of Detectron2"),
+        ("!!python/object/apply:os.getcwd []", "is no configuration of Detectron2"),
+        ("MODEL: {RESNETS: {DEPTH: 101}}", "missing backbone.res4.6"),
+    ],
+)
+def test_mistakes(files: tuple[Path, Path], tmp_path: Path, config: str, message: str) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(InputError, match=message):
+        open_detectron2(tmp_path / "config.yaml", files[1])
+
+
+def test_without_detectron2_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "detectron2", None)
+    monkeypatch.setitem(sys.modules, "detectron2.config", None)
+    with pytest.raises(InputError) as caught:
+        open_detectron2(tmp_path / "config.yaml", tmp_path / "model.pkl")
+    assert INSTALL in str(caught.value) and "02b5c4e2" in str(caught.value)

@@ -1,0 +1,312 @@
+"""The plan of pictures, and reading them."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vlmill.extract.pictures.decode import Rejected
+from vlmill.extract.pictures.given_boxes import checked, read_boxes
+from vlmill.extract.pictures.plan import (
+    REPEATED,
+    only_of_pairs,
+    plan_digest,
+    plan_pictures,
+    repeats_marked,
+    with_missing_boxes,
+)
+from vlmill.extract.pictures.reader import PictureReader
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.shards import ShardWriter, write_shard
+from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import IMAGES, PAIRS
+
+NAMES = ["0", "1", "2", "3-empty", "3", "4-cut", "4", "5-again", "5", "6"]
+
+
+def write_images(jpeg: Callable[[int], bytes], folder: Path) -> Path:
+    """A table of three pictures in two row groups: bytes, a local file, a web address."""
+    folder.mkdir()
+    (folder / "local.jpg").write_bytes(jpeg(2))
+    with ShardWriter(folder, IMAGES, 0, 1) as writer:
+        writer.write([{"image_id": "a", "bytes": jpeg(1)}, {"image_id": "b", "uri": "local.jpg"}])
+        writer.write([{"image_id": "c", "uri": "https://example.org/c.jpg"}])
+    return folder
+
+
+def test_a_folder_is_walked_in_order(pictures: Path) -> None:
+    found = [Path(p.path).stem for p in plan_pictures([str(pictures)])]
+    assert found == NAMES
+
+
+def test_files_globs_and_lists(pictures: Path) -> None:
+    listing = pictures / "list.txt"
+    listing.write_text("6.jpg\n\n0.jpg\n")
+    arguments = [str(pictures / "2.jpg"), str(pictures / "[01].jpg"), str(listing)]
+    found = [Path(p.path).name for p in plan_pictures(arguments)]
+    assert found == ["2.jpg", "0.jpg", "1.jpg", "6.jpg", "0.jpg"]
+
+
+@pytest.mark.parametrize("argument", ["", "images-*.parquet", "images-00000-of-00001.parquet"])
+def test_a_table_of_images(jpeg: Callable[[int], bytes], tmp_path: Path, argument: str) -> None:
+    folder = write_images(jpeg, tmp_path / "table")
+    plan = plan_pictures([str(folder / argument)])
+    assert [(p.key, p.group, p.row) for p in plan] == [("a", 0, 0), ("b", 0, 1), ("c", 1, 0)]
+    reader = PictureReader(2**20)
+    assert reader.read(plan[0]) == ("a", jpeg(1))
+    assert reader.read(plan[1]) == ("b", jpeg(2))
+    with pytest.raises(Rejected) as rejected:
+        reader.read(plan[2])
+    assert rejected.value.reason is Reason.MISSING_IMAGE
+
+
+def test_a_file_has_the_id_of_its_bytes(jpeg: Callable[[int], bytes], pictures: Path) -> None:
+    (picture,) = plan_pictures([str(pictures / "1.jpg")])
+    assert PictureReader(2**20).read(picture) == (image_id_of(jpeg(1)), jpeg(1))
+
+
+def test_files_that_are_gone_or_too_large_are_rejected(pictures: Path) -> None:
+    (picture,) = plan_pictures([str(pictures / "1.jpg")])
+    with pytest.raises(Rejected) as rejected:
+        PictureReader(10).read(picture)
+    assert rejected.value.reason is Reason.TOO_LARGE
+    (pictures / "1.jpg").unlink()
+    with pytest.raises(Rejected) as rejected:
+        PictureReader(2**20).read(picture)
+    assert rejected.value.reason is Reason.MISSING_IMAGE
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "*.jpg"])
+def test_an_input_without_pictures_is_a_mistake(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="give picture files"):
+        plan_pictures([str(tmp_path / name)])
+
+
+def test_another_picture_changes_the_digest(jpeg: Callable[[int], bytes], pictures: Path) -> None:
+    before = plan_digest(plan_pictures([str(pictures)]))
+    assert plan_digest(plan_pictures([str(pictures)])) == before
+    (pictures / "7.jpg").write_bytes(jpeg(7))
+    assert plan_digest(plan_pictures([str(pictures)])) != before
+
+
+# --- Tars -----------------------------------------------------------------------------------------
+
+
+def tar_of(path: Path, files: dict[str, bytes], **options: Any) -> Path:
+    with tarfile.open(path, "w", **options) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_tar_in_webdatasets_layout(
+    jpeg: Callable[[int], bytes], tmp_path: Path, layout: int
+) -> None:
+    long = "x" * 150
+    files = {
+        "00001.jpg": jpeg(1),
+        "00001.txt": b"a caption",
+        "00001.json": b"{}",
+        "./b/00002.JPG": jpeg(2),
+        "00003.seg.png": b"a label, no picture of its own",
+        f"{long[:90]}/{long[:60]}.png": jpeg(3),
+    }
+    path = tar_of(tmp_path / "shard-000.tar", files, format=layout)
+    plan = plan_pictures([str(path)])
+    assert [p.image_id for p in plan] == ["00001", "b/00002", f"{long[:90]}/{long[:60]}"]
+    reader = PictureReader(2**20)
+    assert [reader.read(p) for p in plan] == [
+        ("00001", jpeg(1)),
+        ("b/00002", jpeg(2)),
+        (plan[2].image_id, jpeg(3)),
+    ]
+    (tmp_path / "1.jpg").write_bytes(jpeg(1))
+    everything = plan_pictures([str(tmp_path)], "content")
+    assert [reader.read(p)[0] for p in everything] == [image_id_of(jpeg(n)) for n in (1, 1, 2, 3)]
+
+
+def test_links_and_paths_of_a_tar_lead_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "evil.tar"
+    with tarfile.open(path, "w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE):
+            member = tarfile.TarInfo(f"link{kind.decode()}.jpg")
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+        member = tarfile.TarInfo("../../outside.jpg")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"data"))
+    (picture,) = plan_pictures([str(path)])
+    assert PictureReader(10).read(picture) == ("../../outside", b"data")
+    assert [p.name for p in tmp_path.iterdir()] == ["evil.tar"]
+    with pytest.raises(Rejected) as rejected:
+        PictureReader(3).read(picture)
+    assert rejected.value.reason is Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize("cut", [512 * 7, 512 * 7 + 100, 512 * 2 + 9, 600])
+def test_a_tar_that_was_cut_gives_what_is_whole(
+    jpeg: Callable[[int], bytes], tmp_path: Path, cut: int
+) -> None:
+    files = {f"{number}.jpg": bytes([number]) * 1000 for number in range(4)}
+    path = tar_of(tmp_path / "cut.tar", files)
+    path.write_bytes(path.read_bytes()[:cut])
+    reader, read, reasons = PictureReader(2**20), [], []
+    for picture in plan_pictures([str(path)]):
+        try:
+            read.append(reader.read(picture)[0])
+        except Rejected as why:
+            reasons.append(why.reason)
+    assert read == [str(number) for number in range(cut // 1536)]
+    assert set(reasons) <= {Reason.BROKEN_ARCHIVE}
+    assert reasons or cut % 1536 == 0
+
+
+def test_a_tar_with_rubbish_in_the_middle_is_counted(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", {"1.jpg": b"x" * 512, "2.jpg": b"y" * 512})
+    content = bytearray(path.read_bytes())
+    content[1024:1100] = b"\xff" * 76
+    path.write_bytes(content)
+    plan = plan_pictures([str(path)])
+    assert [(p.key, p.kind) for p in plan] == [("1", "member"), (str(path), "broken")]
+    with pytest.raises(Rejected) as rejected:
+        PictureReader(2**20).read(plan[1])
+    assert rejected.value.reason is Reason.BROKEN_ARCHIVE
+
+
+def test_tars_that_cannot_be_planned_are_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "no.tar").write_bytes(b"no tar at all" * 100)
+    with pytest.raises(InputError, match="no readable tar"):
+        plan_pictures([str(tmp_path / "no.tar")])
+    for name in ("a.tar.gz", "a.tar"):
+        with tarfile.open(tmp_path / name, "w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("1.jpg"))
+        with pytest.raises(InputError, match="compressed with gzip; unpack"):
+            plan_pictures([str(tmp_path / name)])
+
+
+def test_mutated_tars_are_planned_or_refused(tmp_path: Path) -> None:
+    good = tar_of(tmp_path / "a.tar", {"1.jpg": b"x" * 700, "2.jpg": b"y" * 30}).read_bytes()
+    rng, reader = np.random.default_rng(0), PictureReader(2**20)
+    for _ in range(200):
+        content = bytearray(good[: int(rng.integers(1, len(good)))])
+        for _ in range(int(rng.integers(1, 6))):
+            content[int(rng.integers(0, min(len(content), 2048)))] = int(rng.integers(0, 256))
+        (tmp_path / "a.tar").write_bytes(content)
+        try:
+            plan = plan_pictures([str(tmp_path / "a.tar")])
+        except InputError:
+            continue
+        for picture in plan:
+            try:
+                reader.read(picture)
+            except Rejected as why:
+                assert why.reason in Reason
+
+
+# --- Names, pairs, boxes --------------------------------------------------------------------------
+
+
+def test_an_id_counts_from_its_first_appearance(pictures: Path) -> None:
+    """Whatever becomes of that picture, and across arguments; unknown ids are not looked at."""
+    plan = plan_pictures([str(pictures / "[3]*.jpg"), str(pictures)], "name")
+    again = [p.image_id for p in plan if p.kind == REPEATED]
+    assert again == ["3-empty", "3"]
+    with pytest.raises(Rejected, match="3-empty came earlier"):
+        PictureReader(1000).read(next(p for p in plan if p.kind == REPEATED))
+    unread = plan_pictures([str(pictures), str(pictures)], "content")
+    assert not [p for p in unread if p.kind == REPEATED]
+    assert plan_digest(plan) == plan_digest(list(repeats_marked(plan)))
+
+
+def test_files_can_be_called_by_their_names(pictures: Path) -> None:
+    plan = plan_pictures([str(pictures)], "name")
+    assert [p.image_id for p in plan] == NAMES
+    nasty = pictures / "nasty"
+    nasty.mkdir()
+    (nasty / b"\xff.jpg".decode(errors="surrogateescape")).write_bytes(b"x")
+    assert [p.image_id for p in plan_pictures([str(nasty)], "name")] == [None]
+
+
+def test_only_the_pictures_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) -> None:
+    images = write_images(jpeg, tmp_path / "images")
+    rows = [
+        {"pair_id": str(number), "image_id": name, "text": "a dog"}
+        for number, name in enumerate(["c", "gone", "a", "c"])
+    ]
+    write_shard(tmp_path / "pairs", PAIRS, rows)
+    plan = only_of_pairs(plan_pictures([str(images)]), str(tmp_path / "pairs"))
+    assert [(p.image_id, p.kind) for p in plan] == [
+        ("a", "row"),
+        ("c", "row"),
+        ("gone", "missing"),
+    ]
+    with pytest.raises(Rejected) as rejected:
+        PictureReader(2**20).read(plan[2])
+    assert rejected.value.reason is Reason.MISSING_IMAGE
+    with pytest.raises(InputError, match="--ids name"):
+        only_of_pairs(plan_pictures([str(images / "local.jpg")]), str(tmp_path / "pairs"))
+
+
+def test_boxes_are_found_by_id_and_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "boxes.jsonl"
+    lines = [
+        {"image_id": "a", "boxes": [[1, 2, 3, 4], [0, 0, 9.5, 9]]},
+        {"image_id": 17, "boxes": []},
+        {"image_id": "b", "boxes": [[5, 5, 1, 1]]},
+    ]
+    path.write_text("\n\n".join(json.dumps(line) for line in lines))
+    given = read_boxes(path)
+    assert given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4], [0, 0, 9.5, 9]]
+    assert given.boxes_of("some-hash", "folder/17.jpg").shape == (0, 4)
+    for name, reason in {"b": Reason.BAD_BOXES, "c": Reason.NO_GIVEN_BOXES}.items():
+        with pytest.raises(Rejected) as rejected:
+            given.boxes_of(name, "x.jpg")
+        assert rejected.value.reason is reason
+    plan = with_missing_boxes([], given, "boxes.jsonl")
+    assert [(p.image_id, p.kind) for p in plan] == [(n, "missing") for n in ("a", "17", "b")]
+
+
+def test_a_folder_of_vcr_metadata(tmp_path: Path) -> None:
+    folder = tmp_path / "vcr1images" / "movie"
+    folder.mkdir(parents=True)
+    content = {"boxes": [[1.5, 2, 30, 40, 0.98]], "names": ["person"], "segms": []}
+    (folder / "scene@3.json").write_text(json.dumps(content))
+    given = read_boxes(tmp_path)
+    assert given.boxes_of("hash", "vcr1images/movie/scene@3.jpg").tolist() == [[1.5, 2, 30, 40]]
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [None, 3, {}, [[1, 2, 3]], [[1, 2, 3, "4"]], [1, 2, 3, 4], [[3, 0, 1, 1]], [[0, 0, 1e9, 1]]],
+)
+def test_what_is_no_list_of_boxes(boxes: Any) -> None:
+    assert isinstance(checked(boxes), str)
+    assert isinstance(checked([[0, 0, 1, float("nan")]]), str)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no entry"),
+        ("{", "no JSON"),
+        ("[1]", "no JSON object"),
+        ('{"boxes": []}', "no image_id"),
+        ('{"image_id": "a", "boxes": []}\n{"image_id": "a", "boxes": []}', "two entries"),
+    ],
+)
+def test_bad_box_files_are_mistakes(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "boxes").write_text(content)
+    with pytest.raises(InputError, match=f"--boxes .*{said}"):
+        read_boxes(tmp_path / "boxes")
+    with pytest.raises(InputError, match="--boxes"):
+        read_boxes(tmp_path / "nowhere")

@@ -1,0 +1,113 @@
+"""Fused stages against the plain modules."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from vlmill.models.detector import cpu_stages as fused
+from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
+from vlmill.models.detector.cpu_stages import FusedStage, fuse_stages, interleave, split_grids
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.random_weights import randomise
+from vlmill.models.detector.resnet import fold_norms
+from vlmill.models.detector.roi_pool import pooling_windows
+
+TINY = dataclasses.replace(ARCHITECTURES["tiny"], num_classes=20, num_attributes=5)
+CONVENTIONS = {
+    "dilated": TINY,
+    "strided in the 1x1": dataclasses.replace(TINY, res5_stride=2, res5_dilation=1),
+    "strided in the 3x3": dataclasses.replace(
+        TINY, res5_stride=2, res5_dilation=1, stride_in_1x1=False
+    ),
+}
+
+
+def both(config: DetectorConfig) -> tuple[FasterRCNN, FasterRCNN]:
+    """The same network as published and rewritten for inference."""
+    models = FasterRCNN(config), FasterRCNN(config)
+    for model in models:
+        randomise(model, 5)
+        model.requires_grad_(False).eval()
+    fold_norms(models[1])
+    fuse_stages(models[1])
+    models[1].to(memory_format=torch.channels_last)
+    return models
+
+
+def picture() -> torch.Tensor:
+    coarse = torch.randn((1, 3, 7, 9), generator=torch.Generator().manual_seed(1)) * 64
+    return nn.functional.interpolate(coarse, size=(112, 144), mode="bicubic")
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.parametrize("max_windows", [fused.MAX_WINDOWS, 300])
+def test_regions_equal_the_plain_path(
+    name: str, max_windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "MAX_WINDOWS", max_windows)
+    plain, fast = both(CONVENTIONS[name])
+    assert isinstance(fast.roi_heads.res5, FusedStage) and isinstance(
+        fast.backbone.res2, FusedStage
+    )
+    with torch.inference_mode():
+        expected, found = plain(picture(), 1.0, 7), fast(picture(), 1.0, 7)
+        assert_near(fast.backbone(picture()), plain.backbone(picture()))
+        assert len(expected.boxes) > 20
+        assert_near(found.boxes, expected.boxes)
+        assert_near(found.features, expected.features)
+        assert_near(found.class_probs, expected.class_probs)
+
+
+@pytest.mark.parametrize(("name", "apart"), [("dilated", 2), ("strided in the 1x1", 1)])
+def test_equal_grids_are_computed_once(name: str, apart: int) -> None:
+    plain, fast = both(CONVENTIONS[name])
+    # 7 cells wide and high: each bin is half a cell; then a region of its own, and the first again.
+    boxes = torch.tensor([[16.0, 0, 112, 96], [0, 0, 130, 75], [16, 0, 112, 96]])
+    features = plain.backbone(picture())
+    index = pooling_windows(boxes, 1 / 16, 14, *features.shape[2:]).index
+    stage = fast.roi_heads.res5
+    assert isinstance(stage, FusedStage) and stage.grids_apart() == apart
+    grids, grid_of = split_grids(index, apart)
+    assert len(grids) == (1 + 4 if apart == 2 else 2)
+    assert torch.equal(grid_of[0], grid_of[2])
+    packed = interleave(grids, apart)
+    assert len(packed) == 2
+    assert torch.equal(split_grids(packed, apart)[0], grids)
+    with torch.inference_mode():
+        found = fast.roi_heads.region_features(features, boxes, 50)
+        assert_near(found, plain.roi_heads.region_features(features, boxes, 50))
+
+
+def test_a_stage_leaves_its_input_alone() -> None:
+    plain, fast = both(TINY)
+    blocks = list(fast.backbone.res3)[1:]  # the first of these has no convolution in its shortcut
+    x = torch.randn(1, 64, 6, 5).contiguous(memory_format=torch.channels_last)
+    before = x.clone()
+    with torch.inference_mode():
+        found = FusedStage(*blocks)(x)
+        expected = nn.Sequential(*list(plain.backbone.res3)[1:])(x)
+    assert torch.equal(x, before)
+    assert_near(found, expected)
+
+
+def test_gradients_and_other_types_take_the_plain_operators() -> None:
+    _, fast = both(TINY)
+    x = torch.randn(1, 3, 48, 48, requires_grad=True)
+    fast.backbone(x).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    with torch.inference_mode():
+        double = fast.double().backbone(x.detach().double())
+    assert double.dtype == torch.float64
+
+
+def test_no_regions() -> None:
+    _, fast = both(TINY)
+    with torch.inference_mode():
+        found = fast.describe(fast.backbone(picture()), torch.zeros(0, 4))
+    assert found.features.shape == (0, TINY.feature_size)

@@ -1,0 +1,238 @@
+"""The detector beside its parity with the published ones: shapes, limits, training."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vlmill.models.detector.config import ARCHITECTURES, CONVENTIONS, DetectorConfig
+from vlmill.models.detector.faster_rcnn import FasterRCNN, refine_boxes
+from vlmill.models.detector.random_weights import randomise
+from vlmill.models.detector.resnet import FrozenBatchNorm, fold_norms
+
+# Every convention at the smallest size that keeps the structure.
+SMALL = {
+    "depth": 50,
+    "stem_channels": 4,
+    "res2_channels": 8,
+    "res2_width": 4,
+    "num_classes": 6,
+    "rpn_channels": 8,
+    "class_embedding_size": 3,
+    "attribute_hidden_size": 5,
+    "min_proposal_size": 0.0,
+    "pre_nms_top": 60,
+    "post_nms_top": 9,
+}
+
+
+def small(family: str, **changes: object) -> DetectorConfig:
+    sizes = SMALL if family == "detectron2" else {**SMALL, "num_attributes": 4}
+    return CONVENTIONS[family](**{**sizes, **changes})
+
+
+def random_model(config: DetectorConfig, seed: int = 0) -> FasterRCNN:
+    model = FasterRCNN(config).eval()
+    randomise(model, seed)
+    return model
+
+
+def picture(height: int, width: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(1, 3, 6, 8, generator=generator) * 64
+    return nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
+
+
+@pytest.mark.parametrize("family", CONVENTIONS)
+def test_every_family_detects(family: str) -> None:
+    spec = small(family)
+    found = random_model(spec)(picture(96, 128), 1.0, chunk=4)
+    count = len(found.boxes)
+    assert 0 < count <= 9
+    assert found.features.shape == (count, spec.feature_size)
+    torch.testing.assert_close(found.class_probs.sum(dim=1), torch.ones(count))
+    attributes = {"milvlg": 5, "milvlg-r152": 5, "airsplay": 4, "hf-frcnn": 4}.get(family)
+    if attributes is None:
+        assert found.attribute_probs is None
+    else:
+        assert found.attribute_probs is not None
+        assert found.attribute_probs.shape == (count, attributes)
+    if spec.written_boxes == "refined":
+        assert found.box_deltas is not None
+        refined = refine_boxes(found.boxes, found.box_deltas, 96.0, 128.0, spec)
+        assert refined.shape == (count, 6, 4)
+        assert refined.min() >= 0 and refined[..., 2].max() <= 128 and refined[..., 3].max() <= 96
+
+
+@pytest.mark.parametrize("family", CONVENTIONS)
+def test_folding_changes_roundings_only(family: str) -> None:
+    model = random_model(small(family))
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
+    with torch.no_grad():
+        before = model.describe(model.feature_map(picture(96, 128)), boxes).features
+        fold_norms(model)
+        after = model.describe(model.feature_map(picture(96, 128)), boxes).features
+    assert not any(isinstance(m.norm, FrozenBatchNorm) for m in model.modules() if is_conv(m))
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
+
+
+def is_conv(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and hasattr(module, "norm")
+
+
+@pytest.mark.parametrize("family", CONVENTIONS)
+def test_gradients_reach_every_stage(family: str) -> None:
+    """Given boxes, as VL-BERT trains its Fast R-CNN: everything but the proposal head learns."""
+    model = random_model(small(family)).train()
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
+    found = model.describe(model.feature_map(picture(96, 128)), boxes)
+    loss = found.features.square().mean() - found.class_probs[:, 0].log().mean()
+    if found.attribute_probs is not None:
+        loss = loss - found.attribute_probs[:, 0].log().mean()
+    if found.box_deltas is not None:
+        loss = loss + found.box_deltas.square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        idle = "proposal_generator" in name or (
+            "bbox_pred" in name and model.config.written_boxes == "proposals"
+        )
+        learns = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
+        assert learns != idle, name
+
+
+def test_proposals_are_constants_and_their_head_learns() -> None:
+    model = random_model(small("milvlg")).train()
+    features = model.feature_map(picture(96, 128))
+    logits, deltas = model.proposal_generator.rpn_head(features)
+    boxes, scores = model.proposal_generator.propose(logits, deltas, 96, 128, 1.0)
+    assert not boxes.requires_grad and not scores.requires_grad
+    (logits.square().mean() + deltas.square().mean()).backward()
+    for parameter in model.proposal_generator.parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("stages", [0, 1, 3])
+def test_frozen_stages_and_trained_norms(stages: int) -> None:
+    model = FasterRCNN(small("milvlg", frozen_stages=stages, batch_norm="trained")).train()
+    assert not any(isinstance(m, FrozenBatchNorm) for m in model.roi_heads.modules())
+    model.describe(model.feature_map(picture(96, 128)), torch.tensor([[3.0, 5.0, 60.0, 70.0]]))
+    backbone = model.backbone
+    parts = (backbone.stem, backbone.res2, backbone.res3, backbone.res4)
+    for number, part in enumerate(parts, start=1):
+        frozen = number <= stages
+        assert all(p.requires_grad != frozen for p in part.parameters())
+        means = [m.get_buffer("running_mean") for m in part.modules() if type(m) is nn.BatchNorm2d]
+        assert any(mean.any() for mean in means) != frozen
+
+
+def test_a_state_dict_is_the_same_for_frozen_and_trained_norms() -> None:
+    frozen = FasterRCNN(small("milvlg")).state_dict()
+    trained = FasterRCNN(small("milvlg", batch_norm="trained")).state_dict()
+    assert set(frozen) == {key for key in trained if not key.endswith("num_batches_tracked")}
+
+
+@pytest.mark.parametrize("family", ["milvlg", "detectron2"])
+def test_a_batch_of_equal_sizes_equals_its_pictures(family: str) -> None:
+    model = random_model(small(family))
+    first, second = picture(96, 128), picture(96, 128, seed=4)
+    with torch.no_grad():
+        both = model.detect(torch.cat((first, second)), [(96, 128)] * 2, [1.0, 1.0], chunk=4)
+        for found, alone in zip(both, (model(first, 1.0), model(second, 1.0)), strict=True):
+            torch.testing.assert_close(found.boxes, alone.boxes, atol=1e-3, rtol=0)
+            torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
+
+
+def test_proposals_of_a_padded_picture_stay_in_the_picture() -> None:
+    model = random_model(small("detectron2"))
+    padded = nn.functional.pad(picture(64, 80), (0, 48, 0, 32))
+    with torch.no_grad():
+        found = model.detect(padded, [(64, 80)], [1.0])[0]
+    assert len(found.boxes) > 0
+    assert found.boxes[:, [0, 2]].max() <= 80 and found.boxes[:, [1, 3]].max() <= 64
+
+
+@pytest.mark.parametrize(("offset", "family"), [(1.0, "milvlg"), (0.0, "airsplay")])
+def test_the_whole_picture_as_a_region(offset: float, family: str) -> None:
+    model = random_model(small(family))
+    with torch.no_grad():
+        features = model.feature_map(picture(96, 128))
+        box = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]])
+        whole = model.whole_image(features, 96, 128)
+        assert torch.equal(whole, model.describe(features, box).features[0])
+
+
+def test_res5_dilates_or_strides_as_configured() -> None:
+    pooled = torch.randn(2, 64, 14, 14)
+    for stride, dilation, side in ((1, 2, 14), (1, 1, 14), (2, 1, 7)):
+        config = small("milvlg", res2_channels=16, res5_stride=stride, res5_dilation=dilation)
+        heads = FasterRCNN(config).roi_heads
+        assert heads.res5(pooled).shape == (2, 128, side, side)
+
+
+def test_one_regression_for_all_classes() -> None:
+    spec = small("detectron2", class_specific_boxes=False)
+    found = random_model(spec)(picture(96, 128), 1.0)
+    assert found.box_deltas is not None and found.box_deltas.shape == (len(found.boxes), 4)
+
+
+def test_published_layout_of_the_full_size() -> None:
+    """The published R-101 file has 616 tensors, counters of res4 and res5 included."""
+    with torch.device("meta"):
+        state = FasterRCNN(ARCHITECTURES["r101"]).state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    norms_with_counters = sum(
+        name.endswith("running_mean") and (".res4." in name or ".res5." in name) for name in shapes
+    )
+    assert len(shapes) + norms_with_counters == 616
+    assert shapes["proposal_generator.rpn_head.objectness_logits.weight"] == (24, 512, 1, 1)
+    assert shapes["roi_heads.box_predictor.attr_linear1.weight"] == (512, 2304)
+    assert shapes["roi_heads.box_predictor.bbox_pred.weight"] == (6404, 2048)
+
+
+def test_nothing_is_refined_to_nothing() -> None:
+    spec = small("airsplay")
+    assert refine_boxes(torch.zeros(0, 4), torch.zeros(0, 24), 9.0, 9.0, spec).shape == (0, 6, 4)
+
+
+def test_a_picture_without_proposals_has_empty_outputs() -> None:
+    """5 pixels are below the smallest proposal size at every scale."""
+    spec = small("milvlg", min_proposal_size=16.0)
+    found = random_model(spec)(torch.zeros(1, 3, 5, 5), 1.0)
+    assert found.boxes.shape == (0, 4)
+    assert found.features.shape == (0, spec.feature_size)
+    assert found.class_probs.shape == (0, 7)
+
+
+def test_random_weights_follow_the_seed_and_keep_regions_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(1, 3, 8, 10, generator=generator) * 64
+    picture = torch.nn.functional.interpolate(coarse, size=(128, 160), mode="bilinear")
+    outputs = []
+    for seed in (0, 0, 1):
+        model = FasterRCNN(ARCHITECTURES["tiny"]).eval()
+        randomise(model, seed)
+        outputs.append(model(picture, 0.5))
+    first, again, other = outputs
+    assert torch.equal(first.features, again.features)
+    assert first.features.shape != other.features.shape or not torch.equal(
+        first.features, other.features
+    )
+    spread = first.features.var(dim=0).sum() / first.features.mean(dim=0).square().sum()
+    assert spread > 0.02  # regions differ; it is 0 where activations have collapsed
+    assert 0.02 < first.features.square().mean().sqrt() < 10
+    assert first.class_probs.max() > 10 / first.class_probs.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: DetectorConfig(depth=34), "depth"),
+        (lambda: DetectorConfig(box_offset=0.5), "box_offset"),
+        (lambda: DetectorConfig(frozen_stages=5), "frozen_stages"),
+        (lambda: DetectorConfig(class_nms_thresholds=()), "class_nms_thresholds"),
+    ],
+)
+def test_conventions_that_do_not_exist_are_refused(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        make()

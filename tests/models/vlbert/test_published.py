@@ -1,0 +1,169 @@
+"""VL-BERT's published checkpoints: their configurations, prefixes, and what does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.vlbert.cases import tiny_model
+from tests.models.vlbert.test_end_to_end import NARROW, tiny_end_to_end
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from vlmill.models.convert.keymap import CheckpointMismatch
+from vlmill.models.published import FAMILIES, export_reference, load_reference, read_reference
+from vlmill.models.vlbert.config import VlBertConfig, vlbert_base, vlbert_for_task, vlbert_large
+from vlmill.models.vlbert.end_to_end import (
+    VlBertEndToEndConfig,
+    vlbert_base_end_to_end,
+    vlbert_large_end_to_end,
+)
+from vlmill.models.vlbert.published import load_backbone
+from vlmill.models.vlbert.region_cnn import RegionCnn, RegionCnnConfig
+from vlmill.models.vlbert.tasks import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
+
+configure = FAMILIES["vl-bert"].configure
+MULTITASK = "ResNetVLBERTForPretrainingMultitask"
+BASE = {"hidden_size": 768, "visual_size": 768, "with_pooler": False, "visual_ln": True}
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "visual_size": 1024,
+}
+TASK = vlbert_for_task(vlbert_base(visual_width=768))
+
+
+def published(settings: dict[str, Any], **network: Any) -> dict[str, Any]:
+    """As the repository's YAML files, read."""
+    return {"NETWORK": {"VLBERT": settings, "IMAGE_FROZEN_BACKBONE_STAGES": [1, 2], **network}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"MODULE": MULTITASK, **published(BASE, IMAGE_FEAT_PRECOMPUTED=True)},
+            vlbert_base(visual_width=768),
+        ),
+        (
+            {
+                "MODULE": "ResNetVLBERTForPretraining",
+                **published(BASE, IMAGE_FEAT_PRECOMPUTED=True),
+            },
+            vlbert_base(visual_width=768, text_only=False),
+        ),
+        (
+            {"MODULE": MULTITASK, "DATASET": [{}, {}], **published(LARGE)},
+            vlbert_large_end_to_end(model=vlbert_large(visual_width=1024, masked_region="pixels")),
+        ),
+        (
+            {"MODULE": MULTITASK, **published(BASE, MASK_RAW_PIXELS=False)},
+            vlbert_base_end_to_end(model=vlbert_base(visual_width=768)),
+        ),
+        (
+            {
+                "MODULE": "ResNetVLBERT",
+                "DATASET": {"DATASET": "vqa", "ANSWER_VOCAB_SIZE": 3129},
+                **published(BASE, IMAGE_FEAT_PRECOMPUTED=True),
+            },
+            VlBertVqaConfig(body=TASK),
+        ),
+        (
+            {"MODULE": "ResNetVLBERT", "DATASET": {"DATASET": "refcoco+"}, **published(BASE)},
+            VlBertEndToEndConfig(model=VlBertRefcocoConfig(body=TASK)),
+        ),
+        (
+            {
+                "MODULE": "ResNetVLBERT",
+                "DATASET": {"DATASET": "vcr"},
+                **published(BASE | {"with_pooler": True}),
+            },
+            VlBertEndToEndConfig(
+                model=VlBertVcrConfig(
+                    body=vlbert_for_task(vlbert_base(visual_width=768), pooler=True)
+                )
+            ),
+        ),
+    ],
+)
+def test_published_configurations(config: dict[str, Any], expected: Any) -> None:
+    assert configure(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (published({"object_word_embed_mode": 1}), "object_word_embed_mode=1: only 2 is"),
+        (published({"hidden_act": "relu"}), "hidden_act='relu': only 'gelu' is"),
+        (published({}, IMAGE_SEMANTIC=True), "IMAGE_SEMANTIC=True"),
+        (published({}, IMAGE_NUM_LAYERS=18), "IMAGE_NUM_LAYERS=18: want one of 50, 101"),
+        (
+            {"class": "vqa ResNetVLBERT", "network": {"CLASSIFIER_TYPE": "2fc"}},
+            "CLASSIFIER_TYPE='2fc': want mlm",
+        ),
+        (
+            {
+                "class": "vcr ResNetVLBERT",
+                "vlbert": {"with_pooler": True},
+                "network": {"CLASSIFIER_TYPE": "2fc"},
+            },
+            "CLASSIFIER_TYPE='2fc': want 1fc",
+        ),
+    ],
+)
+def test_what_no_published_model_is_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(config)
+
+
+def test_a_file_of_a_training_run_in_half_precision(tmp_path: Path) -> None:
+    """As the repository saves: optimiser beside it, a prefix on every name, 16 bits."""
+    model = tiny_model()
+    state = export_reference("vl-bert", model)
+    path = tmp_path / "vl-bert-0009.model"
+    halves = {f"module.{name}": tensor.half() for name, tensor in state.items()}
+    torch.save({"state_dict": halves, "optimizer": {"step": 7}}, path)
+    loaded, table = read_reference("vl-bert", path, model.config)
+    assert not table.missing and not table.unexpected
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, model.state_dict()[name].half().float())
+
+
+def test_a_configuration_of_another_size_is_refused_with_both_shapes() -> None:
+    model = tiny_model()
+    state = export_reference("vl-bert", model)
+    config = VlBertConfig(**(vars(model.config) | {"vocab_size": 51}))
+    with pytest.raises(CheckpointMismatch, match=r"word.weight is \[51, 24\] here, \[50, 24\]"):
+        load_reference("vl-bert", state, config)
+
+
+def test_the_region_network_starts_from_torchvisions_names() -> None:
+    torch.manual_seed(0)
+    theirs = ResNet(Bottleneck, [1, 1, 1, 1])
+    cnn = RegionCnn(RegionCnnConfig(blocks=(1, 1, 1, 1), stride_in_1x1=False, dilated=False))
+    state = theirs.state_dict()
+    table = load_backbone(cnn, state)
+    assert not table.missing and set(table.unexpected) == {"fc.weight", "fc.bias"}
+    pictures = torch.randn(1, 3, 64, 64)
+    theirs.eval()
+    features = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(pictures))))
+    features = theirs.layer3(theirs.layer2(theirs.layer1(features)))
+    ours = cnn.eval().feature_map(pictures)
+    torch.testing.assert_close(ours, features, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cnn.res5(ours), theirs.layer4(features), atol=1e-5, rtol=1e-5)
+    del state["layer4.0.conv2.weight"]
+    with pytest.raises(CheckpointMismatch, match=r"missing     layer4\.0\.conv2\.weight"):
+        load_backbone(cnn, state)
+    with pytest.raises(CheckpointMismatch, match="shape "):
+        load_backbone(RegionCnn(NARROW), theirs.state_dict())
+
+
+def test_pixels_and_regions_go_through_the_same_door() -> None:
+    model = tiny_end_to_end()
+    loaded = load_reference("vl-bert", export_reference("vl-bert", model), model.config)
+    assert all(
+        torch.equal(tensor, loaded.state_dict()[name])
+        for name, tensor in model.state_dict().items()
+    )

@@ -1,0 +1,169 @@
+"""VL-BERT's tasks: texts, heads, and how they start from pretraining."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.vlbert.cases import changed, lively, random_batch, tiny_config, tiny_model
+
+from vlmill.models import VLInputs
+from vlmill.models.vlbert.config import vlbert_for_task
+from vlmill.models.vlbert.tasks import (
+    ChoiceInputs,
+    VlBertRefcoco,
+    VlBertRefcocoConfig,
+    VlBertVcr,
+    VlBertVcrConfig,
+    VlBertVqa,
+    VlBertVqaConfig,
+)
+from vlmill.train.tasks.vlbert_texts import SpecialIds, expression_text, vcr_text, vqa_text
+
+IDS = SpecialIds(cls=2, sep=3, mask=4)
+TASK = vlbert_for_task(tiny_config())
+WITH_POOLER = vlbert_for_task(tiny_config(), pooler=True)
+
+
+def test_texts_by_hand() -> None:
+    expressions = expression_text([[9, 8], [7]], IDS)
+    assert expressions.tokens.tolist() == [[2, 9, 8, 3], [2, 7, 3, 0]]
+    assert expressions.token_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
+    assert not expressions.segments.any() and not expressions.text_regions.any()
+    questions = vqa_text([[9], [8, 7]], IDS)
+    assert questions.tokens.tolist() == [[2, 9, 3, 4, 3, 0], [2, 8, 7, 3, 4, 3]]
+    assert questions.segments.tolist() == [[0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1]]
+    assert questions.answers is not None
+    assert questions.tokens.gather(1, questions.answers[:, None]).tolist() == [[4], [4]]
+    choices = vcr_text([([(9, 2)], [(8, 0), (7, 1)]), ([(9, 2)], [(6, 3)])], IDS)
+    assert choices.tokens.tolist() == [[2, 9, 3, 8, 7, 3], [2, 9, 3, 6, 3, 0]]
+    assert choices.segments.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0]]
+    assert choices.text_regions.tolist() == [[0, 2, 0, 0, 1, 0], [0, 2, 0, 3, 0, 0]]
+    assert vqa_text([], IDS).tokens.shape == (0, 0)
+    assert vqa_text([[]], IDS).tokens.tolist() == [[2, 3, 4, 3]]
+
+
+def inputs() -> VLInputs:
+    return changed(random_batch(), masked_regions=None)
+
+
+def test_vqa_reads_the_answer_off_the_mask() -> None:
+    model = lively(VlBertVqa(VlBertVqaConfig(body=TASK, num_answers=9)))
+    logits = model(inputs(), torch.tensor([1, 0, 5]))
+    assert logits.shape == (3, 9)
+    text = model.body(inputs()).text
+    torch.testing.assert_close(logits[2], model.head(text[2, 5]))
+
+
+def test_vqa_starts_with_the_words_of_its_answers() -> None:
+    pretrained = tiny_model()
+    model = VlBertVqa(VlBertVqaConfig(body=TASK, num_answers=2))
+    model.start_from(pretrained, [[7], [8, 9]])
+    words = pretrained.text_embedding.word.weight
+    torch.testing.assert_close(model.head.decoder.weight[0], words[7])
+    torch.testing.assert_close(model.head.decoder.weight[1], (words[8] + words[9]) / 2)
+    assert not model.head.decoder.bias.any()
+    torch.testing.assert_close(
+        model.eval().body(inputs()).text, pretrained(inputs()).text, atol=1e-5, rtol=1e-5
+    )
+    assert torch.equal(
+        model.head.transform.dense.weight, pretrained.mlm_head.transform.dense.weight
+    )
+    for answers in ([[7]], [[7], []]):
+        with pytest.raises(ValueError, match="want num_answers=2 with one each"):
+            model.start_from(pretrained, answers)
+
+
+def test_refcoco_never_chooses_padding() -> None:
+    model = lively(VlBertRefcoco(VlBertRefcocoConfig(body=TASK)))
+    padded = changed(inputs(), region_mask=torch.arange(5) < torch.tensor([[5], [2], [1]]))
+    logits = model(padded)
+    assert logits.shape == (3, 5)
+    assert torch.equal(logits.isinf(), ~padded.region_mask)
+    model.start_from(pretrained := tiny_model())
+    assert torch.equal(
+        model.head.transform.dense.weight, pretrained.class_head.transform.dense.weight
+    )
+
+
+def choices(**changes: Any) -> ChoiceInputs:
+    """Two questions with four choices of up to six tokens; four and two regions."""
+    generator = torch.Generator().manual_seed(2)
+    parts = {
+        "tokens": torch.randint(0, 50, (2, 4, 6), generator=generator),
+        "token_mask": torch.rand(2, 4, 6, generator=generator) < 0.7,
+        "segments": torch.randint(0, 2, (2, 4, 6), generator=generator),
+        "text_regions": torch.randint(0, 2, (2, 4, 6), generator=generator),
+        "region_features": torch.rand(2, 4, 16, generator=generator),
+        "region_locations": torch.rand(2, 4, 5, generator=generator),
+        "region_mask": torch.arange(4) < torch.tensor([[4], [2]]),
+    }
+    return ChoiceInputs(**(parts | changes))
+
+
+def test_vcr_is_one_sequence_a_choice() -> None:
+    model, batch = lively(VlBertVcr(VlBertVcrConfig(body=WITH_POOLER))), choices()
+    output = model(batch)
+    assert output.answer_logits.shape == (2, 4)
+    alone = VLInputs(
+        tokens=batch.tokens[1, 2:3],
+        token_mask=batch.token_mask[1, 2:3],
+        segments=batch.segments[1, 2:3],
+        text_regions=batch.text_regions[1, 2:3],
+        region_features=batch.region_features[1:, :2],
+        region_locations=batch.region_locations[1:, :2],
+        region_mask=batch.region_mask[1:, :2],
+    )
+    encoded = model.body(alone)
+    torch.testing.assert_close(
+        output.answer_logits[1, 2], model.answer_head(encoded.pooled)[0, 0], atol=1e-5, rtol=1e-5
+    )
+    assert output.category_logits.shape == (4 * 4 + 4 * 2, 81)
+    last = (output.pictures == 1).nonzero().flatten()
+    assert output.regions[last].tolist() == [0, 1] * 4
+    torch.testing.assert_close(
+        output.category_logits[last[4:6]],
+        model.category_head(encoded.regions[0]),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+    torch.testing.assert_close(
+        model(batch, pack=False).answer_logits, output.answer_logits, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_vcr_starts_from_matching() -> None:
+    model, pretrained = VlBertVcr(VlBertVcrConfig(body=WITH_POOLER)), tiny_model()
+    model.start_from(pretrained)
+    pooled = torch.randn(3, 24)
+    torch.testing.assert_close(
+        model.answer_head(pooled)[:, 0], pretrained.match_logit(pooled), atol=1e-5, rtol=1e-5
+    )
+    segments = model.body.text_embedding.segment.weight
+    assert torch.equal(segments[1], pretrained.text_embedding.segment.weight[0])
+    assert torch.equal(segments[2], pretrained.text_embedding.segment.weight[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": torch.zeros(2, 6, dtype=torch.int64)}, "token_mask has shape"),
+        ({"region_mask": torch.ones(2, 3, dtype=torch.bool)}, "region_mask"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    held = choices()
+    for name, value in change.items():
+        object.__setattr__(held, name, value)  # past the shapes checked in tests
+    with pytest.raises(ValueError, match=message):
+        held.__post_init__()
+
+
+def test_vcr_needs_the_pooler() -> None:
+    with pytest.raises(ValueError, match=r"body\.pooler=False"):
+        VlBertVcrConfig(body=TASK)
+
+
+def test_heads_start_from_xavier() -> None:
+    model = VlBertVqa(VlBertVqaConfig(body=TASK, num_answers=9))
+    weight = model.head.decoder.weight
+    assert weight.abs().max() <= (6 / (24 + 9)) ** 0.5 and not model.head.decoder.bias.any()

@@ -1,0 +1,58 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmill.pipelines.pages.urls import join_key, resolve
+from vlmill.pipelines.texts.words import file_words
+
+PAGE = "http://example.org/a/b/page.html"
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("cat.jpg", "http://example.org/a/b/cat.jpg"),
+        ("../cat.jpg", "http://example.org/a/cat.jpg"),
+        ("../../../../cat.jpg", "http://example.org/cat.jpg"),
+        ("/cat.jpg#part", "http://example.org/cat.jpg"),
+        ("//cdn.example.org/cat.jpg", "http://cdn.example.org/cat.jpg"),
+        ("HTTP://EXAMPLE.org:80/./x/../cat.jpg", "http://example.org/cat.jpg"),
+        ("https://example.org:8443/cat.jpg?w=1", "https://example.org:8443/cat.jpg?w=1"),
+        ("my cat.jpg", "http://example.org/a/b/my%20cat.jpg"),
+        ("caf%c3%a9.jpg", "http://example.org/a/b/caf%C3%A9.jpg"),
+        ("café.jpg", "http://example.org/a/b/caf%C3%A9.jpg"),
+        ("http://bücher.example/x.jpg", "http://xn--bcher-kva.example/x.jpg"),
+        ("c\nat.jpg", "http://example.org/a/b/cat.jpg"),
+        ("a:b.jpg", None),
+        ("data:image/png;base64,AAAA", None),
+        ("javascript:alert(1)", None),
+        ("ftp://example.org/cat.jpg", None),
+        ("http://[::1", None),
+        ("http://example.org:99999/", None),
+        ("", None),
+        ("x" * 5000, None),
+    ],
+)
+def test_resolves_like_a_browser(reference: str, expected: str | None) -> None:
+    assert resolve(PAGE, reference) == expected
+
+
+@given(st.text(st.characters(), max_size=60))
+def test_resolved_urls_are_ascii_and_stay_as_they_are(reference: str) -> None:
+    url = resolve(PAGE, reference)
+    if url is not None:
+        assert url.isascii() and url.startswith(("http://", "https://")) and " " not in url
+        assert resolve(PAGE, url) == url
+
+
+def test_http_and_https_join() -> None:
+    assert join_key("http://a.org/x") == join_key("https://a.org/x") != join_key("http://a.org/y")
+
+
+def test_words_of_a_file_name() -> None:
+    assert file_words("http://a.org/d/Mona_Lisa%20inLouvre-2.jpg") == (
+        "mona",
+        "lisa",
+        "in",
+        "louvre",
+    )

@@ -1,0 +1,65 @@
+import pytest
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.markup import parse
+from vlmill.pipelines.pages.walk import Block, Spot, fold, walk_page
+
+
+def walk(markup: str, *, images: int = 100) -> tuple[list[Block], list[Spot]]:
+    tree = parse(markup, max_nesting=1_000)
+    assert not isinstance(tree, Drop)
+    return walk_page(tree, max_chars=20, max_images=images)
+
+
+def test_blocks_are_runs_of_text_in_document_order() -> None:
+    blocks, _ = walk(
+        "Bare <b>text</b><p>one\n two</p><script>no</script><nav>menu</nav>"
+        "<p class=caption>under it</p><p>" + "x" * 50
+    )
+    assert [(b.text, b.tag, b.furniture, b.caption > 0) for b in blocks] == [
+        ("Bare text", "body", False, False),
+        ("one two", "p", False, False),
+        ("menu", "nav", True, False),
+        ("under it", "p", False, True),
+        ("x" * 20, "p", False, False),
+    ]
+
+
+def test_a_picture_stands_before_the_text_that_follows_it() -> None:
+    blocks, spots = walk("<p>one</p><img src=a.jpg><p>two <img src=b.jpg> three</p>")
+    assert [block.text for block in blocks] == ["one", "two three"]
+    assert [spot.block for spot in spots] == [1, 1]
+
+
+def test_what_is_around_a_picture() -> None:
+    _, (spot,) = walk(
+        "<body class=has-sidebar><div class='Post x' id=P1><a href=big.jpg><img class=Wide>"
+    )
+    assert spot.ancestors == ("a", "div", "body")
+    assert spot.marks == ("wide", "", "post x p1", "")
+    assert (spot.link, spot.depth) == ("big.jpg", 4)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [("40", 40), (" 40px ", 40), ("40.5", 40), ("100%", None), ("auto", None), ("", None)],
+)
+def test_sides_are_pixels_or_nothing(width: str, expected: int | None) -> None:
+    _, (spot,) = walk(f"<img width='{width}'>")
+    assert spot.sides == (expected, None)
+
+
+def test_the_walk_ends_after_so_many_pictures() -> None:
+    _, spots = walk("<img src=a.jpg>" * 50, images=10)
+    assert len(spots) == 10
+
+
+def test_empty_pages() -> None:
+    for markup in ("", "<p>", "<html></html>", "\0"):
+        assert walk(markup) == ([], [])
+
+
+def test_fold_by_hand() -> None:
+    assert fold(" a \n\t b ", 10) == "a b"
+    assert fold("abcdef", 3) == "abc"
+    assert fold(None, 3) == fold("", 3) == ""

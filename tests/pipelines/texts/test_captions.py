@@ -1,0 +1,110 @@
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.captions import caption_of, clean, fault, plain, sentences
+from vlmill.schemas.rejects import Reason
+
+RULES = WebPairRules()
+
+FRAGMENTS = st.sampled_from(
+    [
+        *("&amp;", "&lt;b&gt;", "image of ", "Photo: ", "IMG_1234", "http://a.org/x", "a@b.org"),
+        *("cat.jpg", "[12]", "(Reuters)", " | Site", "\u200b", "\ufb03", "\ufdfa", "\x00"),
+        *("\ud800", "…", "(c) x", "A dog runs. ", "&#x1F600;", "&am", "p;", "<i>", "ß", "İ"),
+    ]
+)
+DIRTY = st.lists(st.one_of(FRAGMENTS, st.text(max_size=6)), max_size=12).map("".join)
+
+
+@given(DIRTY)
+def test_cleaning_twice_is_cleaning_once(text: str) -> None:
+    assert clean(clean(text)) == clean(text)
+
+
+@given(DIRTY, st.integers(0, 40))
+def test_cleaning_never_lengthens(text: str, limit: int) -> None:
+    assert len(clean(text, limit)) <= len(plain(text, limit)) <= limit
+
+
+@given(DIRTY)
+def test_nothing_invisible_is_left(text: str) -> None:
+    assert not [c for c in clean(text) if unicodedata.category(c).startswith("C")]
+
+
+@given(DIRTY)
+def test_a_caption_obeys_its_rules(text: str) -> None:
+    caption = caption_of(text, RULES)
+    if not isinstance(caption, Drop):
+        assert fault(caption, RULES) is None
+
+
+@pytest.mark.parametrize(
+    ("dirty", "cleaned"),
+    [
+        ("  A\tcat \n on a mat ", "A cat on a mat"),
+        ("cats &amp;amp; dogs", "cats & dogs"),
+        ("A cat at http://a.org/cat on a mat", "A cat at on a mat"),
+        ("Image of a cat on a mat", "A cat on a mat"),
+        ("Photo: a cat on a mat", "A cat on a mat"),
+        ("Picture 3 of 12: a cat", "A cat"),
+        ("Fig. 2: A cat on a mat", "A cat on a mat"),
+        ("A cat (Getty Images)", "A cat"),
+        ("A cat (Alex Wong/Getty Images; View)", "A cat"),
+        ("The old cat. Photo: K. Lindqvist", "The old cat."),
+        ("The old cat. © 2013 Somebody", "The old cat."),
+        ("DSC_0042.JPG", ""),
+        ("IMG_1234 a cat", "a cat"),
+        ("A cat[12] on a mat.[3]", "A cat on a mat."),
+        ("A cat | My Site", "A cat"),
+        ("a cat 800x600 px", "a cat"),
+        ("ﬁne cat…", "fine cat..."),
+        ("write to me@a.org now", "write to now"),
+        ("<b>A cat</b>", "A cat"),
+    ],
+)
+def test_cleaning_by_example(dirty: str, cleaned: str) -> None:
+    assert clean(dirty) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", Reason.NO_TEXT),
+        ("photo.jpg", Reason.NO_TEXT),
+        ("A cat", Reason.TOO_SHORT),
+        ("word " * 41 + "and more besides", Reason.TOO_LONG),
+        ("Click here to see all photos", Reason.BOILERPLATE),
+        ("No image available", Reason.BOILERPLATE),
+        ("All rights reserved by the site", Reason.BOILERPLATE),
+        ("12 34 56 78 cat", Reason.NOT_WORDS),
+        ("cat cat cat cat cat dog", Reason.REPETITIVE),
+        ("cheap viagra for your cat", Reason.BLOCKED_WORD),
+        ("cats, dogs, mice, birds, fish", Reason.NOT_A_SENTENCE),
+    ],
+)
+def test_reasons(text: str, reason: Reason) -> None:
+    found = caption_of(text, RULES)
+    assert isinstance(found, Drop) and found.reason == reason
+
+
+def test_limits_of_length() -> None:
+    assert caption_of("Two black cats", RULES) == "Two black cats"
+    forty = " ".join(f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(40))
+    assert caption_of(forty, RULES) == forty
+    found = caption_of(forty + " more", RULES)
+    assert isinstance(found, Drop) and found.reason == Reason.TOO_LONG
+
+
+def test_the_first_good_sentences_are_kept() -> None:
+    text = "Click here to see more. A cat sleeps on a mat. It has a long tail. Share this page."
+    assert caption_of(text, RULES) == "A cat sleeps on a mat. It has a long tail."
+
+
+def test_abbreviations_end_no_sentence() -> None:
+    text = "Dr. J. Smith of the U.S. Navy waves. Behind him a ship."
+    assert list(sentences(text)) == ["Dr. J. Smith of the U.S. Navy waves.", "Behind him a ship."]

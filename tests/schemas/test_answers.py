@@ -1,0 +1,50 @@
+"""Processing of VQA's answers; parity with the recordings stands in tests/parity."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmill.schemas.answers import CONTRACTIONS, process_answer, soft_score
+
+
+@pytest.mark.parametrize(
+    ("typed", "processed"),
+    [
+        ("U.S.A.", "usa"),
+        ("3.5", "3.5"),
+        ("1,000 a/b", "1000 ab"),
+        ("1000 a/b", "1000 b"),
+        ("a, b", "b"),
+        ("t - shirt", "t shirt"),
+        ("x-ray -y", "xray y"),
+        ("two Dogs", "2 dogs"),
+        ("the", ""),
+        ("Dont", "don't"),
+        ("couldntve", "couldntve"),
+        ("couldnt've", "couldn't've"),
+        ("somebody'd", "somebodyd"),
+        ("." * 33 + "x", ".x"),
+        ("3.٥", "3.٥".replace(".", "")),
+    ],
+)
+def test_processing_by_hand(typed: str, processed: str) -> None:
+    assert process_answer(typed) == processed
+
+
+@given(st.text(alphabet="ab1,. -/'?Tthe", max_size=20))
+def test_processing_again_changes_little(text: str) -> None:
+    once = process_answer(text)
+    assert once == " ".join(once.split()) and process_answer(f"  {once} ") == process_answer(once)
+
+
+def test_contractions_are_words_without_an_apostrophe_too_few() -> None:
+    assert len(CONTRACTIONS) == 114
+    for spelling, word in CONTRACTIONS.items():
+        if spelling != "somebody'd":
+            assert spelling.replace("'", "") == word.replace("'", "") and len(spelling) < len(word)
+
+
+@pytest.mark.parametrize("votes", range(11))
+def test_scores_are_the_mean_over_annotators_left_out(votes: int) -> None:
+    others = [votes - (i < votes) for i in range(10)]
+    assert soft_score(votes) == pytest.approx(sum(min(1, n / 3) for n in others) / 10)

@@ -1,0 +1,146 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import (
+    CHECKPOINTS,
+    LoadedCheckpoint,
+    TrainingRecord,
+    find_checkpoint,
+    keep_checkpoints,
+    load_checkpoint,
+    load_training_state,
+    publish,
+    save_checkpoint,
+    saved_steps,
+    step_folder,
+)
+from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.recipes import Feeding
+
+RECORD = TrainingRecord(recipe="tiny", stage="pairs", step=3, num_pairs=5, pairs_digest="abc")
+FEEDING = Feeding(max_regions=7, whole_image="mean", crop=(0.1, 0.9))
+CONFIG = ImageBertConfig(
+    vocab_size=20, width=8, num_layers=1, num_heads=2, intermediate_width=8, region_width=4
+)
+
+
+def save(folder: Path) -> ImageBert:
+    torch.manual_seed(0)
+    model = ImageBert(CONFIG)
+    save_checkpoint(
+        folder,
+        variant="imagebert",
+        model=model,
+        tokenizer=train_vocabulary(["a dog"], 20),
+        training=RECORD,
+        detector_fingerprint="detector-a",
+        feeding=FEEDING,
+        state={"rng.cpu": torch.get_rng_state()},
+    )
+    return model
+
+
+def assert_whole(loaded: LoadedCheckpoint, model: ImageBert) -> None:
+    assert loaded.config == CONFIG and loaded.training == RECORD and loaded.feeding == FEEDING
+    assert (loaded.variant, loaded.detector_fingerprint) == ("imagebert", "detector-a")
+    assert loaded.tokenizer.encode("a dog").tokens[0] == "[CLS]"
+    assert not loaded.model.training
+    weights = loaded.model.state_dict()
+    assert weights.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(weights[name], value)
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    model = save(tmp_path / "one")
+    assert_whole(load_checkpoint(tmp_path / "one"), model)
+    state = load_training_state(tmp_path / "one")
+    assert torch.equal(state["rng.cpu"], torch.get_rng_state())
+    save(tmp_path / "one")  # writing it again replaces it
+    assert_whole(load_checkpoint(tmp_path / "one"), model)
+    assert [p.name for p in tmp_path.iterdir()] == ["one"]
+
+
+def test_what_a_model_computes_for_itself_comes_back_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = train_vocabulary(["a dog"], 20)
+    sizes: dict[str, Any] = {"width": 8, "num_layers": 1, "num_heads": 2, "intermediate_width": 8}
+    config = VlmoConfig(vocab_size=20, first_vl_layer=0, image_size=16, patch_size=8, **sizes)
+    model = Vlmo(config).eval()
+    save_checkpoint(
+        tmp_path / "one", variant="vlmo", model=model, tokenizer=tokenizer, training=RECORD
+    )
+    loaded = load_checkpoint(tmp_path / "one").model
+    assert len(list(model.buffers())) == 2
+    for name, buffer in model.named_buffers():
+        assert torch.equal(loaded.get_buffer(name), buffer)
+    pixels = torch.rand(1, 3, 16, 16)
+    assert torch.equal(loaded.image_vectors(pixels), model.image_vectors(pixels))
+
+
+def test_a_run_means_its_last_checkpoint(tmp_path: Path) -> None:
+    for step in (2, 10, 9):
+        save(step_folder(tmp_path, step))
+    (tmp_path / CHECKPOINTS / ".tmp-1-step-00000011").mkdir()
+    assert find_checkpoint(tmp_path) == step_folder(tmp_path, 10)
+    keep_checkpoints(tmp_path, 2)
+    assert sorted(saved_steps(tmp_path)) == [9, 10]
+
+
+def test_a_published_checkpoint_needs_nothing_else(tmp_path: Path) -> None:
+    model = save(step_folder(tmp_path, 1))
+    publish(tmp_path, step_folder(tmp_path, 1))
+    shutil.rmtree(tmp_path / CHECKPOINTS)
+    assert_whole(load_checkpoint(tmp_path), model)
+
+
+def test_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--checkpoint .* holds no checkpoint"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("checkpoint", 99, "has format 99, this vlmill reads 1"),
+        ("variant", "albert", "variant 'albert' is none of beit, bert, "),
+        ("model", {"widht": 3}, "did you mean width"),
+        ("model", {"width": 24}, "is damaged"),
+        ("training", None, "is damaged"),
+        ("feeding", {"max_region": 3}, "did you mean max_regions"),
+    ],
+)
+def test_wrong_settings_are_told(field: str, value: object, message: str, tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    path = tmp_path / "one" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(InputError, match=message):
+        load_checkpoint(tmp_path / "one")
+
+
+def test_a_model_that_was_not_trained_has_no_feeding(tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    path = tmp_path / "one" / "checkpoint.json"
+    settings = json.loads(path.read_text())
+    for changed in (
+        {**settings, "feeding": None},
+        {k: settings[k] for k in settings if k != "feeding"},
+    ):
+        path.write_text(json.dumps(changed))
+        assert load_checkpoint(tmp_path / "one").feeding is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", "checkpoint.json"])
+def test_cut_files_are_told(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    content = (tmp_path / "one" / name).read_bytes()
+    (tmp_path / "one" / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"damaged|lacks"):
+        load_checkpoint(tmp_path / "one")

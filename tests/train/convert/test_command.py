@@ -1,0 +1,300 @@
+"""``train-vl convert``: there and back, models that start from BERT, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from tests.models.bert_files import tiny, write
+
+from vlmill.models import VARIANTS, preset
+from vlmill.models.published import export_reference, load_reference
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.cli import main
+from vlmill.train.loading.vocabulary import SPECIAL
+from vlmill.train.recipes import Recipe
+from vlmill.train.recipes.plain import override, to_yaml
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+VOCABULARY = [*SPECIAL, *(f"word{i}" for i in range(50 - len(SPECIAL)))]
+# What is not BERT's, at the sizes of `tiny` and of the tables.
+FIELDS = [
+    *("width=24", "num_layers=2", "num_heads=4", "intermediate_width=48", "num_positions=12"),
+    *("max_text_tokens=10", "visual_position_id=10", "region_width=16", "num_region_classes=7"),
+]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A folder as BERT is published: weights, configuration and vocabulary."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    model = tiny()
+    write(model, folder / "pytorch_model.bin", "original")
+    (folder / "bert_config.json").write_text(json.dumps(model.config.to_dict()))
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+    return folder
+
+
+def convert(checkpoint: Path, *words: str, family: str = "bert") -> int:
+    return main(["convert", "--family", family, "--checkpoint", str(checkpoint), *words])
+
+
+def test_there_and_back(published: Path, tmp_path: Path, capsys: Any) -> None:
+    assert convert(published, "--output", str(tmp_path / "ours")) == 0
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/ours: bert, 38 parameters loaded, 0 new, 0 tensors unused\n"
+    )
+    loaded = load_checkpoint(tmp_path / "ours")
+    assert (loaded.variant, loaded.config.width) == ("bert", 24)
+    assert loaded.tokenizer.token_to_id("word0") == 5
+    back = tmp_path / "back.safetensors"
+    assert convert(tmp_path / "ours", "--to", "reference", "--output", str(back)) == 0
+    state, written = tiny().state_dict(), load_file(back)
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "preset_name"),
+    [
+        ("interbert", "interbert-small"),
+        ("vilbert", "vilbert-small"),
+        ("vilbert", "vilbert-single-stream"),
+        ("vl-bert", "vl-bert-small"),
+        ("vl-bert", "vl-bert-base-end-to-end"),
+        ("vlmo", "vlmo-small"),
+    ],
+)
+def test_every_variant_there_and_back(family: str, preset_name: str, tmp_path: Path) -> None:
+    small = ["num_layers=2", "width=16", "num_heads=2", "intermediate_width=16", "num_positions=12"]
+    fields = {
+        "interbert-small": [f for f in [*small, "visual_num_heads=2"] if "num_layers" not in f],
+        "vilbert-small": ["visual_width=16", "visual_num_heads=2", "co_width=16", "co_num_heads=2"],
+        "vilbert-single-stream": [*small, "max_text_tokens=12"],
+        "vl-bert-small": small,
+        "vl-bert-base-end-to-end": [
+            *(f"model.{f}" for f in [*small, "vocab_size=50"]),
+            "cnn.blocks=[1, 1, 1, 1]",
+        ],
+        "vlmo-small": [],
+    }[preset_name]
+    words = [*fields] if "end-to-end" in preset_name else [*fields, "vocab_size=50"]
+    if preset_name == "interbert-small":
+        words.append("max_text_tokens=12")
+    config = override(preset(preset_name), words)
+    torch.manual_seed(0)
+    model = next(v for v in VARIANTS.values() if v.config is type(config)).model(config)
+    state = {name: t.clone() for name, t in export_reference(family, model).items()}
+    save_file(state, tmp_path / "published.safetensors")
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+    ours, back = tmp_path / "ours", tmp_path / "back.safetensors"
+    arguments = ["--config", preset_name, *words, "--output", str(ours)]
+    assert convert(tmp_path / "published.safetensors", *arguments, family=family) == 0
+    loaded = load_checkpoint(ours)
+    assert loaded.config == config
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in loaded.model.state_dict().items())
+    assert convert(ours, "--to", "reference", "--output", str(back), family=family) == 0
+    written = load_file(back)
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+def test_vlmo_starts_from_beit(tmp_path: Path, capsys: Any) -> None:
+    sizes = ["width=16", "num_heads=2", "num_layers=2", "intermediate_width=32", "image_size=32"]
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), sizes))
+    state = {name: t.clone() for name, t in export_reference("beit", beit).items()}
+    save_file(state, tmp_path / "beit.safetensors")
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+    fields = [*sizes, "patch_size=16", "first_vl_layer=1", "max_text_tokens=8"]
+    words = ["--as", "vlmo-base", *fields, "--output", str(tmp_path / "start"), "--explain"]
+    assert convert(tmp_path / "beit.safetensors", *words, family="beit") == 0
+    out = capsys.readouterr().out
+    assert "encoder.layers.0.experts.image.up.weight" in out
+    assert not [line for line in out.splitlines() if line.startswith("unused: blocks.")]
+    loaded = load_checkpoint(tmp_path / "start")
+    assert (loaded.variant, loaded.config.vocab_size) == ("vlmo", 50)
+    theirs = state["blocks.1.mlp.fc1.weight"]
+    assert torch.equal(loaded.model.encoder.layers[1].experts["image"].up.weight, theirs)
+    assert convert(tmp_path / "beit.safetensors", "--as", "imagebert-base", *words[-3:]) == 2
+    assert "1 of BERT's tensors have other shapes" in capsys.readouterr().err
+
+
+def test_a_configuration_may_be_yaml(published: Path, tmp_path: Path) -> None:
+    config = json.loads((published / "bert_config.json").read_text())
+    (tmp_path / "bert.yaml").write_text(yaml.safe_dump(config))
+    words = ("--config", str(tmp_path / "bert.yaml"), "--output", str(tmp_path / "ours"))
+    assert convert(published, *words) == 0
+
+
+def test_models_without_words_have_weights_alone(tmp_path: Path, capsys: Any) -> None:
+    sizes = ["width=16", "num_heads=2", "num_layers=1", "intermediate_width=32", "image_size=32"]
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), sizes))
+    state = {name: t.clone() for name, t in export_reference("beit", beit).items()}
+    save_file(state, tmp_path / "beit.safetensors")
+    words = ["--config", "beit-base", *sizes, "--output"]
+    ours = tmp_path / "ours.safetensors"
+    assert convert(tmp_path / "beit.safetensors", *words, str(ours), family="beit") == 0
+    assert load_file(ours).keys() == beit.state_dict().keys()
+    assert convert(tmp_path / "beit.safetensors", *words, str(tmp_path / "x"), family="beit") == 2
+    told = "give the vocab.txt of the texts to come, or --output FILE.safetensors"
+    assert told in capsys.readouterr().err
+
+
+def test_weights_alone_and_the_official_layout_as_safetensors(
+    published: Path, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    assert convert(published, "--output", str(ours)) == 0
+    assert convert(published, "--output", str(theirs), "--to", "reference") == 0
+    model = load_reference("bert", theirs, published / "bert_config.json")
+    weights = load_file(ours)
+    assert all(torch.equal(weights[name], t) for name, t in model.state_dict().items())
+
+
+def test_the_same_arguments_write_the_same_bytes(published: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        words = ("--as", "imagebert-base", *FIELDS, "--output", str(tmp_path / name))
+        assert convert(published, *words) == 0
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == ["checkpoint.json", "model.safetensors", "vocab.txt"]
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_pretraining_goes_on_from_what_was_started_from_bert(
+    published: Path, tmp_path: Path, tables: Tables, recipe: Recipe, capsys: Any
+) -> None:
+    start = tmp_path / "start"
+    words = ("--as", "imagebert-base", *FIELDS, "--output", str(start))
+    assert convert(published, *words) == 0
+    loaded = load_checkpoint(start)
+    assert (loaded.variant, loaded.config.vocab_size) == ("imagebert", 50)
+    table = tiny().bert.embeddings.word_embeddings.weight
+    assert torch.equal(loaded.model.text_embedding.word.weight, table)
+    inputs = tables.write()
+    of_that_model = dataclasses.replace(recipe, model=loaded.config)
+    (tmp_path / "tiny.yaml").write_text(to_yaml(of_that_model))
+    arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", inputs.pairs]
+    arguments += ["--regions", tables.regions, "--init", str(start), "steps=1"]
+    assert main([*arguments, "--output", str(tmp_path / "run")]) == 0
+    assert "tiny: 1 steps on 12 pairs" in capsys.readouterr().out
+
+
+def test_explain_lists_every_parameter_and_writes_nothing(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert convert(published, "--as", "imagebert-base", *FIELDS, "--explain") == 0
+    lines = capsys.readouterr().out.splitlines()
+    origins = {line.split()[0]: line.split("]")[-1].strip() for line in lines[:-5]}
+    assert origins["text_embedding.norm.weight"] == "bert.embeddings.LayerNorm.weight"
+    assert origins["match_head.weight"] == "new: N(0, 0.02^2)"
+    assert lines[-5:] == [
+        "unused: bert.pooler.dense.bias",
+        "unused: bert.pooler.dense.weight",
+        "unused: cls.seq_relationship.bias",
+        "unused: cls.seq_relationship.weight",
+        "34 parameters loaded, 12 new, 4 tensors unused",
+    ]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--output: say where to write, or --explain"),
+        (
+            ["--explain", "width=3"],
+            "width=3: fields are changed with --as PRESET or --config P",
+        ),
+        (
+            ["--explain", "--as", "imagebert-huge"],
+            "--as imagebert-huge: no such preset; did you mean 'imagebert-base'?",
+        ),
+        (["--explain", "--as", "imagebert-base", "width"], "width: want field=value"),
+        (["--explain", "--as", "imagebert-base", "widht=3"], "widht: unknown field; did you mean"),
+        (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is no multiple"),
+        (
+            ["--explain", "--as", "imagebert-base"],
+            "other shapes than the model's; build it with the sizes of that BERT (",
+        ),
+        (["--output", "x.bin", "--to", "reference"], "--to reference writes one FILE.safetensors"),
+        (["--output", "/dev/null"], "--output /dev/null is a file"),
+        (["--output", "/"], "--output / holds other files; give a new folder"),
+        (["--explain", "--config", "none.json"], "--config none.json cannot be read as JSON"),
+        (["--output", "o", "--vocab", "none.txt"], "--vocab none.txt cannot be read"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    words: list[str], message: str, published: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert convert(published, *words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["published"]
+
+
+def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys: Any) -> None:
+    def fails(
+        message: str, checkpoint: Path = published, *words: str, family: str = "bert"
+    ) -> None:
+        output = ("--output", str(tmp_path / "ours"))
+        assert convert(checkpoint, *(words or output), family=family) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+
+    fails("no such file", tmp_path / "nowhere")
+    fails("has no model.safetensors or pytorch_model.bin", tmp_path)
+    config = json.loads((published / "bert_config.json").read_text())
+    (published / "bert_config.json").write_text(json.dumps(config | {"vocab_size": 60}))
+    fails("(mlm_head.bias is [60] here, [50] in the file); --explain lists all")
+    (published / "bert_config.json").write_text(json.dumps(config | {"hidden_size": 23}))
+    fails("bert_config.json: width=23 is no multiple of num_heads=4")
+    (published / "bert_config.json").write_text("[]")
+    fails("bert_config.json holds no fields")
+    (published / "bert_config.json").unlink()
+    fails("--config: none was given and")
+    (published / "config.json").write_text(json.dumps(config))
+    (published / "vocab.txt").write_text("".join(f"{word}\n" for word in SPECIAL))
+    fails("has 5 tokens, the checkpoint 50")
+    (published / "vocab.txt").unlink()
+    fails("--vocab: none was given and")
+    (published / "pytorch_model.bin").write_bytes(b"no weights")
+    fails("is neither a safetensors file nor one of PyTorch's")
+
+
+def test_retrieval_needs_a_matching_head(
+    published: Path, tmp_path: Path, tables: Tables, capsys: Any
+) -> None:
+    inputs = tables.write()
+    arguments = ["--pairs", inputs.pairs, "--regions", tables.regions, "--output"]
+    assert convert(published, "--output", str(tmp_path / "bert")) == 0
+    words = ["--as", "vl-bert-base", *FIELDS[:5], "region_width=16"]
+    assert convert(published, *words, "--output", str(tmp_path / "vl-bert")) == 0
+    for variant in ("bert", "vl-bert"):
+        checkpoint = ["evaluate", "retrieval", "--checkpoint", str(tmp_path / variant)]
+        assert main([*checkpoint, *arguments, str(tmp_path / "report")]) == 2
+        assert f"is a {variant} without a matching or contrastive head" in capsys.readouterr().err
+
+
+def test_ours_is_exported_by_its_own_family_only(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    start = tmp_path / "start"
+    words = ("--as", "imagebert-base", *FIELDS, "--output", str(start))
+    assert convert(published, *words) == 0
+    assert convert(start, "--output", str(tmp_path / "again")) == 2
+    assert "is vlmill's already; add --to reference" in capsys.readouterr().err
+    out = str(tmp_path / "x.safetensors")
+    assert convert(start, "--to", "reference", "--output", out) == 2
+    assert "is of imagebert; it has no official layout" in capsys.readouterr().err

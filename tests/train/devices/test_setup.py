@@ -1,0 +1,47 @@
+"""How a step is computed: gradients added over processes once, the prefetch on its own GPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from vlmill.train.devices.setup import reducing
+from vlmill.train.loading import loader as batch_loader
+
+
+@pytest.fixture
+def only_process(tmp_path: Path) -> Iterator[None]:
+    place = f"file://{tmp_path / 'meeting'}"
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=place)
+    yield
+    dist.destroy_process_group()
+
+
+def test_divided_gradients_are_reduced_in_the_last_part_alone(only_process: None) -> None:
+    module, whole = nn.Linear(4, 3), nn.Linear(4, 3)
+    whole.load_state_dict(module.state_dict())
+    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    unused: Any = None  # the accelerator, which divided models do without
+    for number in range(3):
+        inputs = torch.randn(2, 4)
+        with reducing(module, unused, last=number == 2):
+            module(inputs).square().sum().backward()
+        whole(inputs).square().sum().backward()
+        assert (module.weight.grad is not None) == (number == 2)
+    assert isinstance(module.weight.grad, DTensor)
+    torch.testing.assert_close(module.weight.grad.full_tensor(), whole.weight.grad)
+
+
+def test_the_prefetch_is_on_its_process_s_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    batches: Any = ["first", "second"]
+    assert list(batch_loader._ahead(iter(batches), gpu=3)) == batches
+    assert chosen == [3]

@@ -1,0 +1,108 @@
+"""The picture tokenizer is read, checked and learned from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.factories import write_dvae, write_images
+
+from vlmill.models import Vlmo
+from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer
+from vlmill.models.published import export_reference
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.cli import main
+from vlmill.train.loading.pictures.tokenizer import read_picture_tokenizer
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.log import read_log
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+TINY = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"]
+RUN = ["steps=2", "batch_size=4", "log_every=1", "precision=no", "workers=0", "model.image_size=64"]
+PICTURES = ["feeding.image_size=64", "feeding.token_size=32"]
+
+
+def test_either_tokenizer_is_recognised(tmp_path: Path) -> None:
+    found = read_picture_tokenizer(write_dvae(tmp_path))
+    assert (found.num_tokens, found.stride) == (12, 8)
+    pixels = torch.rand(2, 3, 16, 16)
+    ids = found.reader(torch.device("cpu"))(pixels)
+    assert ids.shape == (2, 2, 2)
+    assert torch.equal(ids, found.model.tokens(2 * pixels - 1))
+    dalle = DalleTokenizer(DalleConfig(num_tokens=9, width=8))
+    state = {name: weight.clone() for name, weight in export_reference("dvae", dalle).items()}
+    published, converted = tmp_path / "dalle.safetensors", tmp_path / "converted.safetensors"
+    save_file(state, published)
+    arguments = f"convert --family dvae --checkpoint {published} --output {converted}"
+    assert main(arguments.split()) == 0
+    for file in (published, converted):
+        read = read_picture_tokenizer(file)
+        assert (read.num_tokens, read.stride) == (9, 8)
+        assert torch.equal(read.reader(torch.device("cpu"))(pixels), dalle.eval().tokens(pixels))
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match=r"picture_tokenizer=.*no tokenizer of pictures; give"):
+        read_picture_tokenizer(tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="no such checkpoint file"):
+        read_picture_tokenizer(tmp_path / "missing.safetensors")
+
+
+def pictures_recipe(*changes: str) -> Recipe:
+    return change_recipe(recipe_named("vlmo-images-base"), [*TINY, *RUN, *PICTURES, *changes])
+
+
+def test_pictures_without_a_tokenizer_or_of_another_size(tables: Tables, tmp_path: Path) -> None:
+    pairs = tables.write().pairs
+    inputs = Inputs(pairs=pairs, images=write_images(tmp_path / "images", 12))
+    with pytest.raises(InputError, match="picture_tokenizer is missing: vlmo-images-base"):
+        pretrain(pictures_recipe(), inputs, tmp_path / "out")
+    file = f"picture_tokenizer={write_dvae(tmp_path)}"
+    with pytest.raises(InputError, match=r"token_size=64 gives 8 .* has 4 patches; set it to 32"):
+        pretrain(pictures_recipe(file, "feeding.token_size=64"), inputs, tmp_path / "out")
+
+
+def test_vlmo_learns_in_three_stages(tables: Tables, tmp_path: Path) -> None:
+    """Pictures, of which one has no caption; texts alone; pairs: each from the one before."""
+    tables.write()
+    rows = [(f"picture-{i}", f"a dog and {i} cats" if i else "") for i in range(12)]
+    tables.write_pairs(rows)
+    inputs = Inputs(pairs=tables.pairs, images=write_images(tmp_path / "images", 12))
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    first = pictures_recipe(f"picture_tokenizer={write_dvae(tmp_path)}")
+    assert "on 12 pairs" in pretrain(first, inputs, one)
+    losses = [line["loss/mim"] for line in read_log(one / "log.jsonl")]
+    assert losses[0] == pytest.approx(torch.tensor(12.0).log().item(), rel=0.2)
+    beit = load_checkpoint(one)
+    assert beit.config.num_visual_tokens == 12
+
+    texts = change_recipe(
+        recipe_named("vlmo-texts-base"),
+        [*TINY, *RUN, "model.first_vl_layer=2", "optimizer.warmup_steps=0", "masking.words=0.5"],
+    )
+    said = pretrain(texts, Inputs(pairs=tables.pairs, init=str(one)), two)
+    assert "on 11 pairs" in said
+    assert max(line["loss/text_mlm"] for line in read_log(two / "log.jsonl")) > 2
+    read = load_checkpoint(two)
+    state, before = read.model.state_dict(), beit.model.state_dict()
+    assert read.tokenizer.get_vocab_size() == read.config.vocab_size
+    projection = "patch_embedding.projection.weight"
+    assert torch.equal(state[f"encoder.{projection}"], before[projection])  # and stayed frozen
+
+    pairs = change_recipe(recipe_named("vlmo-base"), [*TINY, *RUN, "model.first_vl_layer=1"])
+    pairs = change_recipe(pairs, ["sources=[]", "feeding.image_size=64"])
+    pretrain(pairs, dataclasses.replace(inputs, init=str(two)), three)
+    last = load_checkpoint(three)
+    assert isinstance(last.model, Vlmo) and last.config.max_text_tokens == 40
+    assert last.tokenizer.to_str() == read.tokenizer.to_str()
+    assert set(read_log(three / "log.jsonl")[0]) >= {"loss/mlm", "loss/itc", "loss/itm"}

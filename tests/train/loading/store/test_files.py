@@ -1,0 +1,22 @@
+"""A continued run finds what was prepared; another one does not."""
+
+from collections import Counter
+from pathlib import Path
+
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.loading.store.files import DONE, Preparation, remember, remembered
+
+
+def test_what_was_prepared_is_found_again(tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    assert remembered(folder, tmp_path) is None
+    shard = write_shard(tmp_path, REJECTS, [])
+    made = Preparation(counts=Counter(kept=3), rejects=shard, tokenizer="{}")
+    remember(folder, made)
+    assert remembered(folder, tmp_path) == made
+    (tmp_path / shard.name).write_bytes(b"")
+    assert remembered(folder, tmp_path) is None
+    (folder / DONE).write_text("{", encoding="utf-8")
+    assert remembered(folder, tmp_path) is None

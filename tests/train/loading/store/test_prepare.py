@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.files.shards import ShardWriter, write_shard
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import PAIRS, REJECTS
+from vlmill.train.loading.store import files as prepared
+from vlmill.train.loading.store import table as sample_table
+from vlmill.train.loading.store.pairs import pair_rows, pairs_digest
+from vlmill.train.loading.store.prepare import (
+    Wanted,
+    prepare_samples,
+    region_facts,
+    require_pictures,
+)
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.vocabulary import train_vocabulary
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+ROWS = [("p", "a dog runs"), ("q", "a cat sleeps"), ("p", "The dog sleeps"), ("r", "A DOG RUNS")]
+
+
+def prepare(
+    tables: Tables,
+    folder: Path,
+    negatives: str | None = None,
+    wanted: Wanted = Wanted(max_tokens=5),  # noqa: B008  # frozen
+) -> Counter[str]:
+    with ShardWriter(folder, REJECTS, 0, 1) as rejects:
+        return prepare_samples(
+            folder / "prepared",
+            pairs=tables.pairs,
+            pictures=RegionReader(tables.regions),
+            negatives=negatives,
+            tokenizer=train_vocabulary([text for _, text in ROWS], 90),
+            wanted=wanted,
+            rejects=rejects,
+        )
+
+
+def test_every_pair_is_kept_or_rejected(tables: Tables, tmp_path: Path) -> None:
+    rows = [*ROWS, ("missing", "a dog"), ("empty", "a dog"), ("p", "\u200b"), ("p", "a cat")]
+    splits = {"split": [*["train", None, None, None], None, None, None, "test"]}
+    ids = tables.write_pairs(rows, splits)
+    tables.write_regions(["p", "q", "r", "empty"], empty=("empty",))
+    counts = prepare(tables, tmp_path)
+    del counts["cut"]
+    assert counts == {"kept": 4, "no_regions": 1, "no_boxes": 1, "no_text": 1, "held_out": 1}
+    rejects = read_table(str(tmp_path), REJECTS).to_pylist()
+    assert [(row["key"], row["reason"]) for row in rejects] == [
+        (ids[4], "no_regions"),
+        (ids[5], "no_boxes"),
+        (ids[6], "no_text"),
+        (ids[7], "held_out"),
+    ]
+    table = SampleTable(tmp_path / "prepared")
+    assert [table.pair_id(row) for row in range(len(table))] == ids[:4]
+
+
+def test_samples_read_back(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "ROWS", 3)  # two record batches
+    monkeypatch.setattr(sample_table, "ROWS", 3)
+    tables.write_pairs(ROWS, {"source": ["cc", "sbu", None, "cc"]})
+    tables.write_regions(["p", "q", "r"])
+    prepare(tables, tmp_path)
+    table = SampleTable(tmp_path / "prepared")
+    assert [table.image_id(row) for row in range(4)] == ["p", "q", "p", "r"]
+    assert [len(table.tokens(row)) for row in range(4)] == [5, 5, 5, 5]
+    assert table.tokens(0)[0] == 2 and table.tokens(3)[-1] == 3  # [CLS], [SEP]
+    assert table.rows_of(("cc",)).tolist() == [0, 3]
+    assert table.rows_of(("cc", "sbu")).tolist() == [0, 1, 3]
+    assert table.rows_of(()).tolist() == [0, 2, 1, 3]  # those of one picture side by side
+    assert table.sources() == {"cc": 2, "null": 1, "sbu": 1}
+
+
+def test_matches_by_picture_and_by_equal_text(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs(ROWS)
+    tables.write_regions(["p", "q", "r"])
+    prepare(tables, tmp_path)
+    table = SampleTable(tmp_path / "prepared")
+    matching = {(t, i) for t in range(4) for i in range(4) if table.matches(t, i)}
+    of_p, of_r = {(0, 0), (0, 2), (2, 0), (2, 2)}, {(3, 3)}
+    # Rows 0 and 3 are the same text but for case: a caption of both pictures.
+    assert matching == of_p | of_r | {(1, 1), (3, 0), (3, 2), (0, 3)}
+
+
+def test_long_texts_are_cut_before_the_last_token(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs([("p", "a dog runs a cat sleeps")])
+    tables.write_regions(["p"])
+    assert prepare(tables, tmp_path)["cut"] == 1
+    tokens = SampleTable(tmp_path / "prepared").tokens(0)
+    assert len(tokens) == 5 and tokens[-1] == 3
+
+
+def test_hard_negatives_become_rows(tables: Tables, tmp_path: Path) -> None:
+    ids = tables.write_pairs(ROWS)
+    tables.write_regions(["p", "q", "r"])
+    negatives = tables.write_negatives({ids[2]: [ids[1], "unknown", ids[3]], "unknown": [ids[0]]})
+    counts = prepare(tables, tmp_path, negatives)
+    assert counts["hard_negatives"] == 2
+    table = SampleTable(tmp_path / "prepared")
+    assert [table.hard_negatives(row).tolist() for row in range(4)] == [[], [], [1, 3], []]
+    prepare(tables, tmp_path)  # without negatives: nothing is left of the earlier ones
+    assert SampleTable(tmp_path / "prepared").hard_negatives(2).tolist() == []
+
+
+def test_facts_of_regions(tables: Tables) -> None:
+    tables.write_regions(["p", "q"], empty=("q",))
+    facts = region_facts(tables.regions)
+    assert (facts.empty, facts.num_classes, facts.num_pictures) == (frozenset({"q"}), 5, 2)
+    tables.write_regions(["p"], classes=None)
+    assert region_facts(tables.regions).num_classes == 0
+
+
+def test_no_pairs_at_all(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs([])
+    tables.write_regions(["p"])
+    assert prepare(tables, tmp_path)["kept"] == 0
+    assert len(SampleTable(tmp_path / "prepared")) == 0
+    assert pairs_digest(tables.pairs)[0] == 0
+
+
+def test_the_digest_depends_on_texts_and_their_order(tables: Tables) -> None:
+    digests = set()
+    for rows in (ROWS, ROWS[::-1], ROWS[:-1]):
+        tables.write_pairs(rows)
+        digests.add(pairs_digest(tables.pairs))
+    assert len(digests) == 3
+
+
+def test_the_digest_does_not_depend_on_shards(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs(ROWS, {"source": ["cc", None, "", "sbu"]})
+    whole = pairs_digest(tables.pairs)
+    rows = [row for batch in pair_rows(tables.pairs) for row in batch]
+    empty = dict.fromkeys(PAIRS.schema.names)
+    for index, part in enumerate((rows[:3], [], rows[3:])):
+        write_shard(tmp_path / "cut", PAIRS, [{**empty, **row} for row in part], index, 3)
+    assert pairs_digest(str(tmp_path / "cut")) == whole
+
+
+def test_texts_alone(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs(ROWS)
+    tables.write_regions(["p", "q", "r"])
+    rows = [row for batch in pair_rows(tables.pairs) for row in batch]
+    rows[1]["image_id"] = None
+    empty = dict.fromkeys(PAIRS.schema.names)
+    write_shard(tables.pairs, PAIRS, [{**empty, **row} for row in rows])
+    counts = prepare(tables, tmp_path)
+    assert (counts["kept"], counts["no_picture"]) == (3, 1)
+    both = Wanted(max_tokens=5, texts=True)
+    assert prepare(tables, tmp_path, wanted=both)["kept"] == 4
+    table = SampleTable(tmp_path / "prepared")
+    assert table.rows_of((), "text").tolist() == [1]
+    assert table.rows_of(()).tolist() == [0, 2, 3]
+    assert table.rows_of((), "pictures").tolist() == [0, 3]
+    assert table.image_id(1) == ""
+
+
+def test_rows_come_in_the_order_of_their_pictures(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs(ROWS)
+    tables.write_regions(["r", "q", "p"])
+    prepare(tables, tmp_path)
+    assert SampleTable(tmp_path / "prepared").rows_of(()).tolist() == [3, 1, 0, 2]
+
+
+def test_missing_pictures_can_be_an_error(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs([*ROWS, ("missing", "a dog")])
+    tables.write_regions(["p", "q", "r"])
+    counts = prepare(tables, tmp_path)
+    require_pictures(counts, "skip")
+    with pytest.raises(InputError, match=r"1 pairs lack their picture \(1 no_regions"):
+        require_pictures(counts, "error")

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.loader import batch_loader
+from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.recipes import Loading, Stage
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+
+@pytest.fixture
+def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
+    tables.write(10)
+    tokenizer = train_vocabulary(["a dog runs in the street"], 60)
+    reader = RegionReader(tables.regions)
+    with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
+        prepare_samples(
+            tmp_path / "prepared",
+            pairs=tables.pairs,
+            pictures=reader,
+            negatives=None,
+            tokenizer=tokenizer,
+            wanted=Wanted(max_tokens=44),
+            rejects=rejects,
+        )
+    return PretrainBatches(
+        samples=tmp_path / "prepared",
+        regions=reader,
+        stage=stage,
+        stage_number=0,
+        seed=0,
+        lexicon=Lexicon.of(tokenizer),
+    )
+
+
+def sample(batches: PretrainBatches, place: int) -> Sample:
+    ((made, _, _),) = batches.sampled([batches.order.visit(place)])
+    assert made.regions is not None
+    return made
+
+
+def assert_equal(one: StoredBatch, other: StoredBatch) -> None:
+    assert one.pair_ids == other.pair_ids
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_workers_gives_the_same_batches(
+    batches: PretrainBatches, workers: int
+) -> None:
+    loader = batch_loader(batches, 1, 5, workers=workers)
+    made = list(loader)
+    assert len(made) == 4
+    for index, batch in enumerate(made, start=1):
+        assert_equal(batch, batches.assembled(index))
+
+
+def test_an_epoch_has_every_pair_once(batches: PretrainBatches) -> None:
+    ids = [pair_id for index in range(5) for pair_id in batches[index].pair_ids]
+    assert len(set(ids[:10])) == len(set(ids[10:])) == 10  # 5 batches of 4 are 2 epochs of 10
+    assert ids[:10] != ids[10:]
+
+
+def test_masks_differ_between_epochs_and_seeds(batches: PretrainBatches) -> None:
+    other_seed = dataclasses.replace(batches, seed=1)
+    drawn = [sample(batches, i) for i in range(20)]
+    first, second = ({s.pair_id: s for s in half} for half in (drawn[:10], drawn[10:]))
+
+    def masks(of: Sample) -> list[bool]:
+        assert of.regions is not None
+        return [bool(flag) for flag in of.regions.masks.masked]
+
+    changed = [
+        first[p].matching != second[p].matching or masks(first[p]) != masks(second[p])
+        for p in first
+    ]
+    assert sum(changed) >= 8
+    assert [sample(other_seed, i).pair_id for i in range(10)] != list(first)
+
+
+def test_special_tokens_are_never_masked(batches: PretrainBatches, stage: Stage) -> None:
+    everything = dataclasses.replace(stage.masking, words=1.0, word_to_mask=1.0, word_to_random=0)
+    masked = dataclasses.replace(batches, stage=dataclasses.replace(stage, masking=everything))
+    for place in range(10):
+        tokens = sample(masked, place).tokens
+        assert (tokens.tokens[0], tokens.tokens[-1]) == (2, 3)
+        assert (tokens.tokens[1:-1] == 4).all()
+
+
+def test_parts_of_a_step_hold_the_pairs_of_the_whole(
+    batches: PretrainBatches, stage: Stage
+) -> None:
+    halves = dataclasses.replace(batches, stage=dataclasses.replace(stage, accumulation=2))
+    assert halves[0].pair_ids + halves[1].pair_ids == batches[0].pair_ids
+    processes = dataclasses.replace(batches, processes=2)
+    own = [list(batch_loader(processes, r, 4, workers=0, every=2)) for r in (0, 1)]
+    assert own[0][1].pair_ids + own[1][1].pair_ids == batches[1].pair_ids
+
+
+def test_buckets_and_padding_leave_the_pairs_of_an_epoch(
+    batches: PretrainBatches, stage: Stage
+) -> None:
+    loading = Loading(bucket=5, pad_to=8)
+    buckets = dataclasses.replace(batches, stage=dataclasses.replace(stage, loading=loading))
+    made = [buckets.assembled(i) for i in range(5)]  # of 4: two epochs of 10
+    assert all(batch.tensors["tokens"].shape[1] % 8 == 0 for batch in made)
+    assert all(batch.tensors["region_mask"].shape[1] == 8 for batch in made)
+    counts = {i: [p for b in made for p in b.pair_ids].count(i) for i in made[0].pair_ids}
+    assert set(counts.values()) == {2}
+    for batch in made:
+        batch.to("cpu").inputs.validate()
+
+
+def test_features_that_are_not_finite_are_named(batches: PretrainBatches, tables: Tables) -> None:
+    path = next(Path(tables.regions).glob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    assert batches.regions is not None
+    _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
+    data[offset : offset + 2] = b"\x00\xfe"  # -NaN
+    path.write_bytes(data)
+    made = list(batch_loader(batches, 0, 3, workers=1))
+    assert {image_id for batch in made for image_id in batch.not_finite()} == {"picture-0"}
+    with pytest.raises(InputError, match="picture-0: features or boxes are not finite; extract"):
+        [batches.assembled(index) for index in range(3)]
+
+
+def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
+    batches: PretrainBatches, tables: Tables
+) -> None:
+    path = next(Path(tables.regions).glob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    assert batches.regions is not None
+    _, offset, _ = batches.regions.place("features", 0) or (0, 0, 0)
+    data[offset - 4 : offset] = b"\xff" * 4  # the length of the value
+    path.write_bytes(data)
+    sent = dataclasses.replace(batches, regions=RegionReader(tables.regions))
+    with pytest.raises(InputError, match="is damaged: a value of") as raised:
+        list(batch_loader(sent, 0, 3, workers=1))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_stay_when_all_processes_are_told_to_end(
+    batches: PretrainBatches, number: signal.Signals
+) -> None:
+    others = multiprocessing.active_children()
+    loader = batch_loader(batches, 0, 40, workers=2)
+    made = [next(loader) for _ in range(9)]  # of both: a worker sends eight plans at a time
+    workers = [child for child in multiprocessing.active_children() if child not in others]
+    for worker in workers:
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
+    made += loader
+    assert (len(workers), len(made)) == (2, 40)
+    assert_equal(made[-1], batches.assembled(39))
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_who_stops_asking_leaves_no_thread(batches: PretrainBatches) -> None:
+    loader = batch_loader(batches, 0, 1000, workers=1)
+    assert len(next(loader).pair_ids) == 4
+    loader.close()
+    assert not [t for t in threading.enumerate() if t.name == "batches"]

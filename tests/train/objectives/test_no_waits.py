@@ -1,0 +1,181 @@
+"""Training steps ask the device for nothing, and are one graph for batches of any lengths."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu_check.tables import TableSizes
+from benchmarks.gpu_check.training import CASES, TINY_MODEL, Work, prepared, recipe_of, table_sizes
+from tests.behaviour.test_end_to_end import tiny as end_to_end
+from torch import nn
+
+from vlmill.models import VARIANTS, preset
+from vlmill.models.vlmo.config import text_stage
+from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+
+META = torch.device("meta")
+SIZES = table_sizes(CASES["imagebert"], tiny=True)
+TEXTS = dataclasses.replace(SIZES, texts=24)
+ROOT = Path(__file__).parents[3]
+MOST_GRAPHS = 2  # a size of 1, or that of a weight, by chance in the first batch costs a second one
+
+
+def _tiny(name: str, model: Any, *changes: str) -> Recipe:
+    recipe = dataclasses.replace(recipe_named(name), model=model)
+    return change_recipe(recipe, ["sources=[]", "steps=10", "batch_size=6", *changes])
+
+
+def _single_stream() -> Recipe:
+    model = preset("vilbert-single-stream", **TINY_MODEL, num_layers=2)
+    return _tiny("vilbert-single-stream", model)
+
+
+def _with_texts_alone() -> Recipe:
+    model = preset("vl-bert-small", **TINY_MODEL, num_layers=2, num_wavelengths=4, text_only=True)
+    return _tiny("vl-bert", model, "feeding.text_rows=4", "feeding.text_row_tokens=30")
+
+
+def _texts_alone() -> Recipe:
+    model = preset("vlmo-small", **TINY_MODEL, num_layers=2, first_vl_layer=1, image_size=32)
+    return _tiny("vlmo-texts-base", text_stage(model), "feeding.max_tokens=24")
+
+
+def _end_to_end() -> Recipe:
+    return end_to_end("sources=[]", "steps=10")
+
+
+def _case(name: str) -> Callable[[], Recipe]:
+    return lambda: recipe_of(CASES[name], tiny=True)
+
+
+RECIPES: dict[str, tuple[Callable[[], Recipe], TableSizes]] = {
+    **{name: (_case(name), table_sizes(case, tiny=True)) for name, case in CASES.items()},
+    "vilbert-single-stream": (_single_stream, SIZES),
+    "vl-bert-with-texts-alone": (_with_texts_alone, TEXTS),
+    "vlmo-texts-alone": (_texts_alone, TEXTS),
+    "vl-bert-end-to-end": (_end_to_end, dataclasses.replace(TEXTS, picture_px=40)),
+}
+TRACED = (*CASES, "vl-bert-end-to-end")
+
+
+@pytest.fixture(params=RECIPES)
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
+    make, sizes = RECIPES[request.param]
+    return prepared(make(), sizes, tmp_path)
+
+
+def step_on(work: Work, *, pack: bool) -> PretrainingStep:
+    model = VARIANTS[work.recipe.variant].model(work.recipe.model)
+    return PretrainingStep(model, work.stage.objectives, pack=pack).train()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_step_asks_the_device_for_nothing(work: Work, pack: bool) -> None:
+    """On the meta device there are no values to ask for: ``.item()``, ``nonzero`` and the truth of
+    a tensor raise.
+    """
+    step = step_on(work, pack=pack).to(META)
+    for number in range(2):
+        stored = work.batches.assembled(number)
+        assert not stored.tensors["token_mask"].all()  # so there is padding to leave out
+        shares = torch.ones(len(label_counts(stored, work.stage.objectives)), device=META)
+        drawn = torch.rand(2, len(stored.pair_ids), device=META)
+        loss, _ = step(stored.to(META), shares, drawn)
+        loss.backward()
+    trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
+    assert any(parameter.grad is not None for parameter in trained)
+
+
+class Asks(nn.Module):
+    """Layers that wait for the device, each by another question."""
+
+    def __init__(self, question: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.question = question
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.question(values)
+        return values
+
+
+@pytest.mark.parametrize(
+    "question", [torch.Tensor.item, bool, torch.nonzero, torch.Tensor.tolist, torch.Tensor.cpu]
+)
+def test_a_layer_that_asks_fails_there(question: Callable[[torch.Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        Asks(question)(torch.ones((), device=META))
+
+
+COMPILED = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.fx.experimental._config
+from tests.train.objectives.test_no_waits import RECIPES, TRACED, prepared, step_on
+from vlmill.train.objectives.pretraining import label_counts
+
+# As `vlmill.train.devices.setup.compiled` has it.
+torch.fx.experimental._config.use_duck_shape = False
+
+def outcome(name, pack, folder):
+    torch._dynamo.reset()
+    graphs = []
+    def counting(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+    make, sizes = RECIPES[name]
+    folder.mkdir()
+    work = prepared(make(), sizes, folder)
+    step = torch.compile(
+        step_on(work, pack=pack), fullgraph=True, dynamic=True, backend=counting
+    )
+    shapes = set()
+    for number in range(4):
+        stored = work.batches.assembled(number)
+        shapes.add(tuple(tensor.shape for tensor in stored.tensors.values()))
+        shares = torch.rand(len(label_counts(stored, work.stage.objectives)))
+        drawn = torch.rand(2, len(stored.pair_ids))
+        try:
+            loss, _ = step(stored.to("cpu"), shares, drawn)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"[:3000]}
+        loss.backward()
+    return {"error": None, "graphs": len(graphs), "shapes": len(shapes)}
+
+folder = Path(sys.argv[1])
+for name in TRACED:
+    for pack in (False, True):
+        line = outcome(name, pack, folder / f"{name}-{pack}")
+        print(json.dumps({"name": name, "pack": pack, **line}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], dict[str, Any]]:
+    """What came of compiling each variant, in another process: checking shapes while tests run is
+    nothing that can be traced.
+    """
+    command = [sys.executable, "-c", COMPILED, str(tmp_path_factory.mktemp("compiled"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(line["name"], line["pack"]): line for line in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("name", TRACED)
+def test_a_step_is_one_graph_for_all_lengths(
+    outcomes: dict[tuple[str, bool], dict[str, Any]], name: str, pack: bool
+) -> None:
+    outcome = outcomes[name, pack]
+    assert outcome["error"] is None
+    assert outcome["shapes"] > 1
+    assert 1 <= outcome["graphs"] <= MOST_GRAPHS

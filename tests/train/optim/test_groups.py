@@ -1,0 +1,100 @@
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from vlmill.models import Beit, Vlmo, preset
+from vlmill.models.published import FAMILIES
+from vlmill.train.checkpoints.state import restore_training_state, training_state
+from vlmill.train.optim.adam import BertAdam, TransformersAdamW
+from vlmill.train.optim.groups import beit_rule, is_decayed, make_optimizer, vlmo_rule
+from vlmill.train.optim.schedule import learning_rate
+from vlmill.train.recipes import Optimizer
+
+
+def test_the_schedule_by_hand() -> None:
+    settings = Optimizer(lr=1.0, warmup=0.2)
+    rates = [learning_rate(s, steps=10, settings=settings) for s in range(1, 12)]
+    assert rates == pytest.approx([0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0])
+
+
+@pytest.mark.parametrize("warmup", [0.0, 1.0])
+def test_schedules_of_one_line(warmup: float) -> None:
+    settings = Optimizer(lr=1.0, warmup=warmup)
+    rates = [learning_rate(s, steps=4, settings=settings) for s in range(1, 5)]
+    assert rates == (sorted(rates) if warmup else sorted(rates, reverse=True))
+    assert max(rates) == 1 and min(rates) == 0.25
+
+
+def test_a_warm_up_in_steps_and_other_ways_down() -> None:
+    cosine = Optimizer(lr=2.0, warmup_steps=2, schedule="cosine", end=0.1)
+    rates = [learning_rate(s, steps=6, settings=cosine) for s in range(1, 8)]
+    assert rates[:3] == pytest.approx([1, 2, 2])
+    assert rates[4] == pytest.approx(2 * (0.1 + 0.9 / 2))
+    assert rates[6] == pytest.approx(0.2)
+    constant = Optimizer(lr=1.0, warmup_steps=1, schedule="constant")
+    assert [learning_rate(s, steps=3, settings=constant) for s in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_kinds_of_optimizers_and_groups() -> None:
+    model = nn.Linear(2, 3)
+    made = make_optimizer(
+        model.named_parameters(),
+        Optimizer(lr=1.0, kind="bert-adam", decay="inverted", bert_rate=0.1),
+        from_bert={"weight"},
+    )
+    assert isinstance(made, BertAdam)
+    groups = {tuple(g["names"]): (g["lr"], g["weight_decay"]) for g in made.param_groups}
+    assert groups == {("weight",): (0.1, 0.0), ("bias",): (1.0, 0.01)}
+    other = make_optimizer(
+        model.named_parameters(), Optimizer(lr=1.0, kind="transformers-adamw", decay="everything")
+    )
+    assert isinstance(other, TransformersAdamW)
+    assert [g["weight_decay"] for g in other.param_groups] == [0.01]
+
+
+def test_vlmo_and_beit_are_decayed_as_in_their_codes() -> None:
+    """On our names what the rules on the released names say, tensor by tensor."""
+    sizes = {"width": 8, "num_layers": 2, "num_heads": 2, "intermediate_width": 8}
+    positions = {"image_size": 32, "absolute_positions": True}
+    vlmo = Vlmo(preset("vlmo-base", vocab_size=9, first_vl_layer=1, **sizes, **positions))
+    beit = Beit(preset("beit-base", num_visual_tokens=5, **sizes, **positions))
+    for family, model, rule in (("vlmo", vlmo, vlmo_rule), ("beit", beit, beit_rule)):
+        links = FAMILIES[family].links(model)
+        theirs = {link.ours: link.theirs[0] for link in links}
+        for name, parameter in model.named_parameters():
+            wanted = rule(theirs[name], parameter).decayed
+            assert is_decayed(name, parameter, family) == wanted, (name, theirs[name])
+
+
+def test_biases_and_layer_norms_are_not_decayed() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Embedding(4, 3))
+    optimizer = make_optimizer(model.named_parameters(), Optimizer(lr=1e-3))
+    decayed, others = optimizer.param_groups
+    assert [p.shape for p in decayed["params"]] == [(3, 2), (4, 3)]
+    assert {tuple(p.shape) for p in others["params"]} == {(3,)}
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    assert (decayed["betas"], decayed["eps"]) == ((0.9, 0.999), 1e-6)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.rand(4, 2)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    optimizer = make_optimizer(model.named_parameters(), Optimizer(lr=1e-2))
+    step(model, optimizer)
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    state = {k: v.clone() for k, v in training_state(model, optimizer, Accelerator()).items()}
+    step(model, optimizer)
+    expected = model.weight.detach().clone()
+    again = nn.Linear(2, 3)
+    again.load_state_dict(weights)
+    other = make_optimizer(again.named_parameters(), Optimizer(lr=1e-2))
+    restore_training_state(again, other, state, Accelerator())
+    step(again, other)
+    assert torch.equal(again.weight, expected)

@@ -1,0 +1,110 @@
+"""Every recipe by its name: sizes, what it needs, what it costs, and losses that fall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tests.factories import SMALL, write_images
+
+from vlmill.models import VARIANTS
+from vlmill.schemas.errors import InputError
+from vlmill.train.cli import main
+from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.recipes.describe import cost_of, describe
+from vlmill.train.recipes.plain import from_plain, to_yaml
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.log import read_log
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+
+# So that losses fall in a few steps: sizes, rates and masks for twelve captions.
+QUICK = {
+    "steps": 20,
+    "batch_size": 8,
+    "log_every": 1,
+    "optimizer.lr": 2e-3,
+    "masking.words": 0.4,
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_resolves_and_its_model_builds(name: str) -> None:
+    recipe = recipe_named(name)
+    assert recipe.name == name and recipe.about
+    assert from_plain(Recipe, yaml.safe_load(to_yaml(recipe))) == recipe
+    cost = cost_of(recipe)  # on a device without memory
+    assert cost.parameters and cost.pair_bytes
+    assert len(describe(recipe)) == (3 if recipe.needs else 2)
+    for stage in recipe.stages:
+        assert (
+            stage.feeding.max_tokens is None
+            or stage.feeding.kind == "pictures"
+            or (stage.feeding.max_tokens <= recipe.max_text_tokens)
+        )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_recipes_need_pairs_and_pictures_alone(name: str) -> None:
+    recipe = recipe_named(name)
+    assert len(recipe.stages) == 1 and not recipe.needs
+    assert 1e6 < cost_of(recipe).parameters < 6e6
+    assert recipe.stages[0].objectives.itm > 0
+    assert change_recipe(recipe, ["steps=7"]).stages[0].steps == 7
+
+
+def test_published_sizes() -> None:
+    millions = {
+        "vilbert": 239.0,  # 250.0 with what is never used
+        "vl-bert": 114.5,
+        "vl-bert-large": 342.1,
+        "imagebert": 113.9,
+        "interbert": 199.5,
+        "interbert-released": 157.0,
+        "vlmo-base": 202.4,
+        "vlmo-large": 599.1,
+    }
+    found = {name: round(cost_of(recipe_named(name)).parameters / 1e6, 1) for name in millions}
+    assert found == millions
+
+
+def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name} " in listed for name in RECIPES)
+    assert "10 epochs (61,253 steps) of 512 cc; 239.0 million parameters, 3.8 GB + " in listed
+    assert main(["recipes", "show", "vlbert-small"]) == 2
+    assert "did you mean vl-bert-small?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_losses_of_small_recipes_fall(name: str, tables: Tables, tmp_path: Path) -> None:
+    inputs = tables.write()
+    pictures = write_images(tmp_path / "images", 12) if name == "vlmo-small" else None
+    inputs = Inputs(
+        pairs=inputs.pairs, regions=None if pictures else inputs.regions, images=pictures
+    )
+    words = [f"{field}={value}" for field, value in QUICK.items()]
+    said = pretrain(change_recipe(recipe_named(name), words), inputs, tmp_path / "out")
+    assert "20 steps on 12 pairs" in said
+    losses = [line["loss/mlm"] for line in read_log(tmp_path / "out" / "log.jsonl")]
+    found = [loss for loss in losses if loss]  # 0 where a step happens to mask no word
+    assert np.mean(found[-5:]) < found[0] - 0.3
+
+
+def test_a_gpu_precision_is_refused_without_one(tables: Tables, tmp_path: Path) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    with pytest.raises(InputError, match=r"precision=fp16 needs a GPU; add precision=no"):
+        pretrain(recipe_named("vl-bert-large"), tables.write(), tmp_path / "out")
+
+
+def test_variants_of_recipes_are_known() -> None:
+    assert {recipe_named(name).variant for name in RECIPES} <= set(VARIANTS)

@@ -1,0 +1,120 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vlmill.models import PRESETS, preset
+from vlmill.schemas.errors import InputError
+from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.recipes.plain import flatten, from_plain, override, read_yaml, to_plain, to_yaml
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_comes_back_from_its_yaml(name: str, tmp_path: Path) -> None:
+    recipe = recipe_named(name)
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    assert from_plain(Recipe, read_yaml(tmp_path / "recipe.yaml")) == recipe
+
+
+def test_the_published_recipe_has_the_papers_numbers() -> None:
+    recipe = recipe_named("imagebert")
+    assert [stage.sources for stage in recipe.stages] == [("lait",), ("cc", "sbu")]
+    for stage in recipe.stages:
+        assert (stage.batch_size, stage.epochs, stage.optimizer.lr) == (48, 17, 1e-4)
+    assert dataclasses.astuple(recipe.model)[1:5] == (768, 12, 12, 3072)
+
+
+def test_fields_of_the_only_stage_need_no_path() -> None:
+    recipe = change_recipe(
+        recipe_named("imagebert-small"),
+        ["steps=7", "save_every=3", "optimizer.lr=3e-5", "stages.0.objectives.moc=0", "seed=4"],
+    )
+    stage = recipe.stages[0]
+    assert (stage.steps, recipe.save_every, stage.optimizer.lr) == (7, 3, 3e-5)
+    assert (stage.objectives.moc, recipe.seed) == (0.0, 4)
+
+
+def test_members_of_a_list_are_counted_from_0() -> None:
+    recipe = change_recipe(recipe_named("imagebert"), ["stages.1.steps=7", "stages.0.sources=[]"])
+    assert (recipe.stages[1].steps, recipe.stages[0].sources) == (7, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "assignment", "message"),
+    [
+        ("imagebert-small", "stpes=1", "did you mean stages.0.steps?"),
+        ("imagebert-small", "lr=1e-3", "did you mean stages.0.optimizer.lr?"),
+        ("imagebert-small", "model.widht=3", "did you mean model.width?"),
+        ("imagebert-small", "steps=many", "stages.0.steps: want a whole number, got 'many'"),
+        ("imagebert-small", "steps=true", "stages.0.steps: want a whole number"),
+        ("imagebert-small", "optimizer.lr=fast", "optimizer.lr: want a number, got 'fast'"),
+        ("imagebert-small", "optimizer.lr=.nan", "want a number"),
+        ("imagebert-small", "precision=fp8", "'fp8' is none of no, bf16"),
+        ("imagebert-small", "masking.words=1.5", "masking.words=1.5: want a share from 0 to 1"),
+        ("imagebert-small", "model.num_heads=5", "no multiple of num_heads"),
+        ("imagebert-small", "steps=-1", "cannot be negative"),
+        ("imagebert-small", "steps=null", "give steps or epochs"),
+        ("imagebert-small", "accumulation=5", "no multiple of accumulation=5"),
+        ("imagebert-small", "stages.3.steps=1", "want a number below 1 in place of '3'"),
+        ("imagebert-small", "stages=[]", "has no stage"),
+        ("imagebert-small", "seed.x=1", "seed.x: unknown field"),
+        ("imagebert", "steps=5", "has 2 stages; say which, as in stages.0.steps=5"),
+    ],
+)
+def test_a_wrong_change_names_the_field(name: str, assignment: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        change_recipe(recipe_named(name), [assignment])
+    assert message in str(error.value)
+
+
+def test_an_unknown_recipe_suggests_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean imagebert-small"):
+        recipe_named("imagebert-smal")
+
+
+def test_numbers_without_a_dot_are_numbers(recipe: Recipe) -> None:
+    plain = to_plain(recipe)
+    plain["stages"][0]["optimizer"]["lr"] = yaml.safe_load("1e-3")  # YAML 1.1: a string
+    assert from_plain(Recipe, plain) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "holds no fields"),
+        ("a: [", "is no YAML"),
+        ("!!python/object/apply:os.getcwd []", "is no YAML"),
+        ("\xff".encode("latin-1"), "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_recipe(text: str | bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=message):
+        read_yaml(path)
+
+
+def test_no_is_a_word_where_one_is_wanted(recipe: Recipe) -> None:
+    assert override(recipe, ["precision=no"]).precision == "no"
+
+
+def test_a_missing_field_is_named(recipe: Recipe) -> None:
+    plain = to_plain(recipe)
+    del plain["stages"][0]["optimizer"]["lr"]
+    with pytest.raises(InputError, match=r"stages.0.optimizer.lr is missing"):
+        from_plain(Recipe, plain)
+
+
+def test_flatten_names_every_leaf() -> None:
+    assert flatten({"a": {"b": [1, {"c": None}]}, "d": []}) == {
+        "a.b.0": 1,
+        "a.b.1.c": None,
+        "d": [],
+    }
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_models_configuration_comes_back_from_plain_values(name: str) -> None:
+    config = preset(name)
+    assert from_plain(type(config), to_plain(config)) == config

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.checkpoints.files import load_checkpoint, saved_steps
+from vlmill.train.loading.features import features_of
+from vlmill.train.objectives import pretraining as objectives
+from vlmill.train.recipes import Recipe, Stage, change_recipe
+from vlmill.train.run import loop
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.log import read_log
+from vlmill.train.run.loop import NonFiniteLoss
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+
+def logged(output: Path) -> list[dict[str, Any]]:
+    """The log without what depends on the clock."""
+    lines = read_log(output / "log.jsonl")
+    clock = ("samples_per_second", "mfu")
+    return [{k: v for k, v in line.items() if k not in clock} for line in lines]
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = load_checkpoint(output).model.state_dict()
+    return state
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert logged(one) == logged(other)
+    expected = weights(other)
+    for name, value in weights(one).items():
+        assert torch.equal(value, expected[name]), name
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing handles it."""
+
+
+def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let training die as step ``step`` begins."""
+    train_step = loop.train_step
+
+    def dying(at: int, *args: Any) -> dict[str, float]:
+        if at == step:
+            raise Killed
+        return train_step(at, *args)
+
+    monkeypatch.setattr(loop, "train_step", dying)
+
+
+def test_a_run_leaves_what_evaluation_needs(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    inputs = tables.write()
+    said = pretrain(recipe, inputs, tmp_path / "out")
+    assert "6 steps on 12 pairs" in said
+    out = tmp_path / "out"
+    lines = read_log(out / "log.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert set(lines[0]) == {
+        *("step", "stage", "loss", "lr", "samples_per_second", "mfu"),
+        *("loss/mlm", "loss/moc", "loss/mrfr", "loss/itm"),
+    }
+    for line in lines:
+        parts = sum(value for name, value in line.items() if name.startswith("loss/"))
+        assert line["loss"] == pytest.approx(parts)
+    loaded = load_checkpoint(out)
+    assert loaded.detector_fingerprint == "detector-a"
+    assert (loaded.training.step, loaded.training.num_pairs) == (6, 12)
+    assert (loaded.config.region_width, loaded.config.num_region_classes) == (16, 7)
+    assert loaded.config.vocab_size == loaded.tokenizer.get_vocab_size()
+    assert sorted(saved_steps(out)) == [2, 4, 6]
+    assert verify_folder(out) == []
+    assert "<svg" in (out / "report.html").read_text()
+    assert not list(out.glob("*.arrow"))
+
+
+def test_the_same_command_gives_the_same_losses(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    pretrain(recipe, inputs, tmp_path / "one")
+    torch.manual_seed(123)  # what a process did before must not matter
+    pretrain(recipe, inputs, tmp_path / "other")
+    assert_same_run(tmp_path / "one", tmp_path / "other")
+    pretrain(dataclasses.replace(recipe, seed=1), inputs, tmp_path / "seed")
+    assert logged(tmp_path / "seed")[0]["loss"] != logged(tmp_path / "one")[0]["loss"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 5])
+def test_a_killed_run_continues_bit_for_bit(
+    step: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = tables.write()
+    pretrain(recipe, inputs, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(step, patch)
+        pretrain(recipe, inputs, killed)
+    assert len(logged(killed)) == step - 1
+    with (killed / "log.jsonl").open("a") as log:
+        log.write('{"step": 99, "lo')
+    half = killed / "checkpoints" / ".tmp-1-step-00000099"
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"cut")
+    pretrain(recipe, inputs, killed)
+    assert_same_run(killed, tmp_path / "whole")
+    assert not half.exists()
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_stages_continue_too(
+    step: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = tables.write()
+    first = dataclasses.replace(recipe.stages[0], name="first", steps=3, sources=("cc",))
+    second = dataclasses.replace(recipe.stages[0], name="second", steps=None, epochs=1.0)
+    recipe = dataclasses.replace(recipe, stages=(first, second))
+    rows = [(f"picture-{i}", f"a dog and {i} cats") for i in range(12)]
+    tables.write_pairs(rows, {"source": ["cc", "sbu"] * 6})
+    pretrain(recipe, inputs, tmp_path / "whole")
+    lines = logged(tmp_path / "whole")
+    assert [line["stage"] for line in lines] == ["first"] * 3 + ["second"] * 3
+    assert lines[2]["lr"] < lines[0]["lr"] and lines[3]["lr"] == lines[0]["lr"]  # a new schedule
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(step, patch)
+        pretrain(recipe, inputs, tmp_path / "killed")
+    pretrain(recipe, inputs, tmp_path / "killed")
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_stage_without_pairs_names_the_sources(
+    tables: Tables, recipe: Recipe, stage: Stage, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    recipe = dataclasses.replace(recipe, stages=(dataclasses.replace(stage, sources=("lait",)),))
+    with pytest.raises(InputError, match=r"no pair of source lait .*there are: null 12"):
+        pretrain(recipe, inputs, tmp_path / "out")
+
+
+def test_no_steps_write_the_untrained_model(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    inputs = tables.write()
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "none")
+    assert logged(tmp_path / "none") == []
+    assert load_checkpoint(tmp_path / "none").training.step == 0
+    one = change_recipe(recipe, ["steps=1", "optimizer.lr=1e-30", "optimizer.weight_decay=0"])
+    pretrain(one, inputs, tmp_path / "one")
+    start = weights(tmp_path / "none")
+    for name, value in weights(tmp_path / "one").items():
+        torch.testing.assert_close(value, start[name])
+
+
+def test_features_are_standardised_by_their_statistics(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    reader = RegionReader(tables.regions)
+    features = np.concatenate([features_of(row, 100) for row in reader])
+    standard = (features - features.mean(0)) / features.std(0)
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "plain")
+    change = ["steps=0", "standardise_features=true"]
+    pretrain(change_recipe(recipe, change), inputs, tmp_path / "standard")
+    plain, standardised = (
+        load_checkpoint(tmp_path / name).model.region_embedding.feature
+        for name in ("plain", "standard")
+    )
+    torch.testing.assert_close(
+        standardised(torch.from_numpy(features)),
+        plain(torch.from_numpy(standard)),
+        atol=1e-4,
+        rtol=1e-3,
+    )
+
+
+def test_a_finished_run_is_left_alone_and_fresh_starts_over(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs, out = tables.write(), tmp_path / "out"
+    pretrain(recipe, inputs, out)
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    assert "finished at step 6" in pretrain(recipe, inputs, out)
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()} == before
+    pretrain(change_recipe(recipe, ["steps=3"]), inputs, out, fresh=True)
+    assert sorted(saved_steps(out)) == [2, 3] and len(logged(out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("optimizer.lr=0.5", "stages.0.optimizer.lr was 0.001 and is 0.5"), ("seed=3", "seed was 0")],
+)
+def test_another_recipe_on_the_same_output_is_refused(
+    change: str, named: str, tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    short = change_recipe(recipe, ["steps=1"])
+    pretrain(short, inputs, tmp_path / "out")
+    with pytest.raises(InputError, match=rf"other settings \({named}.*--fresh"):
+        pretrain(change_recipe(short, [change]), inputs, tmp_path / "out")
+    pretrain(change_recipe(short, ["keep_checkpoints=9"]), inputs, tmp_path / "out")
+
+
+def test_other_pairs_on_the_same_output_are_refused(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    short = change_recipe(recipe, ["steps=1"])
+    pretrain(short, inputs, tmp_path / "out")
+    tables.write(11)
+    with pytest.raises(InputError, match="pairs was '12 pairs"):
+        pretrain(short, inputs, tmp_path / "out")
+
+
+def test_negatives_count_as_settings_and_are_used(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    pairs = tables.write_pairs([(f"picture-{i}", f"a dog and {i} cats") for i in range(12)])
+    hard = tables.write_negatives({pair: [pairs[0]] for pair in pairs[1:]})
+    recipe = change_recipe(recipe, ["hard_negative_share=1", "steps=3"])
+    pretrain(recipe, inputs, tmp_path / "random")
+    pretrain(recipe, dataclasses.replace(inputs, negatives=hard), tmp_path / "hard")
+    assert logged(tmp_path / "random") != logged(tmp_path / "hard")
+
+
+def test_pairs_without_regions_are_rejected_rows(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    tables.write_regions([f"picture-{i}" for i in range(11)], empty=("picture-3",))
+    said = pretrain(change_recipe(recipe, ["steps=1"]), inputs, tmp_path / "out")
+    assert "on 10 pairs; 2 rejected" in said
+    rows = read_table(str(tmp_path / "out"), REJECTS).to_pylist()
+    assert [row["reason"] for row in rows] == ["no_boxes", "no_regions"]
+
+
+def test_a_checkpoint_is_the_start_of_another_run(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    pretrain(recipe, inputs, tmp_path / "first")
+    again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
+    pretrain(change_recipe(recipe, ["steps=0"]), again, tmp_path / "second")
+    expected = weights(tmp_path / "first")
+    for name, value in weights(tmp_path / "second").items():
+        assert torch.equal(value, expected[name])
+    vocab = {p: (tmp_path / p / "vocab.txt").read_bytes() for p in ("first", "second")}
+    assert vocab["first"] == vocab["second"]
+
+
+def test_changes_that_the_checkpoint_does_not_allow_are_refused(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "first")
+    again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
+    for field, held in (("num_layers=1", "2"), ("num_heads=4", "2"), ("width=32", "16")):
+        changed = change_recipe(recipe, [f"model.{field}"])
+        with pytest.raises(InputError, match=rf"model.{field}: --init \S+ has {held}; leave"):
+            pretrain(changed, again, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    quiet = change_recipe(recipe, ["model.dropout=0.3", "model.vocab_size=99", "steps=0"])
+    pretrain(quiet, again, tmp_path / "second")
+    config = load_checkpoint(tmp_path / "second").config
+    assert config.dropout == 0.3 and config.vocab_size != 99
+
+
+def test_what_is_needed_or_not_read_is_said(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = tables.write()
+    given = dataclasses.replace(inputs, images=inputs.pairs)
+    needy = dataclasses.replace(recipe, needs="--negatives; --init from BERT")
+    pretrain(change_recipe(needy, ["steps=0"]), given, tmp_path / "out")
+    said = capsys.readouterr().err
+    assert "tiny needs --init (see `train-vl recipes`); without, weights are random" in said
+    assert "tiny needs --negatives (see `train-vl recipes`); without, negatives are drawn" in said
+    assert "note: --images is not read" in said
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"fingerprint": "detector-b"}, "come from detector detector-b, --init"),
+        ({"classes": None}, "add objectives.moc=0"),
+    ],
+)
+def test_regions_that_do_not_fit_are_refused(
+    now: dict[str, Any], message: str, tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "first")
+    tables.write_regions([f"picture-{i}" for i in range(12)], **now)
+    again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
+    with pytest.raises(InputError, match=message):
+        pretrain(recipe, again, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_an_unknown_detector_is_a_warning(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = tables.write()
+    tables.write_regions([f"picture-{i}" for i in range(12)], fingerprint=None)
+    pretrain(change_recipe(recipe, ["steps=0"]), inputs, tmp_path / "out")
+    assert "--regions has no detector fingerprint" in capsys.readouterr().err
+
+
+def test_without_classes_the_other_objectives_train(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    tables.write_regions([f"picture-{i}" for i in range(12)], classes=None)
+    pretrain(change_recipe(recipe, ["objectives.moc=0", "steps=1"]), inputs, tmp_path / "out")
+    assert "loss/moc" not in logged(tmp_path / "out")[0]
+
+
+def test_a_vocabulary_file_is_used(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    inputs = tables.write()
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "cat"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    given = dataclasses.replace(inputs, vocab=str(tmp_path / "vocab.txt"))
+    pretrain(change_recipe(recipe, ["steps=1"]), given, tmp_path / "out")
+    assert (tmp_path / "out" / "vocab.txt").read_text().split() == tokens
+    both = dataclasses.replace(given, init=str(tmp_path / "out"))
+    with pytest.raises(InputError, match="drop --vocab"):
+        pretrain(recipe, both, tmp_path / "other")
+
+
+def test_a_loss_that_is_not_finite_names_step_and_pairs(
+    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = tables.write()
+    losses = objectives.pretraining_losses
+
+    def broken(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        found = losses(*args, **options)
+        return {**found, "mrfr": found["mrfr"] * float("nan")}
+
+    monkeypatch.setattr(objectives, "pretraining_losses", broken)
+    with pytest.raises(NonFiniteLoss, match=r"step 1: loss nan.*[0-9a-f]{32}, [0-9a-f]{32}"):
+        pretrain(recipe, inputs, tmp_path / "out")
+    assert not saved_steps(tmp_path / "out")
+
+
+def test_parts_of_a_step_are_added_up(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    inputs = tables.write()
+    whole = change_recipe(recipe, ["model.dropout=0", "model.attention_dropout=0"])
+    pretrain(whole, inputs, tmp_path / "whole")
+    pretrain(change_recipe(whole, ["accumulation=2"]), inputs, tmp_path / "parts")
+    for one, other in zip(logged(tmp_path / "whole"), logged(tmp_path / "parts"), strict=True):
+        losses = {name: value for name, value in one.items() if name.startswith("loss")}
+        assert losses == pytest.approx({name: other[name] for name in losses}, rel=1e-4)
+
+
+def test_an_output_of_something_else_is_left_alone(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    for fresh in (False, True):
+        with pytest.raises(InputError, match="holds thesis"):
+            pretrain(recipe, inputs, tmp_path / "out", fresh=fresh)
+    assert json.dumps(sorted(p.name for p in (tmp_path / "out").iterdir())) == '["thesis.tex"]'
+
+
+def test_no_pair_to_train_on_says_why(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    inputs: Inputs = tables.write()
+    tables.write_regions(["another"])
+    with pytest.raises(InputError, match=r"no pair to train on \(12 no_regions\)"):
+        pretrain(recipe, inputs, tmp_path / "out")

@@ -1,0 +1,345 @@
+"""``train-vl evaluate retrieval`` on a tiny random checkpoint, from arguments to files."""
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vlmill.models.imagebert.model import ImageBert, ImageBertConfig
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
+from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.loading.store.pairs import pairs_digest
+from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
+from vlmill.train.tasks.retrieval.checks import notes_on_ties
+from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
+
+WORDS = ("a", "dog", "cat", "red", "runs", "sleeps", "tree", "house")
+FEATURE_DIM = 12
+
+
+class Workplace:
+    """A folder with a checkpoint and tables: 4 pictures with regions, one without, one empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fingerprint: str | None = "f" * 64
+        self.weights = "detector.pth"
+        generator = np.random.default_rng(0)
+        self.pairs: list[dict[str, str | None]] = [
+            {"pair_id": f"p{i}", "image_id": f"image{i % 4}", "text": text, "split": "test"}
+            for i, text in enumerate(["a dog runs", "a red cat", "tree", "a house sleeps a", "dog"])
+        ]
+        self.rows = [
+            RegionRow(
+                image_id=f"image{i}",
+                width=100,
+                height=80,
+                boxes=np.array([[0, 0, 50, 40], [10, 10, 100, 80]], np.float32)[: i % 2 + 1],
+                features=generator.random((i % 2 + 1, FEATURE_DIM)).astype(np.float32),
+            )
+            for i in range(4)
+        ]
+
+    def write(self, *, step: int = 3, trained_fingerprint: str | None = "f" * 64) -> None:
+        write_shard(self.folder / "pairs", PAIRS, self._rows())
+        producer = {"detector_fingerprint": self.fingerprint, "weights": self.weights}
+        write_shard(
+            self.folder / "regions",
+            REGIONS,
+            encode_regions(self.rows, dtype="float16"),
+            producer=producer,
+            arrays=region_arrays(dtype="float16", feature_dim=FEATURE_DIM),
+        )
+        self._write_checkpoint(step, trained_fingerprint)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{**dict.fromkeys(PAIRS.schema.names), **row} for row in self.pairs]
+
+    def _write_checkpoint(self, step: int, fingerprint: str | None) -> None:
+        torch.manual_seed(0)
+        tokenizer = bert_tokenizer({word: i for i, word in enumerate((*SPECIAL, *WORDS))})
+        config = ImageBertConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            width=16,
+            num_layers=1,
+            num_heads=2,
+            intermediate_width=32,
+            num_positions=8,
+            max_text_tokens=6,
+            visual_position_id=6,
+            region_width=FEATURE_DIM,
+            num_region_classes=3,
+        )
+        model = ImageBert(config)
+        torch.nn.init.normal_(model.match_head.weight, std=5.0)
+        training = TrainingRecord(
+            recipe="tiny", stage="pairs", step=step, num_pairs=0, pairs_digest=self.trained_on()
+        )
+        save_checkpoint(
+            self.folder / "checkpoint",
+            variant="imagebert",
+            model=model,
+            tokenizer=tokenizer,
+            training=training,
+            detector_fingerprint=fingerprint,
+        )
+
+    def trained_on(self) -> str:
+        return "0" * 64
+
+    def run(self, *more: str, output: str = "out") -> Path:
+        parser = argparse.ArgumentParser()
+        add_evaluate_arguments(parser)
+        tables = [
+            part
+            for name in ("checkpoint", "pairs", "regions")
+            for part in (f"--{name}", str(self.folder / name))
+        ]
+        folder = self.folder / output
+        arguments = ["retrieval", *tables, "--output", str(folder), *more]
+        assert run_evaluate(parser.parse_args(arguments)) == 0
+        return folder
+
+    def metrics(self, *more: str) -> dict[str, float]:
+        found: dict[str, float] = json.loads((self.run(*more) / "metrics.json").read_text())
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path)
+
+
+def test_metrics_count_what_was_ranked(place: Workplace) -> None:
+    place.write()
+    metrics = place.metrics()
+    assert metrics["pairs"] == metrics["image_retrieval/n"] == 5
+    assert metrics["images"] == metrics["text_retrieval/n"] == 4
+    assert metrics["rejected_pairs"] == 0
+    assert metrics["image_retrieval/r5"] == 1.0  # four pictures in all
+    assert metrics["image_retrieval/r1_chance"] == 0.25
+    assert all(0 <= v <= 1 for k, v in metrics.items() if k.split("/")[-1] in ("r1", "r5", "r10"))
+    assert verify_folder(place.folder / "out") == []
+
+
+def test_the_metrics_are_those_of_the_neighbours(place: Workplace) -> None:
+    place.write()
+    folder = place.run()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    neighbours = json.loads((folder / "neighbours.json").read_text())
+    for direction, n in (("image_retrieval", 5), ("text_retrieval", 4)):
+        queries = neighbours[direction]
+        assert len(queries) == n
+        first = [query["neighbours"][0]["right"] for query in queries]
+        assert metrics[f"{direction}/r1"] == pytest.approx(np.mean(first))
+        for query in queries:
+            scores = [near["score"] for near in query["neighbours"]]
+            assert scores == sorted(scores, reverse=True)
+            places = [i for i, near in enumerate(query["neighbours"]) if near["right"]]
+            assert places[0] == query["rank"]
+            assert query["best_right"] == query["neighbours"][places[0]]
+
+
+def test_the_same_inputs_give_the_same_bytes(place: Workplace) -> None:
+    place.write()
+    first = {path.name: path.read_bytes() for path in place.run().iterdir()}
+    second = {path.name: path.read_bytes() for path in place.run("--fresh").iterdir()}
+    assert first == second
+    assert sorted(first) == [
+        "_manifest.json",
+        "_plan.json",
+        "metrics.json",
+        "neighbours.json",
+        "rejects-00000-of-00001.parquet",
+        "report.html",
+    ]
+
+
+def test_a_finished_output_is_left_and_another_runs_is_refused(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.write()
+    metrics = place.metrics()
+    assert place.metrics() == metrics
+    assert "--fresh" in capsys.readouterr().out
+    place.pairs.pop()
+    place.write()
+    with pytest.raises(InputError, match="other settings"):
+        place.run()
+    assert place.metrics("--fresh")["pairs"] == 4
+
+
+def test_pairs_that_cannot_be_scored_are_rejected_with_a_reason(place: Workplace) -> None:
+    empty = np.zeros((0, 4), np.float32)
+    place.rows.append(
+        RegionRow(
+            image_id="nothing",
+            width=9,
+            height=9,
+            boxes=empty,
+            features=np.zeros((0, FEATURE_DIM), np.float32),
+        )
+    )
+    place.pairs += [
+        {"pair_id": "lost", "image_id": "elsewhere", "text": "a dog", "split": "test"},
+        {"pair_id": "bare", "image_id": "nothing", "text": "a dog", "split": "test"},
+        {"pair_id": "blank", "image_id": "image0", "text": " \n", "split": "test"},
+    ]
+    place.write()
+    metrics = place.metrics()
+    assert metrics["pairs"] + metrics["rejected_pairs"] == len(place.pairs) == 8
+    rejects = read_table(place.folder / "out", REJECTS).to_pylist()
+    assert {row["key"]: row["reason"] for row in rejects} == {
+        "lost": "no_regions",
+        "bare": "no_boxes",
+        "blank": "no_text",
+    }
+    assert "no_boxes" in (place.folder / "out" / "report.html").read_text()
+
+
+def test_one_split_is_ranked_where_asked(place: Workplace) -> None:
+    for pair in place.pairs[:2]:
+        pair["split"] = "train"
+    place.write()
+    assert place.metrics("--split", "test")["pairs"] == 3
+    with pytest.raises(InputError, match="its splits are test, train"):
+        place.run("--split", "dev", output="other")
+
+
+def test_folds_are_reported_beside_the_whole(place: Workplace) -> None:
+    place.pairs = place.pairs[:4]
+    place.write()
+    metrics = place.metrics("--fold-images", "2")
+    assert metrics["folds/image_retrieval/r1_chance"] == 0.5
+    assert metrics["image_retrieval/r1_chance"] == 0.25
+    with pytest.raises(InputError, match="--fold-images 3 does not divide the 4 pictures"):
+        place.run("--fold-images", "3", output="other")
+
+
+def test_another_detectors_regions_are_refused_and_unknown_ones_noted(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.write(trained_fingerprint="e" * 64)
+    with pytest.raises(InputError, match="--regions come from detector ffff"):
+        place.run()
+    place.fingerprint = None
+    place.write()
+    page = (place.run() / "report.html").read_text()
+    assert "which detector was used" in page
+    assert "which detector was used" in capsys.readouterr().err
+
+
+def test_what_makes_figures_worthless_is_said(place: Workplace) -> None:
+    place.weights = "random weights, seed 0"
+    place.write(step=0)
+    page = (place.run() / "report.html").read_text()
+    assert "random weights: it recognises nothing" in page
+    assert "untrained" in page
+
+
+def test_pairs_known_from_training_are_noted(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "trained_on", lambda: pairs_digest(str(place.folder / "pairs"))[1])
+    for pair in place.pairs[:2]:
+        pair["split"] = None
+    place.write()
+    assert "trained on 2 of these 5 pairs" in (place.run() / "report.html").read_text()
+    held_out = place.run("--split", "test", output="held-out")
+    assert "trained on" not in (held_out / "report.html").read_text()
+
+
+def test_features_of_another_width_are_refused(place: Workplace) -> None:
+    place.rows = [
+        RegionRow(
+            image_id=row.image_id,
+            width=row.width,
+            height=row.height,
+            boxes=row.boxes,
+            features=np.zeros((len(row.boxes), FEATURE_DIM), np.float32),
+        )
+        for row in place.rows
+    ]
+    place.write()
+    write_shard(
+        place.folder / "regions",
+        REGIONS,
+        encode_regions([], dtype="float16"),
+        producer={"detector_fingerprint": "f" * 64},
+        arrays=region_arrays(dtype="float16", feature_dim=FEATURE_DIM + 1),
+    )
+    with pytest.raises(InputError, match="features 13 wide, the checkpoint takes 12"):
+        place.run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "toaster"), "--device toaster: want cpu"),
+        (("--device", "cuda:99"), "--device cuda:99"),
+        (("--batch-size", "0"), "--batch-size 0: want at least 1"),
+        (("--images", "no/such/folder"), "--images no/such/folder: no table of images"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    place: Workplace, arguments: tuple[str, ...], message: str
+) -> None:
+    place.write()
+    with pytest.raises(InputError, match=message):
+        place.run(*arguments)
+    assert not (place.folder / "out").exists()
+
+
+def test_nothing_to_rank_is_an_error_that_counts_the_reasons(place: Workplace) -> None:
+    place.rows = []
+    place.write()
+    with pytest.raises(InputError, match=r"none of 5 pairs can be scored \(5 no_regions\)"):
+        place.run()
+
+
+def test_a_pair_given_twice_is_an_error(place: Workplace) -> None:
+    place.pairs.append(place.pairs[0])
+    place.write()
+    with pytest.raises(InputError, match=r"1 pair_ids twice or more \(first: p0\)"):
+        place.run()
+
+
+def test_the_report_shows_pictures_and_escapes_texts(place: Workplace) -> None:
+    place.pairs[0]["text"] = "<script>alert(1)</script> dog"
+    place.write()
+    out = io.BytesIO()
+    Image.new("RGB", (60, 40), "red").save(out, "PNG")
+    rows = [
+        {**dict.fromkeys(IMAGES.schema.names), "image_id": "image0", "bytes": out.getvalue()},
+        {**dict.fromkeys(IMAGES.schema.names), "image_id": "image1", "bytes": b"no picture"},
+    ]
+    write_shard(place.folder / "images", IMAGES, rows)
+    page = (place.run("--images", str(place.folder / "images")) / "report.html").read_text()
+    assert "data:image/jpeg;base64," in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_ties_that_matter_are_noted() -> None:
+    metrics = {
+        "image_retrieval/r1": 0.0,
+        "image_retrieval/r1_optimistic": 1.0,
+        "image_retrieval/ties": 7,
+        "text_retrieval/r1": 0.5,
+        "text_retrieval/r1_optimistic": 0.5,
+        "text_retrieval/ties": 0,
+    }
+    (note,) = notes_on_ties(metrics)
+    assert note.startswith("image_retrieval: 7 queries have ties")
+    assert "100.0 %" in note and "0.0 %" in note

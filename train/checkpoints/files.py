@@ -1,0 +1,225 @@
+"""Checkpoints: a folder with all that training on or evaluating needs. No pickle anywhere.
+
+A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
+``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record,
+what the stage was fed) and ``training_state.safetensors`` (optimiser moments, random state). A
+folder appears by a rename. A finished run has the files that evaluation needs at its top, too.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import init_empty_weights
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vlmill.models import MODELS
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
+from vlmill.train.recipes.plain import from_plain, to_plain
+from vlmill.train.recipes.spec import Feeding
+
+CHECKPOINTS = "checkpoints"
+MODEL, STATE = "model.safetensors", "training_state.safetensors"
+SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What the weights have seen: the steps of a recipe's stage on pairs with this digest.
+
+    ``pairs_digest`` is :func:`vlmill.train.loading.store.pairs.pairs_digest` of the pairs, in their
+    order. ``validation_loss`` is of the held-out pairs, where they were measured at this step.
+    """
+
+    recipe: str
+    stage: str
+    step: int
+    num_pairs: int
+    pairs_digest: str | None = None
+    validation_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """A checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
+
+    ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown.
+    ``feeding`` is what its last stage was fed; None for a model that was never trained here.
+    """
+
+    path: Path
+    variant: str
+    model: Any  # the variant's module; its methods differ by variant
+    config: Any
+    tokenizer: Tokenizer
+    detector_fingerprint: str | None
+    training: TrainingRecord
+    feeding: Feeding | None = None
+
+
+def save_checkpoint(
+    folder: str | Path,
+    *,
+    variant: str,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    training: TrainingRecord,
+    detector_fingerprint: str | None = None,
+    feeding: Feeding | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write a checkpoint to ``folder``, which appears whole or not at all.
+
+    ``model.config`` must be the variant's configuration. ``feeding`` is that of the
+    stage at hand, ``state`` what continuing needs. ``weights`` are written in place of the model's.
+    """
+    settings = {
+        "checkpoint": FORMAT,
+        "variant": variant,
+        "model": to_plain(model.config),
+        "detector_fingerprint": detector_fingerprint,
+        "training": to_plain(training),
+        "feeding": None if feeding is None else to_plain(feeding),
+    }
+    with atomic_folder(folder, replace=True) as temporary:
+        save_tensors(model.state_dict() if weights is None else weights, temporary / MODEL)
+        if state is not None:
+            save_tensors(state, temporary / STATE)
+        vocabulary = vocabulary_text(tokenizer)
+        (temporary / VOCABULARY).write_text(vocabulary, encoding="utf-8", newline="")
+        (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        for path in temporary.iterdir():
+            shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
+    return Path(folder)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write safetensors. Raises OSError, which the library does not."""
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from None
+
+
+def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
+    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
+    path = Path(path)
+    if (path / SETTINGS).is_file():
+        return path
+    steps = saved_steps(path)
+    if not steps:
+        raise InputError(
+            f"{flag} {path} holds no checkpoint; give the --output of `train-vl pretrain`"
+        )
+    return steps[max(steps)]
+
+
+def saved_steps(output: str | Path) -> dict[int, Path]:
+    """The checkpoints of a run's output by step."""
+    folders = (Path(output) / CHECKPOINTS).glob("step-*")
+    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
+
+
+def step_folder(output: str | Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` lies."""
+    return Path(output) / CHECKPOINTS / f"step-{step:08d}"
+
+
+def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheckpoint:
+    """Read a checkpoint, or the last one of a run's output. Raises InputError if it is damaged."""
+    folder = find_checkpoint(path, flag)
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        if settings["checkpoint"] != FORMAT:
+            raise InputError(
+                f"{flag} {folder} has format {settings['checkpoint']}, this vlmill reads {FORMAT}"
+            )
+        variant = settings["variant"]
+        if variant not in MODELS:
+            raise InputError(f"{flag} {folder}: variant {variant!r} is none of {', '.join(MODELS)}")
+        config = from_plain(MODELS[variant].config, settings["model"], "model")
+        # Weights come from the file: none are drawn. Buffers may be none of the file's.
+        with init_empty_weights(include_buffers=False):
+            model = MODELS[variant].model(config)
+        model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
+        fed = settings.get("feeding")
+        return LoadedCheckpoint(
+            path=folder,
+            variant=variant,
+            model=model.eval(),
+            config=config,
+            tokenizer=read_vocabulary(folder / VOCABULARY, flag),
+            detector_fingerprint=settings["detector_fingerprint"],
+            training=from_plain(TrainingRecord, settings["training"], "training"),
+            feeding=None if fed is None else from_plain(Feeding, fed, "feeding"),
+        )
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
+
+
+def publish(output: str | Path, checkpoint: Path) -> None:
+    """Put a checkpoint's weights, vocabulary and settings at the top of ``output``, as links."""
+    for name in (MODEL, VOCABULARY, SETTINGS):  # the settings last: they say that all is there
+        with atomic_path(Path(output) / name) as temporary:
+            try:
+                os.link(checkpoint / name, temporary)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(checkpoint / name, temporary)
+
+
+def load_training_state(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors that continuing needs, as ``save_checkpoint`` was given them."""
+    try:
+        return _load_aligned(Path(folder) / STATE)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: no training state ({error}); use --fresh") from None
+
+
+def _load_aligned(path: Path) -> dict[str, Tensor]:
+    """The file's tensors, copied to memory that torch has aligned.
+
+    Mapped from the file they begin anywhere, and vectorised sums over them may then differ in the
+    last bit from those of the run that wrote them.
+    """
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+def remove_partial(output: str | Path) -> None:
+    """Delete what a kill has left of a checkpoint that was being written or deleted."""
+    for folder in (Path(output) / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(folder)
+
+
+def read_record(folder: Path) -> TrainingRecord:
+    """What a checkpoint of a run says of its training. Raises InputError if it is damaged."""
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        return from_plain(TrainingRecord, settings["training"], "training")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
+
+
+def keep_checkpoints(output: str | Path, count: int, *, also: int | None = None) -> None:
+    """Delete all but the last ``count`` checkpoints of a run, and that of step ``also``."""
+    steps = saved_steps(output)
+    for step in sorted(steps)[:-count]:
+        if step == also:
+            continue
+        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
+        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
+        os.replace(steps[step], doomed)
+        shutil.rmtree(doomed)

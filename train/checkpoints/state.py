@@ -1,0 +1,73 @@
+"""Continuing needs the optimiser's state and whole weights, which are read and put back here."""
+
+from collections.abc import Mapping
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from vlmill.schemas.errors import InputError
+from vlmill.train.devices.gather import laid_out_like, whole
+
+
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, accelerator: Accelerator
+) -> dict[str, Tensor]:
+    """What continuing needs beside the weights: moments by parameter name, and random states.
+
+    Every process has random numbers of its own for dropout. All processes have to call this.
+    """
+    state: dict[str, Tensor] = {}
+    held = {} if optimizer is None else optimizer.state
+    for name, parameter in model.named_parameters():
+        for key, value in held.get(parameter, {}).items():
+            state[f"optimizer.{key}.{name}"] = whole(value)
+    if accelerator.scaler is not None:
+        for key, value in accelerator.scaler.state_dict().items():
+            state[f"scaler.{key}"] = torch.tensor(value, dtype=torch.float64)
+    own = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        own["cuda"] = torch.cuda.get_rng_state()
+    for kind, numbers in own.items():
+        sent = accelerator.gather(numbers[None].to(accelerator.device))
+        for process, one in enumerate(sent.cpu()):
+            state[f"rng.{kind}.{process}"] = one
+    return state
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, each tensor whole where processes hold parts of it; all have to call this."""
+    return {name: whole(value.detach()) for name, value in model.state_dict().items()}
+
+
+def restore_training_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Tensor],
+    accelerator: Accelerator,
+) -> None:
+    """Put back what :func:`training_state` gave.
+
+    Raises InputError if another number of processes wrote it.
+    """
+    process = accelerator.process_index
+    if f"rng.cpu.{process}" not in state:
+        processes = sum(name.startswith("rng.cpu.") for name in state)
+        raise InputError(
+            f"--output: the checkpoint is of a run with {processes} processes; continue with as "
+            "many, or use --fresh"
+        )
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    for name, parameter in model.named_parameters():
+        for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
+            if (value := state.get(f"optimizer.{key}.{name}")) is not None:
+                # Adam counts steps on the CPU, unless it is fused.
+                here = key == "step" and not fused
+                optimizer.state[parameter][key] = value if here else laid_out_like(value, parameter)
+    if accelerator.scaler is not None:
+        held = accelerator.scaler.state_dict()
+        kept = {key: type(value)(state[f"scaler.{key}"].item()) for key, value in held.items()}
+        accelerator.scaler.load_state_dict(kept)
+    torch.set_rng_state(state[f"rng.cpu.{process}"])
+    if torch.cuda.is_available() and f"rng.cuda.{process}" in state:
+        torch.cuda.set_rng_state(state[f"rng.cuda.{process}"])

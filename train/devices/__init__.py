@@ -1,0 +1,4 @@
+"""Devices and processes are set up, measured and brought together here.
+
+Reading order: ``setup``, ``gather`` (across processes) and ``throughput``.
+"""

@@ -1,0 +1,73 @@
+"""What all processes hold is brought together.  W processes, B pairs each, D width.
+
+Vectors for contrast, and parameters of which each process holds a part.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+class _Gather(torch.autograd.Function):
+    """All processes' rows [W, B, D]; backward adds what every process has for one's own."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, local.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        summed = grads[0].contiguous()
+        dist.all_reduce(summed)
+        return summed[dist.get_rank()]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on ``device``, which nobody waits for; only pinned memory goes so."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def world_size() -> int:
+    """Processes that train together; 1 without any set up."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather_first(local: Tensor, *, exact: bool = True) -> Tensor:
+    """The rows [W * B, ...] of all processes, one's own first, the others in the order of ranks.
+
+    Every process has to give as many. ``exact``: gradients flow to all processes, so that their
+    mean is that of one process with all pairs. Without it they flow to one's own rows alone, as in
+    VLMo's code, and the encoders' is that over W (a temperature's is exact either way). Whole
+    numbers have no gradient.
+    """
+    if world_size() == 1:
+        return local
+    rank = dist.get_rank()
+    if local.is_floating_point() and exact:
+        parts: list[Tensor] = list(_Gather.apply(local))
+    else:
+        parts = [torch.empty_like(local) for _ in range(world_size())]
+        dist.all_gather(parts, local.detach().contiguous())
+        parts[rank] = local
+    return torch.cat([parts[rank], *parts[:rank], *parts[rank + 1 :]])
+
+
+def whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """``value`` on the parameter's device, and divided among processes as the parameter is."""
+    if isinstance(value, DTensor):
+        return value
+    moved = value.to(parameter.device)
+    if isinstance(parameter, DTensor) and moved.ndim:
+        return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
+    return moved

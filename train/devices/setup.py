@@ -1,0 +1,111 @@
+"""How a model is computed: on which devices, by how many processes, and what is kept of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.fx.experimental import _config as fx_config
+from torch.utils.checkpoint import checkpoint
+
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, PreNormBlock
+from vlmill.schemas.errors import InputError
+from vlmill.train.recipes import Recipe
+
+BLOCKS = (PostNormBlock, CoAttentionBlock, PreNormBlock)
+COMPUTED_IN = {"bf16": torch.bfloat16, "fp16": torch.float16}  # float32 where it is neither
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """Devices and precision; under a launcher, processes. Raises InputError for batches that
+    cannot be dealt out.
+    """
+    if recipe.precision == "fp16" and not torch.accelerator.is_available():
+        raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
+    # Heads of objectives that a batch has no labels for get no gradient.
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator = Accelerator(
+        mixed_precision=recipe.precision,
+        kwargs_handlers=[unused],
+        # Told, as it takes a launcher's processes for single ones where there is no accelerator.
+        cpu=not torch.accelerator.is_available(),
+    )
+    for number, stage in enumerate(recipe.stages):
+        parts = stage.accumulation * accelerator.num_processes
+        if stage.batch_size % parts:
+            raise InputError(
+                f"stages.{number}.batch_size={stage.batch_size} is no multiple of accumulation="
+                f"{stage.accumulation} times {accelerator.num_processes} processes; change one"
+            )
+        if stage.feeding.text_rows % parts:
+            raise InputError(
+                f"stages.{number}.feeding.text_rows={stage.feeding.text_rows} is no multiple of "
+                f"accumulation times processes, {parts}; change one"
+            )
+    return accelerator
+
+
+def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.Module:
+    """``module`` on the device, for all processes: whole in each, or divided.
+
+    Divided layers are gathered in the precision that they compute in, half as many bytes, and take
+    their inputs in it; their gradients are added in float32. What is outside of layers (tables,
+    heads, the contrast's scale) stays in float32, as it does undivided.
+    """
+    processes, device = accelerator.num_processes, accelerator.device
+    if processes == 1 or not shard:
+        prepared: nn.Module = accelerator.prepare(module)
+        return prepared
+    module.to(device)
+    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        fully_shard(module)  # a later stage: the model is divided already
+        return module
+    mesh = init_device_mesh(device.type, (processes,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=COMPUTED_IN.get(accelerator.mixed_precision),
+        reduce_dtype=torch.float32,
+    )
+    for part in module.modules():
+        if isinstance(part, BLOCKS):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+@contextmanager
+def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iterator[None]:
+    """Around a part of a step: gradients are added over all processes in its ``last`` part only."""
+    inside = getattr(module, "_orig_mod", module)  # of a compiled one
+    if isinstance(inside, FSDPModule):
+        inside.set_requires_gradient_sync(last)
+        yield
+        return
+    with nullcontext() if last else accelerator.no_sync(module):
+        yield
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """A step that torch.compile translates, once for batches of all sizes.
+
+    Sizes that are equal by chance in the first batch (as many tokens as regions) stay two sizes.
+    """
+    fx_config.use_duck_shape = False
+    translated: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
+    return translated
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Have every layer compute its activations again in the backward pass."""
+    for part in model.modules():
+        if isinstance(part, BLOCKS):
+            part.forward = _recomputed(part.forward)  # type: ignore[method-assign]
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(checkpoint, forward, use_reentrant=False)

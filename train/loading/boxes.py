@@ -1,0 +1,104 @@
+"""Boxes are placed, resized and compared here.
+
+R regions. Boxes are (x1, y1, x2, y2) in pixels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmill.train.loading.arrays import Array, Flags
+
+
+def padded_locations(
+    boxes: Sequence[Array], sizes: Sequence[tuple[int, int]], longest: int
+) -> Array:
+    """:func:`~vlmill.train.loading.boxes.box_locations` of all pictures at once, padded with zeros:
+    [B, R, 5]. One by one they would cost as much as the features.
+    """
+    corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
+    for i, of_picture in enumerate(boxes):
+        corners[i, : len(of_picture)] = of_picture
+    size = np.maximum(np.array(sizes, dtype=np.float32).reshape(-1, 2), 1)
+    corners /= np.concatenate([size, size], axis=1)[:, None]
+    np.clip(corners, 0, 1, out=corners)
+    found = np.empty((len(boxes), longest, 5), dtype=np.float32)
+    found[..., :4] = corners
+    found[..., 4] = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
+    return found
+
+
+def overlaps(boxes: Array, *, pixel: tuple[float, float] = (0.0, 0.0)) -> Array:
+    """Intersection over union of each two boxes [R, 4] (x1, y1, x2, y2): [R, R].
+
+    ``pixel`` is added to widths and heights: a pixel's size, in the boxes' unit, in the convention
+    in which x2 and y2 belong to the box. Boxes without an area overlap with nothing.
+    """
+    boxes = boxes.astype(np.float64)
+    sizes = np.maximum(boxes[:, 2:] - boxes[:, :2] + pixel, 0)
+    low = np.maximum(boxes[:, None, :2], boxes[:, :2])
+    high = np.minimum(boxes[:, None, 2:], boxes[:, 2:])
+    shared = np.maximum(high - low + pixel, 0).prod(-1)
+    areas = sizes.prod(-1)
+    union = areas[:, None] + areas - shared
+    ratio: Array = np.divide(shared, union, out=np.zeros_like(union), where=union > 0).astype("f4")
+    return ratio
+
+
+def overlapping(
+    masked: Flags, overlap: Array, *, threshold: float = 0.4, inclusive: bool = False
+) -> Flags:
+    """``masked`` [R] and the regions that overlap with one of them.
+
+    12-in-1's rule for ViLBERT (arXiv:1912.02315): with these hidden too, a masked region cannot be
+    read off its neighbours. ViLBERT and VL-BERT themselves have no such rule.
+    """
+    near = overlap >= threshold if inclusive else overlap > threshold
+    reached: Flags = masked | (near & masked).any(axis=1)
+    return reached
+
+
+def box_locations(boxes: Array, width: int, height: int) -> Array:
+    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2)."""
+    size = np.array([width, height, width, height], dtype=np.float32)
+    corners = np.clip(boxes.reshape(-1, 4) / np.maximum(size, 1), 0, 1).astype(np.float32)
+    area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    return np.concatenate([corners, area[:, None]], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A picture's width and height in pixels."""
+
+    width: int
+    height: int
+
+    def resized(self, shortest: int, longest: int) -> "Size":
+        """With a short side of ``shortest``, or less where the long one would pass ``longest``."""
+        short, long = sorted((self.width, self.height))
+        if long / short * shortest > longest:
+            shortest = int(longest * short / long)
+        other = int(shortest * long / short)
+        if self.width < self.height:
+            return Size(width=shortest, height=other)
+        return Size(width=other, height=shortest)
+
+
+def scales(size: Size, new: Size) -> Array:
+    """What widths and heights are multiplied with [2]."""
+    old = np.array([size.width, size.height], dtype=np.float32)
+    # By the inverse, as PyTorch divides a tensor: at x = 1000 the last bit is 6e-5 pixels.
+    factors: Array = np.array([new.width, new.height], dtype=np.float32) * (np.float32(1) / old)
+    return factors
+
+
+def resized_boxes(boxes: Array, size: Size, new: Size, *, mirrored: bool) -> Array:
+    """Boxes [N, 4] of the resized picture, mirrored if asked, clamped to it."""
+    boxes = boxes * np.tile(scales(size, new), 2)
+    if mirrored:
+        left, right = new.width - 1 - boxes[:, 2], new.width - 1 - boxes[:, 0]
+        boxes = np.stack([left, boxes[:, 1], right, boxes[:, 3]], axis=1)
+    ends = np.array([new.width - 1, new.height - 1] * 2, dtype=np.float32)
+    clamped: Array = np.clip(boxes, 0, ends)
+    return clamped

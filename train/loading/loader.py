@@ -1,0 +1,128 @@
+"""Batches one after the other, planned by processes and filled by a thread ahead of training."""
+
+import queue
+import signal
+import threading
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from vlmill.schemas.errors import InputError
+from vlmill.train.loading.batch import PlannedBatch, StoredBatch
+from vlmill.train.loading.features import assemble
+from vlmill.train.loading.stage_batches import PretrainBatches
+
+# Batches that are assembled or wait. One is enough, as plans wait as well; and the fewer blocks of
+# memory go round, the more of them the cache holds: five of 13 MB take a quarter longer than two.
+AHEAD = 1
+# Plans that a worker sends at once: a message of its own for each would cost 8 us a picture.
+TOGETHER = 8
+GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
+
+
+def batch_loader(
+    batches: PretrainBatches,
+    first: int,
+    last: int,
+    *,
+    workers: int,
+    device: torch.device | None = None,
+    every: int = 1,
+) -> Generator[StoredBatch, None, None]:
+    """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
+
+    With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
+    the batches; a thread of this process copies the features, so that these never travel between
+    processes. For a GPU, ``device``, they lie in pinned memory. Workers are spawned, not forked:
+    Arrow's threads do not survive a fork.
+    """
+    # Pictures travel with their plans, and wake the thread often enough as it is.
+    together = TOGETHER if workers and batches.images is None else 1
+    plans = DataLoader(
+        _Plans(batches),
+        batch_size=None,
+        sampler=BatchSampler(range(first, last, every), together, drop_last=False),
+        num_workers=workers,
+        # Without one of its own the loader draws from the random numbers that dropout uses, and a
+        # resumed run would have other ones than a run without a pause.
+        generator=torch.Generator(),
+        multiprocessing_context="spawn" if workers else None,
+        worker_init_fn=_stay_for_a_while,
+    )
+    pin_memory = device is not None and device.type == "cuda"
+    made = (
+        assemble(_sound(one), batches.regions, pin_memory=pin_memory)
+        for some in plans
+        for one in some
+    )
+    return _ahead(made, torch.cuda.current_device() if pin_memory else None) if workers else made
+
+
+def _stay_for_a_while(worker: int) -> None:
+    """Leave it to the training process when to end: it ends its workers, and they outlive it never.
+
+    Whoever stops a job (a scheduler, a container, Ctrl-C) often tells all of its processes, and a
+    run that saves and goes on later needs its workers until it has saved.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_S))
+
+
+class _Plans(Dataset[list[PlannedBatch | InputError]]):
+    """The plans of some batches each, or what is wrong with the data: an error that is raised in a
+    worker comes with a traceback in its message.
+    """
+
+    def __init__(self, batches: PretrainBatches) -> None:
+        self.batches = batches
+
+    def __getitem__(self, numbers: Sequence[int]) -> list[PlannedBatch | InputError]:
+        return [self._plan(number) for number in numbers]
+
+    def _plan(self, number: int) -> PlannedBatch | InputError:
+        try:
+            return self.batches[number]
+        except InputError as error:
+            return error
+
+
+def _sound(planned: PlannedBatch | InputError) -> PlannedBatch:
+    if isinstance(planned, InputError):
+        raise planned
+    return planned
+
+
+def _ahead(
+    made: Iterator[StoredBatch], gpu: int | None = None
+) -> Generator[StoredBatch, None, None]:
+    """The same batches, made by a thread a little ahead of who asks for them.
+
+    A thread begins on the first GPU, whatever its process is on: without ``gpu`` it would pin
+    memory there, and hold some of that GPU's.
+    """
+    waiting: queue.SimpleQueue[StoredBatch | BaseException | None] = queue.SimpleQueue()
+    room, stopped = threading.Semaphore(AHEAD), threading.Event()
+
+    def work() -> None:
+        try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            while room.acquire() and not stopped.is_set():
+                waiting.put(next(made, None))  # no name of ours keeps a batch's memory
+        except BaseException as error:  # of whatever kind: it is raised where batches are asked for
+            waiting.put(error)
+
+    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread.start()
+    try:
+        while (one := waiting.get()) is not None:
+            room.release()
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+            del one
+    finally:
+        stopped.set()
+        room.release()
+        thread.join()

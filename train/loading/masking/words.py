@@ -1,0 +1,305 @@
+"""Words are masked by pure functions of a source of random numbers.  T tokens, W words.
+
+Every rule draws in the order of the published code, one number at a time, so that a test can feed
+it what a run of that code drew. ``mask_texts`` does it for a whole batch, N tokens of all texts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.random import Draws, Uniforms
+from vlmill.train.loading.vocabulary import CLS, MASK, PAD, SEP, UNK
+from vlmill.train.recipes.spec import Masking
+
+NO_WORD = -1  # a token that no rule may mask, such as [CLS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTokens:
+    """``tokens`` [T] as the model sees them; ``masked`` [T] where the original is to be guessed."""
+
+    tokens: Ids
+    masked: Flags
+
+    def labels(self, original: Ids, ignored: int) -> Ids:
+        """The ids [T] to be guessed, ``ignored`` where nothing is."""
+        return np.where(self.masked, original, ignored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """What becomes of masked tokens: ``to_mask`` [MASK], ``to_random`` any id, the rest stays.
+
+    BERT's shares (Devlin et al. 2018, sec. 3.1), which all five papers keep. Random ids are of the
+    whole vocabulary, special and unused entries included.
+    """
+
+    mask_id: int
+    vocab_size: int
+    to_mask: float = 0.8
+    to_random: float = 0.1
+
+    def of(self, token: int, fate: float, draws: Draws) -> int:
+        """What the model sees of a masked token whose ``fate`` was drawn from [0, 1)."""
+        if fate < self.to_mask:
+            return self.mask_id
+        if fate < self.to_mask + self.to_random:
+            return int(draws.integers(0, self.vocab_size))
+        return token
+
+
+def mask_tokens(
+    tokens: Ids, maskable: Flags, draws: Draws, *, share: float, replacement: Replacement
+) -> MaskedTokens:
+    """BERT's masking: each maskable token [T] with chance ``share``, each for itself.
+
+    That of ViLBERT (its code, 15 %), ImageBERT, InterBERT without segments and VLMo without whole
+    words. Special tokens are not ``maskable``.
+    """
+    words = np.where(maskable, np.arange(len(tokens)), NO_WORD)
+    return mask_words(tokens, words, draws, share=share, replacement=replacement)
+
+
+def mask_words(
+    tokens: Ids, words: Ids, draws: Draws, *, share: float, replacement: Replacement
+) -> MaskedTokens:
+    """Whole words [T] with chance ``share``: all pieces of a word have one fate (VL-BERT, 15 %).
+
+    ``words`` gives each token's word, :data:`NO_WORD` for none; pieces of a word are neighbours.
+    One number u decides: masked below ``share``, and u/share between the kinds of replacement.
+    """
+    seen, masked = tokens.astype(np.int64), np.zeros(len(tokens), dtype=np.bool_)
+    word, drawn = NO_WORD, 1.0
+    for i, own in enumerate(words.tolist()):
+        if own != word and own != NO_WORD:
+            drawn = draws.random()
+        word = own
+        if own != NO_WORD and drawn < share:
+            masked[i] = True
+            seen[i] = replacement.of(int(tokens[i]), drawn / share, draws)
+    return MaskedTokens(tokens=seen, masked=masked)
+
+
+def mask_drawn(
+    tokens: Ids,
+    maskable: Flags,
+    first: Flags,
+    drawn: npt.NDArray[np.float64],
+    *,
+    share: float,
+    replacement: Replacement,
+) -> MaskedTokens:
+    """:func:`mask_words` of many texts at once: tokens [N], which begin a word ``first`` [N].
+
+    Of the numbers ``drawn`` [N, 2] from [0, 1), the first of a word's first token is the word's
+    fate, and the second of each token says which it becomes where it becomes any.
+    """
+    places = np.arange(len(tokens))
+    fates = drawn[np.maximum.accumulate(np.where(first, places, 0)), 0]
+    masked = maskable & (fates < share)
+    at = np.flatnonzero(masked)
+    fate = fates[at] / max(share, np.finfo(np.float64).tiny)
+    others = (drawn[at, 1] * replacement.vocab_size).astype(np.int64)
+    kept = fate >= replacement.to_mask + replacement.to_random
+    seen = tokens.astype(np.int64)
+    seen[at] = np.where(
+        fate < replacement.to_mask, replacement.mask_id, np.where(kept, tokens[at], others)
+    )
+    return MaskedTokens(tokens=seen, masked=masked)
+
+
+def replace_masked(
+    tokens: Ids, masked: Flags, draws: Draws, replacement: Replacement
+) -> MaskedTokens:
+    """Tokens [T] of which ``masked`` were chosen before: one number for each, in their order."""
+    seen = tokens.astype(np.int64)
+    for i in np.flatnonzero(masked).tolist():
+        seen[i] = replacement.of(int(tokens[i]), draws.random(), draws)
+    return MaskedTokens(tokens=seen, masked=masked.astype(np.bool_))
+
+
+def segments(
+    count: int, draws: Draws, *, anchor_share: float = 0.10, max_further: int = 2
+) -> Flags:
+    """InterBERT's masked segment modelling as its paper says it: which of ``count`` tokens.
+
+    Each token is an anchor with chance ``anchor_share`` and is masked with the next 0 to
+    ``max_further`` (equal chances), as far as there are any; segments may overlap.
+    """
+    masked = np.zeros(count, dtype=np.bool_)
+    for i in range(count):
+        if draws.random() < anchor_share:
+            masked[i : i + 1 + int(draws.integers(0, max_further + 1))] = True
+    return masked
+
+
+def one_span(count: int, draws: Draws) -> Flags:
+    """InterBERT's released code: one span of ``count`` tokens, of up to all of them.
+
+    Captions of up to three tokens stay whole. The start may be the place after the last token, and
+    the span ends with the caption, so that often less than its length is masked.
+    """
+    masked = np.zeros(count, dtype=np.bool_)
+    if int(0.3 * count):
+        start = int(draws.integers(0, count + 1))
+        length = int(draws.integers(1, count + 1))
+        masked[start : start + length] = True
+    return masked
+
+
+def whole_words(
+    continues: Sequence[bool], blocked: Sequence[bool], draws: Draws, *, share: float
+) -> Flags:
+    """VLMo's choice of whole words (its code): which of T tokens, before special ones are dropped.
+
+    Token i belongs to the word before it where ``continues[i]``; ``blocked`` are [CLS] and [SEP].
+    Padding counts as words, one each, so the budget of ``share`` of T (at least 1, halves to even)
+    is that of the padded length unless only the caption itself is given. Words come in random
+    order; one that would exceed the budget is passed over.
+    """
+    words: list[list[int]] = []
+    for i in (i for i, is_blocked in enumerate(blocked) if not is_blocked):
+        if continues[i] and words:
+            words[-1].append(i)
+        else:
+            words.append([i])
+    order, masked = list(range(len(words))), np.zeros(len(blocked), dtype=np.bool_)
+    draws.shuffle(order)
+    left = max(1, round(share * len(blocked)))
+    for word in (words[i] for i in order):
+        if not left:
+            break
+        if len(word) <= left:
+            masked[word] = True
+            left -= len(word)
+    return masked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lexicon:
+    """What masking has to know of a vocabulary of V tokens.
+
+    ``continues`` [V]: pieces that go on with a word (``##``). ``specials``: [PAD], [UNK], [CLS],
+    [SEP] and [MASK], as far as there are.
+    """
+
+    mask_id: int
+    size: int
+    continues: Flags
+    specials: frozenset[int]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> "Lexicon":
+        """That of a tokenizer."""
+        size = tokenizer.get_vocab_size()
+        words = [tokenizer.id_to_token(i) or "" for i in range(size)]
+        ids = [tokenizer.token_to_id(name) for name in (PAD, UNK, CLS, SEP, MASK)]
+        assert ids[-1] is not None  # every way to a tokenizer checks the special tokens
+        return Lexicon(
+            mask_id=ids[-1],
+            size=size,
+            continues=np.array([word.startswith("##") for word in words]),
+            specials=frozenset(i for i in ids if i is not None),
+        )
+
+    def words(self, tokens: Ids, maskable: Flags) -> Ids:
+        """Each token's word, counted from 0; none where it is not maskable."""
+        starts = ~self.continues[tokens] | ~maskable
+        return np.where(maskable, np.cumsum(starts), NO_WORD).astype(np.int64)
+
+
+def mask_texts(
+    texts: Sequence[Ids],
+    draws: Sequence[Uniforms],
+    masking: Masking,
+    lexicon: Lexicon,
+    *,
+    longest: int,
+    specials: bool = True,
+) -> list[MaskedTokens]:
+    """Mask [CLS] text [SEP] (or, without ``specials``, texts alone) by the stage's rule.
+
+    ``longest`` is what a text may have, of which VLMo's code takes its share.
+    """
+    if masking.word_rule not in ("tokens", "words"):
+        return [
+            _mask_text(text, own, masking, lexicon, longest=longest, specials=specials)
+            for text, own in zip(texts, draws, strict=True)
+        ]
+    ends = np.cumsum([len(text) for text in texts])
+    tokens = np.concatenate(texts)
+    maskable = np.ones(len(tokens), dtype=np.bool_)
+    if specials:
+        maskable[ends - 1] = maskable[ends[:-1]] = maskable[:1] = False
+    first = np.ones_like(maskable)
+    if masking.word_rule == "words":
+        first = ~(lexicon.continues[tokens] & maskable)
+        first[1:] |= ~maskable[:-1]
+        first[ends[:-1]] = True
+    # Two numbers for each token: what becomes of it, and which word a random one is.
+    drawn = np.concatenate(
+        [own.many(2 * len(text)) for text, own in zip(texts, draws, strict=True)]
+    )
+    masked = mask_drawn(
+        tokens,
+        maskable,
+        first,
+        drawn.reshape(-1, 2),
+        share=masking.words,
+        replacement=_replacement(masking, lexicon),
+    )
+    starts = [0, *ends[:-1].tolist()]
+    return [
+        MaskedTokens(tokens=masked.tokens[start:end], masked=masked.masked[start:end])
+        for start, end in zip(starts, ends.tolist(), strict=True)
+    ]
+
+
+def _mask_text(
+    tokens: Ids,
+    draws: Uniforms,
+    masking: Masking,
+    lexicon: Lexicon,
+    *,
+    longest: int,
+    specials: bool,
+) -> MaskedTokens:
+    maskable = np.ones(len(tokens), dtype=np.bool_)
+    if specials:
+        maskable[0] = maskable[-1] = False
+    share = masking.words
+    masked = np.zeros(len(tokens), dtype=np.bool_)
+    count = int(maskable.sum())
+    if masking.word_rule == "segments":
+        masked[maskable] = segments(count, draws, anchor_share=share)
+    elif masking.word_rule == "span":
+        masked[maskable] = one_span(count, draws)
+    else:
+        masked = _by_budget(tokens, maskable, draws, share, lexicon, longest)
+    return replace_masked(tokens, masked, draws, _replacement(masking, lexicon))
+
+
+def _replacement(masking: Masking, lexicon: Lexicon) -> Replacement:
+    return Replacement(
+        mask_id=lexicon.mask_id,
+        vocab_size=lexicon.size,
+        to_mask=masking.word_to_mask,
+        to_random=masking.word_to_random,
+    )
+
+
+def _by_budget(
+    tokens: Ids, maskable: Flags, draws: Uniforms, share: float, lexicon: Lexicon, longest: int
+) -> Flags:
+    padding = max(longest - len(tokens), 0)
+    continues = [*lexicon.continues[tokens].tolist(), *[False] * padding]
+    blocked = [*(~maskable).tolist(), *[False] * padding]
+    chosen = whole_words(continues, blocked, draws, share=share)[: len(tokens)]
+    special = np.isin(tokens, list(lexicon.specials))
+    flags: Flags = chosen & ~special
+    return flags

@@ -1,0 +1,70 @@
+"""A text is paired with its own picture or another: pure functions of (seed, stage, epoch, pair).
+
+Nothing here depends on workers, devices or what was drawn before, so any number of workers gives
+the same batches, and a resumed run needs no more than the number of its next step.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.random import Draws, generator
+
+MAX_DRAWS = 64
+
+
+def epoch_order(seed: int, stage: int, epoch: int, count: int) -> Ids:
+    """The order in which an epoch visits ``count`` pairs."""
+    return generator(seed, stage, epoch, 0).permutation(count)
+
+
+class PairsLike(Protocol):
+    """What choosing negatives needs to know of a table of pairs."""
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        """Whether the text of one row is a caption of the picture of another."""
+
+    def hard_negatives(self, row: int) -> Ids:
+        """Rows of the pair's hard negatives, maybe none."""
+
+
+def choose_pairing(
+    row: int,
+    rows: Ids,
+    table: PairsLike,
+    draws: Draws,
+    *,
+    negative_share: float,
+    hard_share: float,
+    text_share: float = 0.5,
+) -> tuple[int, int, bool]:
+    """The rows that give the text and the picture of a sample, and whether these match.
+
+    ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the picture (equal chance) is
+    that of another pair, which must not be a caption of this picture. The caption with
+    ``text_share``: always in the code of ViLBERT, VL-BERT and InterBERT. ``hard_share`` of them
+    come from the pair's hard negatives, where it has any (0.2 in InterBERT's paper); the others
+    from ``rows``. Where none is found (all captions are of one picture) the pair stays as it is.
+    """
+    if draws.random() >= negative_share:
+        return row, row, True
+    replaces_text, hard = draws.random() < text_share, draws.random() < hard_share
+    for pool in (table.hard_negatives(row), rows) if hard else (rows,):
+        for _ in range(MAX_DRAWS if len(pool) else 0):
+            other = int(pool[draws.integers(0, len(pool))])
+            text_row, image_row = (other, row) if replaces_text else (row, other)
+            if not table.matches(text_row, image_row):
+                return text_row, image_row, False
+    return row, row, True
+
+
+def draw_other(draws: Draws, count: int, allowed: Callable[[int], bool]) -> int | None:
+    """A row below ``count`` that is allowed, drawn again and again; None where none is found.
+
+    The released codes' way to another caption: VL-BERT forbids the pair's own row, InterBERT the
+    captions of its picture, ViLBERT nothing.
+    """
+    for _ in range(MAX_DRAWS if count else 0):
+        if allowed(row := int(draws.integers(0, count))):
+            return row
+    return None

@@ -1,0 +1,75 @@
+"""Pictures with the boxes of their regions, for VL-BERT end to end (its code; arXiv:1908.08530).
+
+B pictures, R regions with the whole picture first, H x W pixels.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vlmill.models.inputs import PictureRegions
+from vlmill.train.loading.boxes import Size, resized_boxes
+from vlmill.train.loading.pictures.crop import decode, planes
+from vlmill.train.loading.sample import SampledRegions
+from vlmill.train.recipes.spec import Feeding
+
+MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255
+
+
+def boxed_picture(
+    data: bytes | None, regions: SampledRegions, feeding: Feeding
+) -> dict[str, npt.NDArray[Any]]:
+    """``picture`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
+    float32 [1 + kept, 4] in its pixels; both mirrored if the sample is.
+
+    Raises InputError for a picture that cannot be decoded.
+    """
+    row, mirrored = regions.row, regions.mirrored
+    size = Size(width=row.width, height=row.height)
+    new = size.resized(feeding.short_side, feeding.long_side)
+    image = decode(data, row.image_id).resize((new.width, new.height), Image.Resampling.BILINEAR)
+    if mirrored:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    whole = np.array([[0, 0, new.width - 1, new.height - 1]], dtype=np.float32)
+    boxes = resized_boxes(row.boxes[: regions.kept], size, new, mirrored=mirrored)
+    return {
+        "picture": planes(np.asarray(image)[..., ::-1]),
+        "boxes": np.concatenate([whole, boxes]),
+    }
+
+
+def padded_pictures(
+    found: Sequence[dict[str, npt.NDArray[Any]]], shown: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Pictures uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes."""
+    sizes = np.array([one["picture"].shape[:0:-1] for one in found], dtype=np.float32)
+    width, height = sizes.max(axis=0).astype(int).tolist()
+    pictures = np.zeros((len(found), 3, height, width), dtype=np.uint8)
+    boxes = np.zeros((len(found), shown, 4), dtype=np.float32)
+    for i, one in enumerate(found):
+        _, rows, columns = one["picture"].shape
+        pictures[i, :, :rows, :columns] = one["picture"]
+        boxes[i, : len(one["boxes"])] = one["boxes"]
+    return {"pictures": pictures, "picture_sizes": sizes, "picture_boxes": boxes}
+
+
+def picture_regions_of(held: Mapping[str, Tensor]) -> PictureRegions | None:
+    """Of pairs alone; less VL-BERT's mean colour, which is what lies outside a picture."""
+    if "pictures" not in held:
+        return None
+    pictures, sizes = held["pictures"].float(), held["picture_sizes"]
+    mean = torch.tensor(MEAN_BGR, device=pictures.device).view(3, 1, 1)
+    columns = torch.arange(pictures.shape[3], device=pictures.device) < sizes[:, :1]
+    rows = torch.arange(pictures.shape[2], device=pictures.device) < sizes[:, 1:]
+    inside = rows[:, None, :, None] & columns[:, None, None, :]
+    return PictureRegions(
+        pictures=(pictures - mean) * inside,
+        sizes=sizes,
+        boxes=held["picture_boxes"],
+        region_mask=held["region_mask"][: len(pictures)],
+    )

@@ -1,0 +1,62 @@
+"""The tokenizer of pictures that masked picture modelling guesses, read from a file.
+
+B pictures, S pixels a side, G = S / 8 tokens a side.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, device, int64
+
+from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer, Dvae
+from vlmill.models.published import load_reference
+from vlmill.schemas.errors import InputError
+
+FIELD = "picture_tokenizer"
+
+
+class PictureTokenizer(NamedTuple):
+    """A network that is not trained, how many tokens it knows, and a token's pixels a side."""
+
+    model: DalleTokenizer | Dvae
+    num_tokens: int
+    stride: int
+
+    def reader(self, where: device) -> Callable[[Tensor], Tensor]:
+        """A function on ``where``: pixels float32 [B, 3, S, S] of 0..1 to tokens int64 [B, G, G].
+
+        A plain function, so that a module that holds it does not train or store the network.
+        """
+        model = self.model.to(where).eval().requires_grad_(False)
+
+        def tokens(pixels: Tensor) -> Tensor:
+            return model.tokens(pixels if isinstance(model, DalleTokenizer) else 2 * pixels - 1)
+
+        return tokens
+
+
+def read_picture_tokenizer(path: str | Path) -> PictureTokenizer:
+    """DALL-E's encoder or BEiT's auto-encoder, recognised by the names in the file.
+
+    They may be the published ones or ours; sizes are read off the weights. Raises InputError for
+    any other file.
+    """
+    try:
+        model = load_reference("dvae", path)
+    except (ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{FIELD}={path}: {reason}; give the weights of DALL-E's encoder (a state dict, not "
+            "the published pickle) or of BEiT's tokenizer"
+        ) from None
+    assert isinstance(model, DalleTokenizer | Dvae)
+    config = model.config
+    halvings = config.num_groups - 1 if isinstance(config, DalleConfig) else config.num_layers
+    return PictureTokenizer(model=model, num_tokens=config.num_tokens, stride=2**halvings)
+
+
+def blank_tokens(pixels: Tensor, stride: int) -> Tensor:
+    """Tokens [B, n, n] of pixels [B, 3, S, S], all 0: where shapes alone matter."""
+    batch, _, height, width = pixels.shape
+    return pixels.new_zeros(batch, height // stride, width // stride, dtype=int64)

@@ -1,0 +1,113 @@
+"""Random numbers are counted: pure functions of (seed, stage, epoch, pair).
+
+B pairs, N numbers. The n-th number of a pair is splitmix64's n-th from the pair's own start
+(Steele, Lea and Flood 2014), so that the numbers of a whole batch are computed at once: NumPy's
+generator takes longer to be made for one pair than a pair's masks take to be drawn. An epoch's
+order is drawn by NumPy's generator.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.train.loading.arrays import Keys
+
+FACTOR, ALL_BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+Numbers = npt.NDArray[np.float64]
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+BLOCK = 256  # numbers that a pair is given at a time
+MANTISSA = 2.0**-53
+
+
+def scrambled(values: Keys) -> Keys:
+    """Any 64 bits to others, one to one: splitmix64's last step."""
+    values = (values ^ (values >> np.uint64(30))) * FIRST
+    values = (values ^ (values >> np.uint64(27))) * SECOND
+    return values ^ (values >> np.uint64(31))
+
+
+def stream_starts(seed: int, stage: int, epochs: Any, keys: Any) -> Keys:
+    """Where the streams of pairs [B], each in its epoch, begin."""
+    start = np.zeros(len(keys), dtype=np.uint64)
+    for part in (seed, stage, epochs, keys):
+        start = scrambled(start + GOLDEN + np.asarray(part, dtype=np.uint64))
+    return start
+
+
+def uniforms(starts: Keys, first: int, count: int) -> Numbers:
+    """Numbers ``first`` to ``first + count`` of each stream, from 0 to below 1: float64 [B, N]."""
+    steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * GOLDEN
+    found: Numbers = (scrambled(starts[:, None] + steps) >> np.uint64(11)).astype("f8") * MANTISSA
+    return found
+
+
+class Uniforms:
+    """One stream, for rules that ask for a number at a time; ``drawn`` are its first numbers."""
+
+    def __init__(self, start: int = 0, drawn: Numbers | None = None) -> None:
+        self._start, self._at = start, 0
+        self._drawn = np.empty(0) if drawn is None else drawn
+
+    def random(self) -> float:
+        """A number from 0 to below 1."""
+        at = self._at
+        if at >= len(self._drawn):
+            self._extend(1)
+        self._at = at + 1
+        return self._drawn.item(at)
+
+    def many(self, count: int) -> Numbers:
+        """The next ``count`` numbers: float64 [N]."""
+        at, self._at = self._at, self._at + count
+        if self._at > len(self._drawn):
+            self._extend(self._at - len(self._drawn))
+        return self._drawn[at : self._at]
+
+    def _extend(self, count: int) -> None:
+        starts = np.array([self._start], dtype=np.uint64)
+        further = uniforms(starts, len(self._drawn), max(count, BLOCK))[0]
+        self._drawn = np.concatenate([self._drawn, further])
+
+    def integers(self, low: int, high: int) -> int:
+        """An integer from ``low`` to below ``high``."""
+        return low + int(self.random() * (high - low))
+
+    def shuffle(self, x: list[int]) -> None:
+        """Bring a list into random order, in place."""
+        x[:] = [value for _, value in sorted(zip(self.many(len(x)).tolist(), x, strict=True))]
+
+
+def streams(seed: int, stage: int, epochs: Any, keys: Any) -> list[Uniforms]:
+    """The streams of pairs [B], each in its epoch."""
+    starts = stream_starts(seed, stage, epochs, keys)
+    drawn = uniforms(starts, 0, BLOCK)
+    return [Uniforms(at, row) for at, row in zip(starts.tolist(), drawn, strict=True)]
+
+
+class Draws(Protocol):
+    """Where rules take their random numbers from; NumPy's ``Generator`` is one."""
+
+    def random(self) -> float:
+        """A number from 0 to below 1."""
+
+    def integers(self, low: int, high: int) -> Any:
+        """An integer from ``low`` to below ``high``."""
+
+    def shuffle(self, x: list[int]) -> None:
+        """Bring a list into random order, in place."""
+
+
+def generator(seed: int, stage: int, epoch: int, key: int) -> np.random.Generator:
+    """The random numbers of an epoch's order, or with another key of a part of it."""
+    return np.random.default_rng([seed, stage, epoch, key])
+
+
+def mix(text_key: Keys | int, image_key: Keys | int) -> Any:
+    """One uint64 key of a text together with a picture, or an array of them."""
+    if isinstance(text_key, int):
+        return np.uint64((FACTOR * text_key + int(image_key)) & ALL_BITS)
+    return np.uint64(FACTOR) * text_key + image_key  # wraps around

@@ -1,0 +1,197 @@
+"""The files of a run's prepared samples.
+
+They are made once for a run and mapped by all of its processes; a run that is continued finds them
+again.
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.shards import SOFTWARE, Shard
+from vlmill.schemas.ids import key64
+from vlmill.schemas.tables import NEGATIVES
+from vlmill.train.loading.arrays import Ids, Keys
+from vlmill.train.loading.random import mix
+
+ROWS = 4096  # of each record batch, so that a row's batch is known without a search
+SAMPLES = pa.schema(
+    [
+        ("pair_id", pa.string()),
+        ("image_id", pa.string()),
+        ("source", pa.string()),
+    ]
+)
+HARD = pa.schema([("row", pa.int64()), ("negatives", pa.list_(pa.int64()))])
+NUMBERS: dict[str, np.dtype[Any]] = {
+    "pair_key": np.dtype(np.uint64),
+    "text_key": np.dtype(np.uint64),
+    "image_key": np.dtype(np.uint64),
+    "image_row": np.dtype(np.int64),
+    "num_tokens": np.dtype(np.int32),
+    "num_regions": np.dtype(np.int32),
+    "tokens": np.dtype(np.int32),  # of all texts, one after the other
+}
+NO_IMAGE = 0  # the picture's key of a text alone
+
+
+Kept = tuple[dict[str, Any], list[int], int, int]  # row, tokens, picture's row, regions
+
+
+class Columns:
+    """Writes kept pairs: an Arrow file of what is read by row, and a file for each number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._samples = _Writer(folder / "samples.arrow", SAMPLES)
+        self._files = {name: (folder / name).open("wb") for name in NUMBERS}
+
+    def __enter__(self) -> "Columns":
+        return self
+
+    def write(self, kept: Sequence[Kept]) -> None:
+        """Append pairs."""
+        self._samples.write(
+            [
+                {
+                    "pair_id": row["pair_id"],
+                    "image_id": row["image_id"],
+                    "source": row["source"],
+                }
+                for row, *_ in kept
+            ]
+        )
+        numbers: dict[str, list[int]] = {
+            "pair_key": [key64(row["pair_id"]) for row, *_ in kept],
+            # As the model sees it: case does not count.
+            "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in kept],
+            "image_key": [
+                NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in kept
+            ],
+            "image_row": [at for _, _, at, _ in kept],
+            "num_tokens": [len(tokens) for _, tokens, *_ in kept],
+            "num_regions": [count for *_, count in kept],
+            "tokens": [token for _, tokens, *_ in kept for token in tokens],
+        }
+        for name, values in numbers.items():
+            self._files[name].write(np.array(values, dtype=NUMBERS[name]).tobytes())
+
+    def __exit__(self, *error: object) -> None:
+        self._samples.__exit__(*error)
+        for file in self._files.values():
+            file.close()
+
+
+class _Writer:
+    """Writes rows to an Arrow file in record batches of exactly ROWS, the last one excepted."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema, self._pending = schema, list[dict[str, Any]]()
+        self._file = pa.OSFile(str(path), "wb")
+        self._out = pa.ipc.new_file(self._file, schema)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self._pending += rows
+        while len(self._pending) >= ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows, self._pending = self._pending[:ROWS], self._pending[ROWS:]
+        self._out.write_batch(pa.RecordBatch.from_pylist(rows, schema=self._schema))
+
+    def __exit__(
+        self,
+        kind: object,
+        error: object,
+        trace: object,
+    ) -> None:
+        if self._pending:
+            self._flush()
+        self._out.close()
+        self._file.close()
+
+
+def write_known(folder: Path) -> None:
+    """Write what follows from all rows: where each text ends, and the sorted keys of which text
+    belongs to which picture.
+    """
+    ends = np.cumsum(numbers_of(folder, "num_tokens"), dtype=np.int64)
+    (folder / "token_ends").write_bytes(ends.tobytes())
+    keys = mix(numbers_of(folder, "text_key"), numbers_of(folder, "image_key"))
+    (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
+
+
+def prepare_negatives(folder: Path, negatives: str) -> int:
+    """Write each kept pair's negatives as row numbers; those not kept are left out."""
+    keys = numbers_of(folder, "pair_key")
+    order = np.argsort(keys, kind="stable")
+    ordered, total = keys[order], 0
+    with _Writer(folder / "hard.arrow", HARD) as writer:
+        for batch in iter_batches(negatives, NEGATIVES, batch_rows=ROWS, flag="--negatives"):
+            for row in batch.to_pylist():
+                place = _find([row["pair_id"]], ordered, order)
+                found = _find(row["negative_pair_ids"], ordered, order)
+                if len(place) and len(found):
+                    total += len(found)
+                    writer.write([{"row": int(place[0]), "negatives": found}])
+    return total
+
+
+def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
+    wanted = np.array([key64(i) for i in pair_ids], dtype=np.uint64)
+    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    found: Ids = order[at[ordered[at] == wanted]]
+    return found
+
+
+def numbers_of(folder: Path, name: str) -> Any:
+    """A prepared column of numbers, mapped."""
+    kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
+    path, kind = folder / name, kinds[name]
+    if not path.stat().st_size:
+        return np.empty(0, dtype=kind)
+    return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)
+
+
+DONE = "done.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What came of preparing a run: counts, the rejects' shard, and the tokenizer as JSON."""
+
+    counts: Counter[str]
+    rejects: Shard
+    tokenizer: str
+
+
+def remember(folder: Path, preparation: Preparation) -> None:
+    """Note beside the samples that they are whole, for a run that is continued."""
+    plain = dataclasses.asdict(preparation)
+    write_json(folder / DONE, {"software": SOFTWARE, **plain, "counts": dict(preparation.counts)})
+
+
+def remembered(folder: Path, output: Path) -> Preparation | None:
+    """What :func:`remember` noted, if the samples and the rejects in ``output`` are there still."""
+    try:
+        found = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        if found.pop("software") != SOFTWARE:
+            return None
+        rejects = Shard(**found["rejects"])
+        if (output / rejects.name).stat().st_size != rejects.bytes:
+            return None
+        return Preparation(
+            counts=Counter(found["counts"]), rejects=rejects, tokenizer=found["tokenizer"]
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,67 @@
+"""Training reads the table of pairs here: its rows, its splits and its digest."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import PAIRS
+from vlmill.train.loading.store.files import ROWS
+
+VALIDATION_SPLITS = frozenset({"val", "dev"})
+HELD_OUT_SPLITS = VALIDATION_SPLITS | {"test"}
+COLUMNS = ("pair_id", "image_id", "text", "source", "split")
+
+
+def pair_batches(pairs: str, flag: str = "--pairs") -> Iterator[pa.RecordBatch]:
+    """The columns of the pairs table that training reads, batch by batch."""
+    return iter_batches(pairs, PAIRS, columns=COLUMNS, batch_rows=ROWS, flag=flag)
+
+
+def pair_rows(pairs: str, flag: str = "--pairs") -> Iterator[list[dict[str, Any]]]:
+    """The pairs table in batches of rows."""
+    return (batch.to_pylist() for batch in pair_batches(pairs, flag))
+
+
+class PairsDigest:
+    """SHA-256 over the ids and texts that training reads, in their order, and their number.
+
+    How the table is cut into shards, row groups and batches does not matter.
+    """
+
+    def __init__(self) -> None:
+        # Lengths and characters apart, so that batches of another size give the same bytes.
+        self._digests = {name: (hashlib.sha256(), hashlib.sha256()) for name in COLUMNS}
+        self.count = 0
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Go on with a batch of :func:`pair_batches`."""
+        self.count += batch.num_rows
+        for name, (of_lengths, of_text) in self._digests.items():
+            column = batch.column(name).cast(pa.large_string())
+            _, offsets, data = column.buffers()
+            ends = np.frombuffer(offsets, np.int64)[column.offset :][: len(column) + 1]
+            lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), -1)
+            of_lengths.update(lengths.astype("<i8").tobytes())
+            of_text.update(b"" if data is None else memoryview(data)[ends[0] : ends[-1]])
+
+    def hexdigest(self) -> str:
+        """Of all batches so far."""
+        parts = (digest.digest() for both in self._digests.values() for digest in both)
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def pairs_digest(pairs: str) -> tuple[int, str]:
+    """Number of a table's pairs and their :class:`PairsDigest`."""
+    digest = PairsDigest()
+    for batch in pair_batches(pairs):
+        digest.update(batch)
+    return digest.count, digest.hexdigest()
+
+
+def is_held_out(row: dict[str, Any]) -> bool:
+    """Whether a pair is kept for validation or test; pairs without a split are not."""
+    return row["split"] in HELD_OUT_SPLITS

@@ -1,0 +1,177 @@
+"""From tables to training samples: joined, tokenised and checked once, then read at random.
+
+``prepare_samples`` writes a folder that training maps into memory: what lies there is shared by all
+processes of a run and left to the system's cache, so that a run's own memory is its batches and the
+index of the pictures.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.readers.row_index import ABSENT, Numbers
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import REGIONS
+from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
+from vlmill.train.loading.store.pairs import VALIDATION_SPLITS, is_held_out, pair_batches
+
+
+class Pictures(Protocol):
+    """A table of regions or of images, as far as pairs are joined with it."""
+
+    def find(self, image_ids: Sequence[str]) -> Numbers:
+        """Row numbers, :data:`~vlmill.schemas.readers.row_index.ABSENT` where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a run trains on: pairs, texts alone, or both; and how long texts may be.
+
+    ``held_out``: what it is validated on in place of that, the splits val and dev. Without
+    ``words`` (pictures alone) a text may be empty.
+    """
+
+    max_tokens: int
+    pairs: bool = True
+    texts: bool = False
+    held_out: bool = False
+    words: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionFacts:
+    """What one pass over the regions table tells: pictures without a box, and the classes."""
+
+    empty: frozenset[str]
+    num_classes: int  # the highest class id plus one; 0 without classes
+    num_pictures: int
+
+
+def region_facts(regions: str) -> RegionFacts:
+    """Read the small columns of the regions table."""
+    empty: set[str] = set()
+    highest, count = -1, 0
+    columns = ("image_id", "num_boxes", "class_ids")
+    for batch in iter_batches(regions, REGIONS, columns=columns, flag="--regions"):
+        count += batch.num_rows
+        classes = batch.column("class_ids").flatten()
+        if len(classes) > classes.null_count:
+            highest = max(highest, int(np.max(classes.drop_null().to_numpy())))
+        zero = batch.column("num_boxes").to_numpy() == 0
+        empty.update(batch.column("image_id").filter(pa.array(zero)).to_pylist())
+    return RegionFacts(empty=frozenset(empty), num_classes=highest + 1, num_pictures=count)
+
+
+def prepare_samples(
+    folder: Path,
+    *,
+    pairs: str,
+    pictures: Pictures | None,
+    negatives: str | None,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    rejects: ShardWriter | None,
+    total: int | None = None,
+    images: Pictures | None = None,
+) -> Counter[str]:
+    """Write what :class:`SampleTable` reads; count ``kept`` and each reason of a reject.
+
+    Pairs are rejected that are held out for validation or test, whose picture has no regions (or
+    no row of images), and whose text has no word. Texts longer than ``wanted.max_tokens`` are cut
+    before [SEP], and counted as ``cut``; they are kept. ``total`` pairs are for the progress.
+    ``images``: beside regions in ``pictures``, where their pictures have to be too.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    counts: Counter[str] = Counter()
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
+    tokenizer.enable_truncation(wanted.max_tokens)
+    choose = _Chooser(pictures, wanted, images)
+    with (
+        Columns(folder) as writer,
+        Progress(total=total, unit="pair", label="prepare") as progress,
+    ):
+        for batch in pair_batches(pairs):
+            rows = batch.to_pylist()
+            encodings = tokenizer.encode_batch([row["text"] for row in rows])
+            kept, rejected = [], []
+            for row, encoding, at in zip(rows, encodings, choose.places(rows), strict=True):
+                reason = choose.reject_reason(row, len(encoding.ids), at)
+                counts["kept" if reason is None else reason.value] += 1
+                if reason is None:
+                    kept.append((row, encoding.ids, at, choose.num_regions(at)))
+                    counts["cut"] += bool(encoding.overflowing)
+                else:
+                    rejected.append(reject("pretrain", row["pair_id"], reason, row["image_id"]))
+            if rejects is not None:
+                rejects.write(rejected)
+            writer.write(kept)
+            progress.advance(len(rows), rejects=len(rejected))
+    write_known(folder)
+    if negatives is not None and counts["kept"]:
+        counts["hard_negatives"] = prepare_negatives(folder, negatives)
+    return +counts
+
+
+def require_pictures(counts: Counter[str], missing: str) -> None:
+    """With ``missing`` "error", raise InputError if a pair was rejected for want of its picture."""
+    lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
+    if missing == "error" and any(lost.values()):
+        said = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
+        raise InputError(
+            f"--pairs: {sum(lost.values())} pairs lack their picture ({said}; the rejects table "
+            "lists them); extract the regions of all, or drop such pairs with --missing skip"
+        )
+
+
+class _Chooser:
+    """Which pairs are kept, and where their pictures are."""
+
+    def __init__(self, pictures: Pictures | None, wanted: Wanted, images: Pictures | None) -> None:
+        self._pictures, self._wanted, self._images = pictures, wanted, images
+        self._counts: npt.NDArray[np.int32] | None = None
+        if isinstance(pictures, RegionReader):
+            self._counts = pictures.box_counts()
+
+    def places(self, rows: list[dict[str, Any]]) -> list[int]:
+        if self._pictures is None:
+            return [ABSENT] * len(rows)
+        ids = [row["image_id"] or "" for row in rows]
+        places = self._pictures.find(ids)
+        if self._images is not None:
+            places = np.where(self._images.find(ids) == ABSENT, ABSENT, places)
+        found: list[int] = places.tolist()
+        return found
+
+    def num_regions(self, at: int) -> int:
+        return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
+
+    def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
+        if self._wanted.held_out:
+            if row["split"] not in VALIDATION_SPLITS:
+                return Reason.HELD_OUT
+        elif is_held_out(row):
+            return Reason.HELD_OUT
+        if row["image_id"] is None or not self._wanted.pairs:
+            if not self._wanted.texts:
+                return Reason.NO_PICTURE
+        elif at == ABSENT:
+            return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
+        elif self._counts is not None and not self._counts[at]:
+            return Reason.NO_BOXES
+        if self._wanted.words and num_tokens <= 2:  # [CLS] and [SEP] alone
+            return Reason.NO_TEXT
+        return None

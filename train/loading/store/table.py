@@ -1,0 +1,103 @@
+"""The prepared samples of a run, mapped into memory."""
+
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.random import mix
+from vlmill.train.loading.store.files import ROWS, SAMPLES, numbers_of
+
+
+class SampleTable:
+    """The prepared samples; rows count from 0. What it maps is shared by all processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._batches = _mapped(folder / "samples.arrow")
+        hard = folder / "hard.arrow"
+        self._hard = _mapped(hard) if hard.exists() else []
+        self.pair_keys = numbers_of(folder, "pair_key")
+        self.image_rows: Ids = numbers_of(folder, "image_row")
+        self.num_tokens = numbers_of(folder, "num_tokens")
+        self.num_regions = numbers_of(folder, "num_regions")
+        self._columns = {n: [b.column(n) for b in self._batches] for n in SAMPLES.names}
+        self._text_keys = numbers_of(folder, "text_key")
+        self._image_keys = numbers_of(folder, "image_key")
+        self._known = numbers_of(folder, "known")
+        self._tokens = numbers_of(folder, "tokens")
+        self._ends = numbers_of(folder, "token_ends")
+
+    def __len__(self) -> int:
+        return len(self.pair_keys)
+
+    def _value(self, name: str, row: int) -> Any:
+        return self._columns[name][row // ROWS][row % ROWS].as_py()
+
+    def pair_id(self, row: int) -> str:
+        """The pair's id."""
+        return str(self._value("pair_id", row))
+
+    def image_id(self, row: int) -> str:
+        """The pair's picture; empty for a text alone."""
+        return self._value("image_id", row) or ""
+
+    def tokens(self, row: int) -> Ids:
+        """The text's word-piece ids with [CLS] and [SEP]."""
+        end = int(self._ends[row])
+        tokens: Ids = self._tokens[end - int(self.num_tokens[row]) : end].astype(np.int64)
+        return tokens
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        """Whether the text of one row is a caption of the picture of another."""
+        key = mix(int(self._text_keys[text_row]), int(self._image_keys[image_row]))
+        at = int(np.searchsorted(self._known, key))
+        return at < len(self._known) and bool(self._known[at] == key)
+
+    @cached_property
+    def _hard_rows(self) -> tuple[Ids, Ids]:
+        """Rows that have hard negatives, rising, and their places in the file."""
+        parts = [batch.column("row").to_numpy() for batch in self._hard]
+        rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        order = np.argsort(rows, kind="stable")
+        return rows[order], order
+
+    def hard_negatives(self, row: int) -> Ids:
+        """Rows of the pair's hard negatives, maybe none."""
+        rows, places = self._hard_rows
+        at = int(np.searchsorted(rows, row))
+        if at == len(rows) or rows[at] != row:
+            return np.empty(0, dtype=np.int64)
+        place = int(places[at])
+        values = self._hard[place // ROWS].column("negatives")[place % ROWS].values
+        return np.asarray(values, dtype=np.int64)
+
+    def rows_of(self, sources: tuple[str, ...], kind: str = "regions") -> Ids:
+        """The rows whose source is one of these (all for none), in the order of their pictures.
+
+        Those with a picture; of ``kind`` "text" those without, and of "pictures" one of each.
+        """
+        rows = np.flatnonzero((self.image_rows == ABSENT) == (kind == "text"))
+        if sources:
+            wanted = pa.array(sources, pa.string())
+            flags = [pa.compute.is_in(b.column("source"), value_set=wanted) for b in self._batches]
+            rows = rows[pa.chunked_array(flags, pa.bool_()).to_numpy()[rows]]
+        if kind == "pictures":
+            return rows[np.unique(self.image_rows[rows], return_index=True)[1]]
+        return rows[np.argsort(self.image_rows[rows], kind="stable")]
+
+    def sources(self) -> dict[str, int]:
+        """How many pairs each source has; a missing source counts as ``null``."""
+        counts: Counter[str] = Counter()
+        for batch in self._batches:
+            counts.update(str(s or "null") for s in batch.column("source").to_pylist())
+        return dict(sorted(counts.items()))
+
+
+def _mapped(path: Path) -> list[pa.RecordBatch]:
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    return [reader.get_batch(i) for i in range(reader.num_record_batches)]

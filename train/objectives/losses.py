@@ -1,0 +1,105 @@
+"""Losses as functions of predictions and targets, with the papers' reductions.
+
+N labelled words, regions or patches; K classes; D feature width; B pairs; C candidates. Labels of
+:data:`IGNORED` do not count. A mean over nothing is 0 with a gradient of 0, where released codes
+give NaN. Weights of objectives are the recipe's; conditional masking (labels of matching pairs
+alone) is the collator's.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over N of the cross-entropy of logits [N, K] with classes int64 [N].
+
+    Masked words in every paper, masked regions by class (ImageBERT, InterBERT's paper), masked
+    patches (BEiT), matching by two logits (ViLBERT, InterBERT: class 0 belongs together; VL-BERT,
+    VLMo: class 1).
+    """
+    total = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+    return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def matching_classes(matching: Tensor, *, matching_class: int) -> Tensor:
+    """Targets int64 [B] of two-class matching from flags [B], by the paper's order of classes."""
+    belongs = matching.bool()
+    return torch.where(belongs, matching_class, 1 - matching_class)
+
+
+def mean_matching(logits: Tensor, matching: Tensor) -> Tensor:
+    """Mean over B of the binary cross-entropy of one logit [B] a pair (ImageBERT)."""
+    return _mean(F.binary_cross_entropy_with_logits(logits, matching.float(), reduction="none"))
+
+
+def mean_divergence(logits: Tensor, distributions: Tensor) -> Tensor:
+    """Mean over N of KL(q || softmax(logits)), q the detector's distribution [N, K].
+
+    ViLBERT's and InterBERT's masked regions: background is a class like the others, nothing is
+    normalised again, and a class of probability 0 adds nothing.
+    """
+    log_shares = logits.float().log_softmax(-1)
+    return _mean(F.kl_div(log_shares, distributions.float(), reduction="none").sum(-1))
+
+
+def soft_cross_entropies(logits: Tensor, distributions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropies [N] with distributions [N, K], and which of them count [N] (VL-BERT).
+
+    A region counts whose distribution sums to 1 within 0.1; those not selected have sum 0.
+    """
+    counted = (distributions.sum(-1) - 1).abs() < 0.1
+    return F.cross_entropy(logits, distributions, reduction="none") * counted, counted
+
+
+def mean_soft_cross_entropy(logits: Tensor, distributions: Tensor) -> Tensor:
+    """Mean of :func:`soft_cross_entropies` over the regions that count."""
+    losses, counted = soft_cross_entropies(logits, distributions)
+    return losses.sum() / counted.sum().clamp(min=1)
+
+
+def mean_of_samples(losses: Tensor, counted: Tensor) -> Tensor:
+    """VL-BERT's other reduction of losses [B, N]: a mean for each sample, then over samples.
+
+    Over samples with something to guess; both divisions have its 1e-4 in them.
+    """
+    number = counted.sum(-1)
+    means = (losses * counted).sum(-1) / (number + 1e-4)
+    return means.sum() / ((number > 0).sum() + 1e-4)
+
+
+def mean_squared_error(predicted: Tensor, targets: Tensor) -> Tensor:
+    """Mean over [N, D] of the squared difference (ViLBERT's option; our reading of ImageBERT).
+
+    ImageBERT's paper sums over D, which for D = 2048 outweighs the other losses, and prints a minus
+    sign, which would diverge: a mean, as UNITER's (arXiv:1909.11740), and a plus.
+    """
+    return F.mse_loss(predicted, targets, reduction="sum") / max(targets.numel(), 1)
+
+
+def summed_squared_error(predicted: Tensor, targets: Tensor) -> Tensor:
+    """Sum over D, mean over N of the squared difference (InterBERT's option)."""
+    return _mean((predicted - targets).square().sum(-1))
+
+
+def contrast(texts: Tensor, images: Tensor, scale: Tensor) -> Tensor:
+    """Mean of both directions' cross-entropies; rows i of unit vectors [B, D] are a pair (VLMo).
+
+    ``scale`` is what products are multiplied with. With vectors of several processes every process
+    computes the loss over all pairs (`gather.gather_first`).
+    """
+    logits = scale * texts.float() @ images.float().T
+    partners = torch.arange(len(logits), device=logits.device)
+    return (F.cross_entropy(logits, partners) + F.cross_entropy(logits.T, partners)) / 2
+
+
+def summed_binary_cross_entropy(logits: Tensor, scores: Tensor) -> Tensor:
+    """Sum over K, mean over B with soft targets [B, K]: VQA's loss in all released codes."""
+    losses = F.binary_cross_entropy_with_logits(logits, scores, reduction="none")
+    return _mean(losses.sum(-1))
+
+
+def _mean(losses: Tensor) -> Tensor:
+    return losses.sum() / max(len(losses), 1)

@@ -1,0 +1,243 @@
+"""The objectives of pretraining on a batch.  B pairs, N masked words, M masked regions.
+
+Every loss is a mean; :func:`label_counts` says over how many labels, from what the batch's masks
+are alone, so that means of parts can be weighted to the mean of the whole.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.models import Beit, VLInputs, Vlmo
+from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
+from vlmill.models.vlmo.model import Draw, VlmoOutputs, draw_negatives
+from vlmill.train.devices.gather import world_size
+from vlmill.train.loading.batch import PretrainBatch, StoredBatch
+from vlmill.train.objectives.contrast import contrast_and_matching, drawn_by, matching_loss
+from vlmill.train.objectives.losses import (
+    IGNORED,
+    contrast,
+    mean_cross_entropy,
+    mean_divergence,
+    mean_matching,
+    mean_squared_error,
+)
+from vlmill.train.recipes.spec import Objectives
+
+PictureTokens = Callable[[Tensor], Tensor]  # `tokenizer.PictureTokenizer.reader`
+
+
+COUNTED = ("mlm", "text_mlm", "moc", "mrkl", "mrfr", "itm", "itc", "mim")
+
+
+def weighted(weights: Objectives) -> tuple[str, ...]:
+    """The objectives with a weight above 0."""
+    return tuple(name for name in COUNTED if getattr(weights, name))
+
+
+def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
+    """How many labels each objective with a weight above 0 has in the batch; read on the host."""
+    held = batch.tensors
+    width = held["tokens"].shape[1] if "tokens" in held else 1
+    # Without regions and pixels all rows are texts alone.
+    paired = "region_mask" in held or "pixels" in held
+    pairs = len(batch.pair_ids) - batch.num_texts if paired else 0
+    in_pairs = int((held["masked_tokens"] < pairs * width).sum()) if "masked_tokens" in held else 0
+    classes = int((held["class_targets"] != IGNORED).sum()) if "class_targets" in held else 0
+    counts = {
+        "mlm": in_pairs,
+        "text_mlm": len(held.get("masked_tokens", ())) - in_pairs,
+        "moc": classes,
+        "mrkl": len(held["class_probs"]) if "class_probs" in held else classes,
+        "mrfr": len(held.get("class_targets", ())),
+        "itm": pairs,
+        "itc": pairs,
+        "mim": int(held["patch_mask"].sum()) if "patch_mask" in held else 0,
+    }
+    return {name: counts[name] for name in weighted(weights)}
+
+
+def pretraining_losses(
+    model: nn.Module,
+    batch: PretrainBatch,
+    weights: Objectives,
+    picture_tokens: PictureTokens | None = None,
+    draw: Draw = draw_negatives,
+    *,
+    pack: bool = True,
+) -> dict[str, Tensor]:
+    """The losses with a weight above 0, each unweighted and a mean over its labels.
+
+    Means over nothing are 0 with a gradient, not NaN. ``picture_tokens`` gives masked picture
+    modelling its targets, ``draw`` VLMo's matching its negatives. With ``pack=False`` padding is
+    computed too. Raises
+    ValueError for an objective that the model has no head for.
+    """
+    if isinstance(model, Beit):
+        return {"mim": _picture_loss(model, batch, picture_tokens)}
+    if isinstance(model, VlBertEndToEnd):
+        encoded = model.model(with_features(model, batch), read=batch.read, pack=pack)
+        return _region_losses(model.model, batch, weights, encoded)
+    if isinstance(model, Vlmo):
+        return _vlmo_losses(model, batch, weights, draw, pack=pack)
+    encoded = model(batch.inputs, read=batch.read, pack=pack)
+    return _region_losses(model, batch, weights, encoded)
+
+
+def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
+    """The inputs with features computed from pictures; texts alone, which come last, have none."""
+    regions, inputs = batch.picture_regions, batch.inputs
+    if regions is None or inputs.masked_regions is None:
+        raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
+    pairs, shown = regions.region_mask.shape
+    pictures = without_pixels(regions.pictures, regions.boxes, inputs.masked_regions[:pairs])
+    features = model.cnn(pictures, regions.boxes, regions.region_mask, real=inputs.real_regions)
+    rows = len(inputs.tokens) - pairs
+    none = features.new_zeros(rows, shown, features.shape[2])
+    locations = regions.locations()
+    return inputs.described(
+        torch.cat([features, none]),
+        torch.cat([locations, locations.new_zeros(rows, shown, 5)]),
+    )
+
+
+def _region_losses(
+    model: Any, batch: PretrainBatch, weights: Objectives, encoded: Any
+) -> dict[str, Tensor]:
+    """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
+    words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
+    losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
+    regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
+    if weights.moc or weights.mrkl:
+        logits = model.region_class_logits(regions)
+        if weights.moc:
+            losses["moc"] = mean_cross_entropy(logits, batch.class_targets)
+        if weights.mrkl:
+            losses["mrkl"] = _divergence(logits, batch)
+    if weights.mrfr:
+        losses["mrfr"] = mean_squared_error(model.region_features(regions), batch.feature_targets)
+    if weights.itm:
+        logit = model.match_logit(encoded.pooled[:pairs])
+        losses["itm"] = mean_matching(logit, batch.matching)
+    return losses
+
+
+def _picture_loss(
+    model: Beit, batch: PretrainBatch, picture_tokens: PictureTokens | None
+) -> Tensor:
+    """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
+    if picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
+        raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
+    assert batch.token_pixels is not None and batch.masked_patches is not None
+    targets = picture_tokens(batch.token_pixels).flatten()[batch.masked_patches]
+    states = model(batch.pixels, batch.patch_mask.flatten(1))[:, 1:].flatten(0, 1)
+    return mean_cross_entropy(model.visual_logits(states[batch.masked_patches]), targets)
+
+
+def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
+    """From the distributions, or the classes where there are none, which is the same for certainty.
+
+    The detector may know fewer classes than the model has room for.
+    """
+    wanted = batch.class_distributions
+    if wanted is None:
+        return mean_cross_entropy(logits, batch.class_targets)
+    return mean_divergence(logits[:, : wanted.shape[1]], wanted)
+
+
+def _word_losses(
+    model: Any, words: Tensor, end: int, batch: PretrainBatch, weights: Objectives
+) -> dict[str, Tensor]:
+    """MLM over the words of pairs, those before place ``end``, and over texts alone."""
+    losses: dict[str, Tensor] = {}
+    if not (weights.mlm or weights.text_mlm):
+        return losses
+    logits = model.mlm_logits(words[batch.masked_tokens])
+    in_pairs = batch.masked_tokens < end
+    for name, chosen in (("mlm", in_pairs), ("text_mlm", ~in_pairs)):
+        if getattr(weights, name):
+            targets = torch.where(chosen, batch.token_targets, IGNORED)
+            losses[name] = mean_cross_entropy(logits, targets)
+    return losses
+
+
+def _vlmo_losses(
+    model: Vlmo, batch: PretrainBatch, weights: Objectives, draw: Draw, *, pack: bool
+) -> dict[str, Tensor]:
+    """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
+    inputs, mask = batch.inputs, batch.inputs.token_mask
+    if batch.pixels is None:
+        hidden = model.encode_text(inputs.tokens, mask, real=inputs.real_tokens, pack=pack)
+        return _word_losses(model, hidden.flatten(0, 1), 0, batch, weights)
+    masked = batch.pixel_inputs(masked=True)
+    if not (weights.itc or weights.itm):
+        words = model(masked, pack=pack).text.flatten(0, 1)
+        return _word_losses(model, words, len(words), batch, weights)
+    clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
+    # What has no values is never sent: one process's products are counted by themselves.
+    if world_size() > 1 and clean.pixels.device.type != "meta":
+        found, logits = contrast_and_matching(model, clean, draw, match=match)
+        hidden = model(masked, pack=pack).text if weights.mlm else logits.new_zeros(0, 0, 1)
+        itc, words = found.loss, hidden
+    else:
+        tokens = masked.tokens if weights.mlm else None
+        out = model.pretraining(clean, tokens, draw, match=match, pack=pack)
+        itc, words, logits = _contrast(out), out.masked_text, out.match_logits
+    losses: dict[str, Tensor] = {}
+    if weights.itc:
+        losses["itc"] = itc
+    if weights.itm:
+        losses["itm"] = matching_loss(logits)
+    if weights.mlm:
+        words = words.flatten(0, 1)
+        losses |= _word_losses(model, words, len(words), batch, weights)
+    return losses
+
+
+def _contrast(out: VlmoOutputs) -> Tensor:
+    """The mean over the one or two pairs of vectors."""
+    pairs = [contrast(out.text.own, out.image.own, out.scale)]
+    if out.fused_scale is not None:
+        assert out.text.fused is not None and out.image.fused is not None
+        pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
+    return torch.stack(pairs).mean()
+
+
+class PretrainingStep(nn.Module):
+    """A model with its objectives: what is wrapped for several devices, and compiled.
+
+    ``names`` are the objectives with a weight, in the order in which their shares come.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Objectives,
+        picture_tokens: PictureTokens | None = None,
+        *,
+        pack: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model, self.weights, self.pack = model, weights, pack
+        self.picture_tokens = picture_tokens
+        self.names = weighted(weights)
+
+    def forward(
+        self, batch: PretrainBatch, shares: Tensor, numbers: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum, and each loss unweighted.
+
+        ``shares`` float32, one for each of ``names``: the batch's of all labels. A tensor, as a
+        compiled step would be compiled again for every new number. ``numbers`` [2, B] draw VLMo's
+        negatives; without, PyTorch's generator does.
+        """
+        draw = draw_negatives if numbers is None else drawn_by(numbers)
+        unshared = pretraining_losses(
+            self.model, batch, self.weights, self.picture_tokens, draw, pack=self.pack
+        )
+        of_all = dict(zip(self.names, shares.unbind(), strict=True))
+        losses = {name: loss * of_all[name] for name, loss in unshared.items()}
+        terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
+        return torch.stack(terms).sum(), losses

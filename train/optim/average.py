@@ -1,0 +1,64 @@
+"""The moving average of a model's weights (InterBERT's fine-tuning; rate 0.9999 there)."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.train.devices.gather import laid_out_like
+
+
+class MovingAverage:
+    """``shadow`` follows a model's trained parameters: shadow <- rate shadow + (1 - rate) weight.
+
+    It starts as a copy of them and is not corrected for that.
+    """
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        if not 0 <= rate <= 1:
+            raise ValueError(f"rate={rate}: want a number from 0 to 1")
+        self.rate = rate
+        self.shadow = {name: p.detach().clone() for name, p in _trained(model)}
+
+    def follow(self, model: nn.Module) -> None:
+        """Go where the model went: to its device, and divided among processes as it is."""
+        for name, parameter in _trained(model):
+            self.shadow[name] = laid_out_like(self.shadow[name], parameter.detach())
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after an optimiser's step."""
+        weights = [p.detach() for _, p in _trained(model)]
+        torch._foreach_lerp_(list(self.shadow.values()), weights, 1 - self.rate)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """While it lasts the model has the average's weights; then its own again."""
+        own = {name: p.detach().clone() for name, p in _trained(model)}
+        _put(model, self.shadow)
+        try:
+            yield
+        finally:
+            _put(model, own)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average by parameter name."""
+        return dict(self.shadow)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what :meth:`state_dict` gave. Raises ValueError for other names."""
+        if strange := sorted(set(state) ^ set(self.shadow)):
+            raise ValueError(f"the average of another model; at fault: {', '.join(strange[:5])}")
+        for name, value in state.items():
+            self.shadow[name].copy_(value)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+@torch.no_grad()
+def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in _trained(model):
+        parameter.copy_(weights[name])

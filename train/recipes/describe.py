@@ -1,0 +1,127 @@
+"""``train-vl recipes``: what each recipe needs and costs, computed without training anything."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmill.models import VARIANTS
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, PreNormBlock
+from vlmill.train.recipes.spec import Recipe, Stage
+
+# Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
+# Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
+PUBLISHED_PAIRS: Mapping[str, int] = {
+    "lait": 2_000_000,
+    "cc": 3_136_161,
+    "sbu": 890_000,
+    "coco": 587_000,
+    "tao": 3_100_000,
+}
+TRAINING_BYTES = 16  # of a parameter: float32 weight, gradient and AdamW's two moments
+PATCH_SIZE = 16
+JOINT_PASSES = 4  # of VLMo beside its contrast: masked, true, two hard negatives
+KINDS = {"text": "texts", "pictures": "pictures"}
+HEAD = """\
+What is computed here: steps of epochs for the data sets as published; memory for training in one
+process as 16 bytes a parameter (weight, gradient, AdamW's moments) and, for each pair of a step
+that a device holds at once, what the layers keep of it for the backward pass, at full length
+(an estimate: the linear layers' inputs and outputs; what eight models kept on a CPU was 0.8 to 1.6
+times as much). Accumulation and several processes divide the pairs, checkpoint_activations keeps a
+tenth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of a recipe: parameters; bytes that any batch needs, and bytes for each of its pairs."""
+
+    parameters: int
+    fixed_bytes: int
+    pair_bytes: int
+
+
+def cost_of(recipe: Recipe) -> Cost:
+    """Counted on the model itself, which is built without its memory."""
+    with torch.device("meta"):
+        model: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
+    parameters = sum(p.numel() for p in model.parameters())
+    number = 4 if recipe.precision == "no" else 2
+    pair = max(activations(model, stage, recipe.model) for stage in recipe.stages)
+    return Cost(
+        parameters=parameters,
+        fixed_bytes=TRAINING_BYTES * parameters,
+        pair_bytes=number * pair,
+    )
+
+
+def activations(model: nn.Module, stage: Stage, config: Any) -> int:
+    """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
+    feeding = stage.feeding
+    text = 0 if feeding.kind == "pictures" else feeding.max_tokens or config.max_text_tokens
+    picture = 0
+    if feeding.reads_regions:
+        picture = feeding.max_regions + (feeding.whole_image != "none")
+        if feeding.max_elements is not None:
+            picture = min(picture, feeding.max_elements - 1)
+            text = max(feeding.max_elements - picture, 2)
+    elif feeding.kind != "text":
+        picture = (feeding.image_size // PATCH_SIZE) ** 2 + 1
+    beside = feeding.text_rows * feeding.text_row_tokens // stage.batch_size  # texts alone
+    total = 0
+    for name, block in model.named_modules():
+        rows = text + picture + beside
+        if name.startswith("text_layers"):
+            rows = text
+        elif name.startswith("visual_layers"):
+            rows = picture
+        if isinstance(block, PreNormBlock):
+            passes = JOINT_PASSES + 1 if stage.objectives.itc else 1
+            expert = next(iter(block.experts.values()))
+            total += passes * rows * (_linear(block.attention) + _linear(expert))
+        elif isinstance(block, PostNormBlock | CoAttentionBlock):
+            total += rows * _linear(block)
+    return total
+
+
+def _linear(part: nn.Module) -> int:
+    found = [layer for layer in part.modules() if isinstance(layer, nn.Linear)]
+    return sum(layer.in_features + layer.out_features for layer in found)
+
+
+def length_of(stage: Stage) -> str:
+    """A stage's steps, from its epochs where the size of its data is known."""
+    if stage.steps is not None:
+        return f"{stage.steps:,} steps"
+    known = [PUBLISHED_PAIRS[source] for source in stage.sources if source in PUBLISHED_PAIRS]
+    assert stage.epochs is not None
+    if not known:
+        return f"{stage.epochs:g} epochs"
+    steps = stage.epochs * sum(known) / stage.batch_size
+    return f"{stage.epochs:g} epochs ({steps:,.0f} steps)"
+
+
+def describe(recipe: Recipe) -> list[str]:
+    """The lines of a recipe in the list."""
+    cost = cost_of(recipe)
+    stages = "; then ".join(
+        f"{length_of(stage)} of {stage.batch_size} "
+        + (", ".join(stage.sources) or KINDS.get(stage.feeding.kind, "pairs"))
+        for stage in recipe.stages
+    )
+    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a pair"
+    lines = [
+        f"{recipe.name:27} {recipe.about}",
+        f"    {stages}; {cost.parameters / 1e6:.1f} million parameters, {memory}",
+    ]
+    if recipe.needs:
+        lines.append(f"    needs {recipe.needs}")
+    return lines
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"

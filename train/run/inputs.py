@@ -1,0 +1,142 @@
+"""A run is made from these: tables, a starting checkpoint and a vocabulary."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
+from vlmill.train.loading.store.pairs import pairs_digest
+from vlmill.train.loading.store.prepare import Pictures, RegionFacts, region_facts
+from vlmill.train.recipes import Recipe
+
+NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The tables and files of a run, as given on the command line."""
+
+    pairs: str
+    regions: str | None = None
+    images: str | None = None
+    negatives: str | None = None
+    missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their picture
+    init: str | None = None
+    vocab: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The inputs, opened and measured."""
+
+    inputs: Inputs
+    regions: RegionReader | None
+    images: ImageReader | None
+    facts: RegionFacts
+    num_pairs: int
+    pairs_digest: str
+    init: LoadedCheckpoint | None
+    picture_tokenizer: PictureTokenizer | None = None
+
+    @property
+    def reader(self) -> RegionReader:
+        """The regions, of a run that reads them."""
+        assert self.regions is not None
+        return self.regions
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """What pairs are joined with; None for texts alone."""
+        return self.images if self.regions is None else self.regions
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The detector's; None without regions too."""
+        return None if self.regions is None else self.regions.detector_fingerprint
+
+
+def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
+    """Open and measure the inputs. Raises InputError for what does not fit together."""
+    regions, images = _open_pictures(inputs, recipe)
+    facts = NO_REGIONS
+    if regions is not None and inputs.regions is not None:
+        facts = region_facts(inputs.regions)
+        _check_classes(inputs.regions, regions, facts, recipe)
+    init = load_checkpoint(inputs.init, "--init") if inputs.init else None
+    if init is not None and inputs.vocab is not None and same_words(init, recipe):
+        raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
+    if regions is not None:
+        _check_detector(regions.detector_fingerprint, init, inputs.init)
+    count, digest = pairs_digest(inputs.pairs)
+    return Sources(
+        inputs=inputs,
+        regions=regions,
+        images=images,
+        facts=facts,
+        num_pairs=count,
+        pairs_digest=digest,
+        init=init,
+        picture_tokenizer=_open_tokenizer(recipe),
+    )
+
+
+def _open_tokenizer(recipe: Recipe) -> PictureTokenizer | None:
+    if not any(stage.objectives.mim for stage in recipe.stages):
+        return None
+    if recipe.picture_tokenizer is None:
+        raise InputError(
+            f"{FIELD} is missing: {recipe.name} guesses tokens of pictures; add {FIELD}=FILE with "
+            "the weights of DALL-E's encoder or of BEiT's tokenizer"
+        )
+    return read_picture_tokenizer(recipe.picture_tokenizer)
+
+
+def same_words(init: LoadedCheckpoint, recipe: Recipe) -> bool:
+    """Whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
+    return init.variant == recipe.variant
+
+
+def _open_pictures(
+    inputs: Inputs, recipe: Recipe
+) -> tuple[RegionReader | None, ImageReader | None]:
+    feeds = [stage.feeding for stage in recipe.stages]
+    regions = images = None
+    if any(feeding.reads_regions for feeding in feeds):
+        if inputs.regions is None:
+            raise InputError(f"--regions is missing: {recipe.name} learns from regions")
+        regions = RegionReader(inputs.regions)
+    if any(feeding.reads_pictures for feeding in feeds):
+        if inputs.images is None:
+            raise InputError(f"--images is missing: {recipe.name} learns from pictures")
+        images = ImageReader(inputs.images)
+    return regions, images
+
+
+def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe: Recipe) -> None:
+    if not facts.num_classes and any(stage.objectives.moc for stage in recipe.stages):
+        raise InputError(
+            f"--regions {where} has no class ids, which objectives.moc needs; "
+            "extract them with classes, or add objectives.moc=0"
+        )
+    wanted = any(stage.feeding.region_targets == "distribution" for stage in recipe.stages)
+    if wanted and "class_probs" not in regions.arrays:
+        say(
+            f"warning: --regions {where} has no distribution over classes; the class itself is the "
+            "target (extract with --class-probs full or topk:K for the distribution)"
+        )
+
+
+def _check_detector(ours: str | None, init: LoadedCheckpoint | None, where: str | None) -> None:
+    theirs = init and init.detector_fingerprint
+    if ours and theirs and ours != theirs:
+        raise InputError(
+            f"--regions come from detector {ours}, --init {where} was trained on {theirs}; "
+            "extract the regions with that detector, or start without --init"
+        )
+    if ours is None or (init is not None and theirs is None):
+        who = "--regions" if ours is None else "--init"
+        say(f"warning: {who} has no detector fingerprint; the detector counts as unknown")

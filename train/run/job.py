@@ -1,0 +1,187 @@
+"""A pretraining run: tables and a recipe in, checkpoints, log and report out."""
+
+import dataclasses
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from tokenizers import Tokenizer
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_text
+from vlmill.schemas.files.outputs import PLAN, State, prepare_output
+from vlmill.schemas.files.shards import Shard, ShardWriter
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
+from vlmill.train.devices.setup import make_accelerator
+from vlmill.train.loading.store.files import Preparation, remember, remembered
+from vlmill.train.loading.store.prepare import Wanted, prepare_samples, require_pictures
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.recipes import Recipe
+from vlmill.train.recipes.plain import replaced, to_yaml
+from vlmill.train.run.inputs import Inputs, Sources, open_sources
+from vlmill.train.run.log import CURVES
+from vlmill.train.run.loop import StageRun, Stopped
+from vlmill.train.run.model import (
+    allowed_changes,
+    make_tokenizer,
+    model_config,
+    say_what_is_missing,
+)
+from vlmill.train.run.report import write_report
+from vlmill.train.run.runner import LOG, Place, Run
+from vlmill.train.run.saving import HELD_OUT, JOB, PREPARED
+from vlmill.train.run.settings import settings_of
+
+RECIPE = "recipe.yaml"
+
+
+def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False) -> str:
+    """Run ``recipe``, or what is left of it, and return a sentence on what ``output`` holds now.
+
+    Under a launcher (torchrun, accelerate launch) every process calls this; the first one prepares
+    and writes. Memory is bounded by the batch, some 40 bytes for each pair, and the regions' index.
+    Raises InputError for inputs that do not fit together or an output that holds another run.
+    """
+    accelerator = make_accelerator(recipe)
+    if accelerator.is_main_process:
+        say_what_is_missing(recipe, inputs)
+    sources = open_sources(inputs, recipe)
+    changes = allowed_changes(recipe, sources.init)
+    settings = settings_of(recipe, sources)
+    prepared: list[Any] = [None]
+    if accelerator.is_main_process:
+        prepared = [_prepare(recipe, sources, output, settings, fresh=fresh)]
+    prepared = broadcast_object_list(prepared)
+    if prepared[0] is None:
+        return f"{output} holds this run, finished at step {max(saved_steps(output))}"
+    rejects, counts, text = prepared[0]
+    tokenizer = Tokenizer.from_str(text)
+    table = SampleTable(output / PREPARED)
+    config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
+    recipe = dataclasses.replace(recipe, model=config)
+    place = Place(
+        recipe=recipe,
+        sources=sources,
+        output=output,
+        tokenizer=tokenizer,
+        stages=plan_stages(recipe, table),
+        accelerator=accelerator,
+    )
+    run = Run(place)
+    if accelerator.is_main_process:
+        write_text(output / RECIPE, to_yaml(recipe))
+    try:
+        run.train()
+    except Stopped:
+        return f"{output}: stopped at step {run.done}, saved; the same command continues"
+    said = ""
+    if accelerator.is_main_process:
+        write_report(output, recipe, table, tokenizer, counts)
+        said = run.saving.finish(rejects, settings, counts)
+    accelerator.wait_for_everyone()
+    return said
+
+
+def _prepare(
+    recipe: Recipe, sources: Sources, output: Path, settings: dict[str, Any], *, fresh: bool
+) -> tuple[Shard, Counter[str], str] | None:
+    """The samples, ready to be read; None if the run has finished before."""
+    if fresh:
+        _remove_run(output)
+    state = prepare_output(output, job=JOB, settings=settings, fresh=fresh)
+    if state is State.FINISHED:
+        return None
+    if before := remembered(output / PREPARED, output):
+        return before.rejects, before.counts, before.tokenizer
+    tokenizer = make_tokenizer(recipe, sources)
+    inputs, wanted = sources.inputs, _wanted(recipe)
+    rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
+    with rejects:
+        counts = prepare_samples(
+            output / PREPARED,
+            pairs=inputs.pairs,
+            pictures=sources.pictures,
+            images=None if sources.regions is None else sources.images,
+            negatives=inputs.negatives,
+            tokenizer=tokenizer,
+            wanted=wanted,
+            rejects=rejects,
+            total=sources.num_pairs,
+        )
+    assert rejects.shard is not None
+    require_pictures(counts, inputs.missing)
+    _require_pairs(counts)
+    if recipe.validate_every:
+        held_out = prepare_samples(
+            output / HELD_OUT,
+            pairs=inputs.pairs,
+            pictures=sources.pictures,
+            images=None if sources.regions is None else sources.images,
+            negatives=None,
+            tokenizer=tokenizer,
+            wanted=dataclasses.replace(wanted, held_out=True),
+            rejects=None,
+            total=sources.num_pairs,
+        )
+        if not held_out["kept"]:
+            say("warning: --pairs has no pair of split val or dev; nothing to validate on")
+    made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
+    remember(output / PREPARED, made)
+    return made.rejects, made.counts, made.tokenizer
+
+
+def _remove_run(output: Path) -> None:
+    """Delete a run's own files; the plan and the tables are deleted by ``prepare_output``."""
+    if not (output / PLAN).exists():
+        return
+    for folder in (CHECKPOINTS, PREPARED, HELD_OUT, CURVES):
+        shutil.rmtree(output / folder, ignore_errors=True)
+    for name in (LOG, RECIPE, SETTINGS, MODEL, VOCABULARY):
+        (output / name).unlink(missing_ok=True)
+
+
+def _wanted(recipe: Recipe) -> Wanted:
+    """What the stages together read."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    lengths = [feed.max_tokens or recipe.max_text_tokens for feed in feeds]
+    return Wanted(
+        max_tokens=max(lengths),
+        pairs=any(feed.kind != "text" for feed in feeds),
+        texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
+        words=any(feed.kind != "pictures" for feed in feeds),
+    )
+
+
+def _require_pairs(counts: Counter[str]) -> None:
+    if counts["kept"]:
+        return
+    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items()) if n)
+    raise InputError(
+        f"--pairs has no pair to train on ({reasons or 'it is empty'}); give pairs whose pictures "
+        "are in --regions"
+    )
+
+
+def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
+    """The stages' lengths in steps. Raises InputError for a stage without pairs."""
+    runs: list[StageRun] = []
+    for number, stage in enumerate(recipe.stages):
+        count = len(table.rows_of(stage.sources, stage.feeding.kind))
+        steps = stage.steps
+        if steps is None:
+            assert stage.epochs is not None
+            steps = math.ceil(stage.epochs * count / stage.batch_size)
+        if not count and (steps or stage.steps is None):
+            found = ", ".join(f"{source} {n}" for source, n in table.sources().items())
+            raise InputError(
+                f"--pairs has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
+                f"(there are: {found}); set stages.{number}.sources=[] to use all"
+            )
+        offset = runs[-1].last if runs else 0
+        runs.append(StageRun(stage=stage, number=number, offset=offset, steps=steps))
+    return runs

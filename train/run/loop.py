@@ -1,0 +1,216 @@
+"""The training loop."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from vlmill.schemas.console.progress import Progress
+from vlmill.train.devices.gather import sent
+from vlmill.train.devices.setup import reducing
+from vlmill.train.devices.throughput import Throughput
+from vlmill.train.loading.batch import StoredBatch, said_of
+from vlmill.train.objectives.contrast import negative_numbers
+from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.optim.schedule import learning_rate
+from vlmill.train.recipes.spec import Objectives, Stage
+from vlmill.train.run.log import Log
+
+SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
+
+
+class NonFiniteLoss(ArithmeticError):
+    """A loss or gradient is NaN or infinite; the message names the step and its pairs."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop (SIGTERM) and has saved where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRun:
+    """A stage with its place in the run: its step 1 is the run's step ``offset + 1``."""
+
+    stage: Stage
+    number: int
+    offset: int
+    steps: int
+
+    @property
+    def last(self) -> int:
+        """The run's step with which the stage ends."""
+        return self.offset + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What moves together: ``step_module`` is the wrapped `PretrainingStep`.
+
+    ``seed`` is that of the negatives which VLMo draws by its contrast.
+    """
+
+    step_module: nn.Module
+    optimizer: Optimizer
+    accelerator: Accelerator
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """What a loop does beside training; steps are the run's, counted from 1 over all stages.
+
+    ``after_step`` follows every update (the moving average). ``validate`` gives the losses of the
+    held-out pairs. ``stopping`` tells whether to save and leave.
+    """
+
+    log: Log
+    progress: Progress
+    throughput: Throughput
+    log_every: int
+    save: Callable[[int], None]
+    save_every: int
+    after_step: Callable[[], None]
+    validate: Callable[[], dict[str, float]]
+    validate_every: int
+    stopping: Callable[[], bool]
+
+    def validates_at(self, step: int, *, last: bool) -> bool:
+        """Whether the held-out pairs are measured after this step."""
+        return bool(self.validate_every) and (last or step % self.validate_every == 0)
+
+
+def run_stage(
+    run: StageRun, batches: Iterator[StoredBatch], training: Training, events: Events, *, done: int
+) -> None:
+    """Train from step ``done + 1`` of the stage to its end; ``batches`` begin there.
+
+    Raises Stopped after saving when it is asked to stop.
+    """
+    stage, logged, clock = run.stage, run.offset + done, time.perf_counter()
+    training.step_module.train()
+    for within in range(done + 1, run.steps + 1):
+        step = run.offset + within
+        rate = set_rate(training.optimizer, within, run)
+        parts = [next(batches) for _ in range(stage.accumulation)]
+        events.throughput.count(parts)
+        losses = train_step(step, parts, stage, training)
+        events.after_step()
+        line: dict[str, object] = {"step": step, "stage": stage.name, **losses, "lr": rate}
+        measured = events.validates_at(step, last=within == run.steps)
+        if measured:
+            line |= events.validate()
+            training.step_module.train()
+        if step % events.log_every == 0 or within in (1, run.steps) or measured:
+            now = time.perf_counter()
+            speed = (step - logged) * stage.batch_size / (now - clock)
+            line |= {"samples_per_second": round(speed, 2)}
+            line |= events.throughput.utilisation(speed / stage.batch_size)
+            logged, clock = step, now
+            events.log.write(line)
+            events.progress.advance(0, speed=f"{speed:.1f} samples/s")
+        events.progress.advance(1, loss=f"{losses['loss']:.3f}")
+        stopping = events.stopping()
+        if step % events.save_every == 0 or within == run.steps or measured or stopping:
+            events.save(step)
+        if stopping and within < run.steps:
+            raise Stopped
+
+
+def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
+    """Give every group its share of the rate of the stage's step ``within``; returns the rate."""
+    rate = learning_rate(within, steps=run.steps, settings=run.stage.optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate", 1.0)
+    return rate
+
+
+def train_step(
+    step: int, parts: Sequence[StoredBatch], stage: Stage, training: Training
+) -> dict[str, float]:
+    """One update from the losses of ``parts`` of all processes.
+
+    Returns ``loss`` and ``loss/OBJECTIVE``, each the mean over the labels of the whole step. Raises
+    NonFiniteLoss before the weights change.
+    """
+    accelerator, module = training.accelerator, training.step_module
+    shares = shares_of_labels(parts, stage.objectives, accelerator)
+    sums: dict[str, Tensor] = {}
+    for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
+        last = number == len(parts) - 1
+        with reducing(module, accelerator, last=last), accelerator.autocast():
+            drawn = negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
+            loss, losses = module(part.to(accelerator.device), share, drawn)
+            # Gradients of processes are averaged; the shares of all add up to the loss.
+            accelerator.backward(loss * accelerator.num_processes)
+        for name, value in {"loss": loss, **losses}.items():
+            sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
+    norm_of_all = clip_gradients(training, stage)
+    values = torch.stack([value.float() for value in sums.values()])
+    # The step's only wait for the device.
+    *means, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
+    named = dict(zip(sums, means, strict=True))
+    if not math.isfinite(named["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
+        raise NonFiniteLoss(_not_finite(step, named["loss"], norm, parts))
+    training.optimizer.step()
+    training.optimizer.zero_grad(set_to_none=True)
+    return {"loss" if name == "loss" else f"loss/{name}": value for name, value in named.items()}
+
+
+def _scale_falls(accelerator: Accelerator) -> bool:
+    """Whether a norm that is not finite is the scaler's to handle: float16's range was passed, so
+    it skips the step and halves its scale, unless that is tiny already.
+    """
+    scaler = accelerator.scaler
+    return scaler is not None and scaler.get_scale() >= SMALLEST_SCALE
+
+
+def shares_of_labels(
+    parts: Sequence[StoredBatch], objectives: Objectives, accelerator: Accelerator
+) -> list[Tensor]:
+    """For each part the share of its labels in those of all parts of all processes.
+
+    One for each objective with a weight (`pretraining.weighted`), float32, on the device. Means of
+    parts with these shares add up to the mean of the whole, however it is cut.
+    """
+    counts = torch.tensor(
+        [list(label_counts(part, objectives).values()) for part in parts], dtype=torch.float64
+    )
+    whole = counts.sum(0)
+    if accelerator.num_processes > 1:
+        # float32 on purpose: some backends have no float64, and labels of a step are few.
+        ours = sent(whole.float(), accelerator.device)
+        whole = accelerator.reduce(ours, reduction="sum").double().cpu()
+    shares = (counts / whole.clamp(min=1.0)).float()
+    return list(sent(shares, accelerator.device))
+
+
+def clip_gradients(training: Training, stage: Stage) -> Tensor:
+    """Clip the whole gradient as the stage says, and return its norm from before [1]."""
+    largest = stage.optimizer.clip
+    if stage.optimizer.kind == "bert-adam" or not largest:
+        largest = math.inf  # that optimiser clips each tensor for itself
+    parameters = [p for p in training.step_module.parameters() if p.requires_grad]
+    norm = training.accelerator.clip_grad_norm_(parameters, largest)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if norm is None:
+        return torch.zeros(1, device=training.accelerator.device)
+    total: Tensor = norm.detach().float().reshape(1)
+    return total
+
+
+def _not_finite(step: int, loss: float, norm: float, parts: Sequence[StoredBatch]) -> str:
+    said = f"step {step}: loss {loss}, gradient norm {norm}; no update was made. "
+    if bad := [image_id for part in parts for image_id in part.not_finite()]:
+        return said + said_of(bad)
+    pairs = [pair for part in parts for pair in part.pair_ids]
+    return said + (
+        f"Look at the features of these pairs' pictures, or lower optimizer.lr: "
+        f"{', '.join(pairs[:16])}{' ...' if len(pairs) > 16 else ''}"
+    )

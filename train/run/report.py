@@ -1,0 +1,84 @@
+"""``report.html`` of a pretraining run: what went in, how the losses fell, the settings."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from tokenizers import Tokenizer
+
+from vlmill.schemas.console.report import (
+    Section,
+    funnel_table,
+    html_table,
+    line_chart,
+    settings_table,
+    write_page,
+)
+from vlmill.schemas.rejects import Reason
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.recipes import Recipe
+from vlmill.train.recipes.plain import flatten, to_plain
+from vlmill.train.run.log import read_log
+
+NUM_SAMPLES = 8
+
+
+def write_report(
+    output: Path, recipe: Recipe, table: SampleTable, tokenizer: Tokenizer, counts: Counter[str]
+) -> None:
+    """Write the report of the run in ``output``."""
+    lines = read_log(output / "log.jsonl")
+    rejects = {k: n for k, n in counts.items() if k in set(Reason)}
+    funnel = {
+        "stage": "pairs to train on",
+        "in": counts["kept"] + sum(rejects.values()),
+        "out": counts["kept"],
+        "rejects": rejects,
+    }
+    texts = [
+        (table.pair_id(row), tokenizer.decode(table.tokens(row).tolist()))
+        for row in range(min(NUM_SAMPLES, len(table)))
+    ]
+    sections = [
+        Section(title="Pairs", body=funnel_table([funnel]), intro=_cut(counts)),
+        *_curves(lines),
+        Section(
+            title="Captions as the model reads them", body=html_table(["pair_id", "text"], texts)
+        ),
+        Section(title="Settings", body=settings_table(flatten(to_plain(recipe)))),
+    ]
+    subtitle = f"{recipe.name}, {lines[-1]['step'] if lines else 0} steps"
+    write_page(output / "report.html", "Pretraining", sections, subtitle=subtitle)
+
+
+def _cut(counts: Counter[str]) -> str:
+    if not counts["cut"]:
+        return ""
+    return f"{counts['cut']} captions were longer than the model takes, and cut at their end."
+
+
+def _curves(lines: list[dict[str, Any]]) -> list[Section]:
+    if not lines:
+        return []
+    rates = line_chart(
+        {"lr": ([line["step"] for line in lines], [line["lr"] for line in lines])},
+        title="Learning rate",
+        x_label="step",
+        y_label="lr",
+    )
+    intro = "Unweighted losses by objective, and their weighted sum."
+    return [
+        Section(title="Losses", body=loss_chart(lines), intro=intro),
+        Section(title="Learning rate", body=rates),
+    ]
+
+
+def loss_chart(lines: Sequence[Mapping[str, Any]]) -> Markup:
+    """The curves of every loss in the lines of a training log."""
+    curves = {}
+    for name in sorted({name for line in lines for name in line if name.startswith("loss")}):
+        having = [line for line in lines if name in line]  # stages may differ in their objectives
+        curves[name] = ([line["step"] for line in having], [line[name] for line in having])
+    return line_chart(curves, title="Losses", x_label="step", y_label="loss", log=True)

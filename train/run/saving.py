@@ -1,0 +1,117 @@
+"""The checkpoints of a run: when which is kept, which is the best, and what is left at the end."""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tokenizers import Tokenizer
+from torch import nn
+
+from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.shards import Shard
+from vlmill.train.checkpoints.files import (
+    TrainingRecord,
+    keep_checkpoints,
+    publish,
+    read_record,
+    save_checkpoint,
+    step_folder,
+)
+from vlmill.train.checkpoints.state import training_state, whole_weights
+from vlmill.train.devices.gather import whole
+from vlmill.train.optim.average import MovingAverage
+from vlmill.train.recipes import Recipe
+from vlmill.train.run.inputs import Sources
+from vlmill.train.run.loop import StageRun
+
+JOB = "train-vl pretrain"
+PREPARED, HELD_OUT = "prepared", "held-out"  # folders; made anew by each start, gone at the end
+RAW = "weight."  # before a parameter's name: its own value beside the average's
+
+
+class Saving:
+    """Writes a run's checkpoints and knows their validation losses, by step."""
+
+    def __init__(
+        self,
+        output: Path,
+        recipe: Recipe,
+        sources: Sources,
+        tokenizer: Tokenizer,
+        stages: Sequence[StageRun],
+        saved: Mapping[int, Path],
+    ) -> None:
+        self.output, self.recipe, self.sources = output, recipe, sources
+        self.tokenizer, self.stages = tokenizer, stages
+        records = {step: read_record(folder) for step, folder in saved.items()}
+        found = {step: record.validation_loss for step, record in records.items()}
+        self.losses = {step: loss for step, loss in found.items() if loss is not None}
+
+    def save(
+        self,
+        run: StageRun,
+        step: int,
+        model: nn.Module,
+        average: MovingAverage | None,
+        optimizer: torch.optim.Optimizer | None,
+        accelerator: Accelerator,
+        loss: float | None,
+    ) -> None:
+        """Write the checkpoint after ``step``; all processes take part, the first one writes.
+
+        ``loss`` is that of validation, where this step has one.
+        """
+        state = training_state(model, optimizer, accelerator)
+        weights = whole_weights(model)
+        if average is not None:
+            state |= {f"{RAW}{name}": weights[name].clone() for name in average.shadow}
+            weights |= {name: whole(value) for name, value in average.shadow.items()}
+        if loss is not None:
+            self.losses[step] = loss
+        if not accelerator.is_main_process:
+            return
+        save_checkpoint(
+            step_folder(self.output, step),
+            variant=self.recipe.variant,
+            model=model,
+            weights=weights,
+            tokenizer=self.tokenizer,
+            detector_fingerprint=self.sources.fingerprint,
+            feeding=run.stage.feeding,
+            training=TrainingRecord(
+                recipe=self.recipe.name,
+                stage=run.stage.name,
+                step=step,
+                num_pairs=self.sources.num_pairs,
+                pairs_digest=self.sources.pairs_digest,
+                validation_loss=loss,
+            ),
+            state=state,
+        )
+        keep_checkpoints(self.output, self.recipe.keep_checkpoints, also=self.best(step))
+
+    def best(self, done: int) -> int | None:
+        """The step with the lowest validation loss of the stage that step ``done`` is in."""
+        offset = max(run.offset for run in self.stages if run.offset <= done)
+        losses = {step: loss for step, loss in self.losses.items() if step > offset}
+        return min(losses, key=lambda step: (losses[step], step)) if losses else None
+
+    def finish(self, rejects: Shard, settings: dict[str, Any], counts: Counter[str]) -> str:
+        """Leave the best checkpoint at the top, and the manifest, which says that all is done."""
+        last = self.stages[-1].last
+        best = self.best(last)
+        chosen = step_folder(self.output, last if best is None else best)
+        publish(self.output, chosen)
+        for name in (PREPARED, HELD_OUT):
+            shutil.rmtree(self.output / name, ignore_errors=True)
+        write_manifest(self.output, [rejects], job=JOB, settings=settings)
+        rejected = f"; {rejects.rows} rejected" if rejects.rows else ""
+        which = "" if best is None else f" (best of the validated ones, {self.losses[best]:.4f})"
+        return (
+            f"{self.recipe.name}: {last} steps on {counts['kept']} pairs{rejected}; "
+            f"checkpoint {chosen}{which}"
+        )

@@ -1,0 +1,55 @@
+"""These settings decide a run's output: the recipe's fields, and the inputs by content."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import NEGATIVES
+from vlmill.train.checkpoints.files import MODEL
+from vlmill.train.loading.pictures.tokenizer import FIELD
+from vlmill.train.recipes import Recipe
+from vlmill.train.recipes.plain import flatten, to_plain
+from vlmill.train.run.inputs import Sources
+
+NO_EFFECT = ("workers", "keep_checkpoints")  # may differ when a run is continued
+
+
+def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
+    """What decides the output: the recipe's fields, and the inputs by content, not by path."""
+    inputs, init = sources.inputs, sources.init
+    fields = {k: v for k, v in flatten(to_plain(recipe)).items() if k not in NO_EFFECT}
+    negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
+    tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
+    return fields | {
+        "pairs": f"{sources.num_pairs} pairs, {sources.pairs_digest[:16]}",
+        "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
+        "images": _table_digest(sources.images, "encoded"),
+        "negatives": _digest(negatives, "--negatives"),
+        "vocab": _digest([Path(inputs.vocab)] if inputs.vocab else [], "--vocab"),
+        FIELD: _digest(tokenizer, FIELD),
+        "init": _digest([init.path / MODEL] if init else [], "--init"),
+    }
+
+
+def _table_digest(reader: RegionReader | ImageReader | None, what: str) -> str | None:
+    """By size: reading terabytes of features only to hash them would take hours."""
+    if reader is None:
+        return None
+    size = sum(path.stat().st_size for path in reader.paths)
+    return f"{len(reader)} pictures, {size} bytes, {what}"
+
+
+def _digest(paths: list[Path], flag: str) -> str | None:
+    """The start of SHA-256 over the files' content; None without a file."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InputError(f"{flag} {path} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:16] if paths else None

@@ -1,0 +1,66 @@
+"""Losses of held-out pairs."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from vlmill.train.devices.gather import sent
+from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.objectives.contrast import negative_numbers
+from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.recipes import Stage
+
+
+@torch.no_grad()
+def held_out_losses(
+    module: nn.Module, batches: PretrainBatches, pairs: int, accelerator: Accelerator
+) -> dict[str, float]:
+    """``validation/loss`` and ``validation/OBJECTIVE``, means over the labels of ``pairs`` pairs.
+
+    Always the same pairs with the same masks, and no random number of training is used up.
+    ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.
+    """
+    weights, every = batches.stage.objectives, accelerator.num_processes
+    device = accelerator.device
+    # As many for each process: with fewer pairs than that some come twice.
+    count = math.ceil(pairs / batches.size / every) * every
+    totals: Counter[str] = Counter()
+    sums: dict[str, Tensor] = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(batches.seed)
+        module.eval()
+        for index in range(accelerator.process_index, count, every):
+            stored = batches.assembled(index)
+            counts = label_counts(stored, weights)
+            totals.update(counts)
+            numbers = negative_numbers(batches.seed, 0, index // every, batches.size, accelerator)
+            shares = sent(torch.tensor(list(counts.values()), dtype=torch.float32), device)
+            _, losses = module(stored.to(device), shares, numbers)
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, torch.zeros_like(loss)) + loss
+    means = _means(sums, totals, accelerator)
+    loss = sum(value * getattr(weights, name) for name, value in means.items())
+    return {"validation/loss": loss} | {f"validation/{k}": v for k, v in means.items()}
+
+
+def _means(
+    sums: dict[str, Tensor], totals: Counter[str], accelerator: Accelerator
+) -> dict[str, float]:
+    """Of all processes' losses, each over the labels of all."""
+    numbers = torch.tensor([float(totals[name]) for name in sums], device=accelerator.device)
+    found = torch.cat([torch.stack(list(sums.values())).float(), numbers])
+    values = accelerator.reduce(found, reduction="sum").tolist()
+    pairs = zip(sums, values[: len(sums)], values[len(sums) :], strict=True)
+    return {name: value / max(number, 1.0) for name, value, number in pairs}
+
+
+def unaugmented(stage: Stage) -> Stage:
+    """The stage as validation reads it: nothing mirrored, coloured or cropped at random."""
+    feeding = dataclasses.replace(
+        stage.feeding, flip=0.0, jitter=0.0, augment=False, crop=(1.0, 1.0)
+    )
+    return dataclasses.replace(stage, feeding=feeding)

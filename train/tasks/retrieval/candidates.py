@@ -1,0 +1,150 @@
+"""Retrieval: which texts and pictures are ranked, and what is left out of it.
+
+I pictures, T texts.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.store.pairs import PairsDigest, pair_batches
+
+STAGE = "evaluate_retrieval"  # in the rejects table
+SPECIALS = 2  # [CLS] and [SEP]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A row of the pairs table, as far as retrieval needs it."""
+
+    pair_id: str
+    image_id: str | None
+    text: str
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsRead:
+    """The pairs that were asked for, and the digest of their whole table."""
+
+    pairs: tuple[Pair, ...]
+    digest: str
+
+
+def read_pairs(table: str, split: str | None = None) -> PairsRead:
+    """All pairs of a table, or those of one split. Raises InputError for none."""
+    digest, splits, pairs = PairsDigest(), set[str](), list[Pair]()
+    for batch in pair_batches(table):
+        digest.update(batch)
+        splits |= {str(value) for value in batch.column("split").unique().to_pylist()}
+        if split is not None:
+            batch = batch.filter(pc.equal(batch.column("split"), split))
+        columns = batch.select(["pair_id", "image_id", "text", "split"])
+        pairs += [Pair(**row) for row in pa.Table.from_batches([columns]).to_pylist()]
+    if not pairs:
+        there = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
+        raise InputError(f"--pairs {table}: nothing to rank; {there}")
+    return PairsRead(pairs=tuple(pairs), digest=digest.hexdigest())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
+
+    tokens: tuple[Ids, ...]
+    cut: int
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
+    """Texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts them."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
+    tokenizer.enable_truncation(max_tokens)
+    encoded = tokenizer.encode_batch(list(texts))
+    return Texts(
+        tokens=tuple(np.array(one.ids, dtype=np.int64) for one in encoded),
+        cut=sum(bool(one.overflowing) for one in encoded),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """What is ranked: T texts with their ``tokens``, and I pictures.
+
+    ``owners`` int64 [T] is each text's picture.
+    """
+
+    pairs: tuple[Pair, ...]
+    tokens: tuple[Ids, ...]
+    image_ids: tuple[str, ...]
+    owners: NDArray[np.int64]
+
+
+Rejects = list[dict[str, object]]
+
+
+def select_candidates(
+    pairs: Sequence[Pair], tokens: Sequence[Ids], faults: Mapping[str, Reason]
+) -> tuple[Candidates, Rejects]:
+    """Keep the pairs that can be scored, in their order, and a row of the rejects for each other.
+
+    ``faults`` says what is wrong with a picture, by its id. Raises InputError if a pair_id comes
+    twice: its figure would count twice.
+    """
+    ids = Counter(pair.pair_id for pair in pairs)
+    if repeated := [one for one, count in ids.items() if count > 1]:
+        raise InputError(
+            f"--pairs has {len(repeated)} pair_ids twice or more (first: "
+            f"{', '.join(repeated[:5])}); give each pair once"
+        )
+    kept, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
+    for pair, text in zip(pairs, tokens, strict=True):
+        reason = _fault(pair, text, faults)
+        if pair.image_id is None or reason is not None:
+            reason = reason or Reason.NO_PICTURE
+            rejects.append(reject(STAGE, pair.pair_id, reason, f"image {pair.image_id}"))
+        else:
+            kept.append((pair, text))
+            owners.append(numbers.setdefault(pair.image_id, len(numbers)))
+    candidates = Candidates(
+        pairs=tuple(pair for pair, _ in kept),
+        tokens=tuple(text for _, text in kept),
+        image_ids=tuple(numbers),
+        owners=np.array(owners, dtype=np.int64),
+    )
+    return candidates, rejects
+
+
+def _fault(pair: Pair, tokens: Ids, faults: Mapping[str, Reason]) -> Reason | None:
+    if pair.image_id is None:
+        return Reason.NO_PICTURE
+    if pair.image_id in faults:
+        return faults[pair.image_id]
+    return None if len(tokens) > SPECIALS else Reason.NO_TEXT
+
+
+def check_candidates(
+    candidates: Candidates, rejects: Sequence[Mapping[str, object]], fold_images: int | None
+) -> None:
+    """Raise InputError if no pair is left, or the pictures do not fill whole folds."""
+    if not candidates.pairs:
+        reasons = Counter(row["reason"] for row in rejects)
+        raise InputError(
+            f"--pairs: none of {len(rejects)} pairs can be scored "
+            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}); "
+            "give the --regions or --images of their pictures"
+        )
+    num_images = len(candidates.image_ids)
+    if fold_images is not None and (fold_images < 1 or num_images % fold_images):
+        raise InputError(
+            f"--fold-images {fold_images} does not divide the {num_images} pictures into whole "
+            "folds; give a divisor"
+        )

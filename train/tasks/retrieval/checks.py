@@ -1,0 +1,137 @@
+"""What is checked before retrieval is evaluated, and what its reader must be told."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.loading.features import check_global_features
+from vlmill.train.loading.store.pairs import HELD_OUT_SPLITS
+from vlmill.train.recipes.feeding import PUBLISHED_FEEDING
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.tasks.retrieval.candidates import Pair
+from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent
+
+TIE_WARNING = 0.001  # the gap between R@1 by the two rules for equal scores that is worth a note
+
+Ranking = Literal["matching", "contrast"]
+
+
+def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
+    """By which head the model ranks: the contrastive one where there is one.
+
+    Raises InputError if the model cannot say whether a text and a picture belong together, or not
+    in the way that is asked for.
+    """
+    who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", loaded.config
+    contrast = loaded.variant == "vlmo" and config.contrast
+    if loaded.variant == "vl-bert-end-to-end":
+        raise InputError(f"{who}, which reads pixels and boxes; retrieval feeds regions' features")
+    if not contrast and not _has_matching_head(loaded):
+        raise InputError(
+            f"{who} without a matching or contrastive head, by which retrieval ranks; train one "
+            "with such an objective"
+        )
+    if loaded.feeding is not None and loaded.feeding.kind not in ("regions", "pixels"):
+        raise InputError(f"{who} last trained on {loaded.feeding.kind} alone; train it on pairs")
+    if rerank is not None:
+        if not (contrast and _has_matching_head(loaded)):
+            raise InputError(
+                f"--rerank {rerank}: {who}, which has not both a contrastive and a matching head; "
+                "leave --rerank out"
+            )
+        if rerank < 1:
+            raise InputError(f"--rerank {rerank}: want at least 1")
+    if getattr(config, "num_tasks", 0):
+        raise InputError(f"{who} that wants a task's token, which retrieval does not feed it")
+    return "contrast" if contrast else "matching"
+
+
+def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
+    head = getattr(loaded.model, "match_head", None)
+    return hasattr(loaded.model, "match_logit") and head is not None
+
+
+def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
+    """What the model was fed at the end of its training; a published model's, what its paper says.
+
+    ``max_regions`` overrides that many. Raises InputError for less than one.
+    """
+    feeding = loaded.feeding
+    if feeding is None:
+        feeding = PUBLISHED_FEEDING[loaded.variant]()
+        if not getattr(loaded.config, "global_region", True):
+            feeding = dataclasses.replace(feeding, whole_image="none")
+    if max_regions is not None:
+        if max_regions < 1:
+            raise InputError(f"--max-regions {max_regions}: want at least 1")
+        feeding = dataclasses.replace(feeding, max_regions=max_regions)
+    if feeding.kind == "pixels":
+        feeding = dataclasses.replace(feeding, image_size=loaded.config.image_size)
+    return feeding
+
+
+def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
+    """How many tokens the model is fed of a text."""
+    longest: int = loaded.config.max_text_tokens
+    return min(feeding.max_tokens or longest, longest)
+
+
+def notes_on_regions(loaded: LoadedCheckpoint, regions: RegionReader) -> list[str]:
+    """What a reader of the figures must know of the regions.
+
+    Raises InputError if they are another detector's than the checkpoint was trained on.
+    """
+    expected, found = loaded.detector_fingerprint, regions.detector_fingerprint
+    if expected is not None and found is not None and expected != found:
+        raise InputError(
+            f"--regions come from detector {found[:16]}, the checkpoint was trained on "
+            f"{expected[:16]}; extract these pictures with the detector of the training"
+        )
+    if (width := loaded.config.region_width) != regions.feature_dim:
+        raise InputError(
+            f"--regions have features {regions.feature_dim} wide, the checkpoint takes {width}; "
+            "extract these pictures with the detector of the training"
+        )
+    check_global_features(regions, loaded.config)
+    notes = []
+    if expected is None or found is None:
+        side = "The regions do" if found is None else "The checkpoint does"
+        notes.append(
+            f"{side} not say which detector was used: that it is the training's is unchecked."
+        )
+    if str(regions.producer.get("weights", "")).startswith("random"):
+        notes.append("The regions' detector has random weights: it recognises nothing.")
+    return notes
+
+
+def notes_on_training(loaded: LoadedCheckpoint, digest: str, pairs: Sequence[Pair]) -> list[str]:
+    """What a reader must know of the checkpoint; ``pairs`` are ranked, of a table of ``digest``."""
+    training = loaded.training
+    if training.step == 0:
+        if loaded.feeding is None and not training.stage:
+            return ["The checkpoint was converted: it is fed what its publication says."]
+        return ["The checkpoint is untrained: figures are those of random weights."]
+    # Training reads the same table, but for its held-out splits.
+    learnt = sum(pair.split not in HELD_OUT_SPLITS for pair in pairs)
+    if learnt and digest == training.pairs_digest:
+        return [
+            f"The checkpoint was trained on {learnt} of these {len(pairs)} pairs: the figures "
+            "show what it knows by heart."
+        ]
+    return []
+
+
+def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:
+    """A warning for each direction whose R@1 depends on how equal scores are ordered."""
+    notes = []
+    for direction in DIRECTIONS:
+        low, high = metrics[f"{direction}/r1"], metrics[f"{direction}/r1_optimistic"]
+        if high - low > TIE_WARNING:
+            notes.append(
+                f"{direction}: {int(metrics[f'{direction}/ties'])} queries have ties; R@1 would be "
+                f"{percent(high)} % if equal scores counted for the model, and is {percent(low)} %."
+            )
+    return notes

@@ -1,0 +1,206 @@
+"""What retrieval feeds a model: texts in batches, pictures one by one, both made as in training.
+
+B texts, T tokens.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vlmill.models.places import Places
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import ABSENT, RegionReader
+from vlmill.schemas.rejects import Reason
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.collate import plan
+from vlmill.train.loading.features import assemble, source_of
+from vlmill.train.loading.masking.words import MaskedTokens
+from vlmill.train.loading.pictures.crop import evaluation_picture
+from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.sample import (
+    Sample,
+    SampledRegions,
+    columns_of,
+    global_feature_of,
+    sample_regions,
+)
+from vlmill.train.recipes.spec import Feeding, Masking
+
+NOTHING_MASKED = Masking(words=0.0, regions=0.0)
+NO_TEXT = MaskedTokens(tokens=np.zeros(2, dtype=np.int64), masked=np.zeros(2, dtype=np.bool_))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextBatch:
+    """Texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64 [B];
+    ids [B, T], mask [B, T], and the places that it marks.
+    """
+
+    columns: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    tokens: Tensor
+    token_mask: Tensor
+    real: Places
+
+
+def text_batches(
+    texts: Sequence[Ids],
+    batch_size: int,
+    device: torch.device,
+    columns: NDArray[np.int64] | None = None,
+) -> list[TextBatch]:
+    """Batches by length, so that little of a batch is padding; each text is in one.
+
+    ``columns`` are the texts' own, counted from 0 if not given.
+    """
+    columns = np.arange(len(texts)) if columns is None else columns
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    order = np.argsort(lengths, kind="stable")
+    batches = []
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        mask = np.arange(lengths[chosen[-1]]) < lengths[chosen][:, None]
+        tokens = np.zeros(mask.shape, dtype=np.int64)
+        tokens[mask] = np.concatenate([texts[at] for at in chosen])
+        batches.append(
+            TextBatch(
+                columns=columns[chosen],
+                lengths=lengths[chosen],
+                tokens=torch.from_numpy(tokens).to(device),
+                token_mask=torch.from_numpy(mask).to(device),
+                real=torch.from_numpy(np.flatnonzero(mask)).to(device),
+            )
+        )
+    return batches
+
+
+class Pictures(Protocol):
+    """Where the pictures of pairs come from."""
+
+    def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
+        """What the table has nothing of, with the reason; read from its index."""
+        ...
+
+    def fault(self, image_id: str) -> Reason | None:
+        """What is wrong with a picture that the table has; reads it."""
+        ...
+
+    def batch(self, image_ids: Sequence[str]) -> StoredBatch:
+        """Pictures as training feeds them, with nothing masked and no text."""
+        ...
+
+
+class RegionPictures:
+    """The regions of pictures, fed by ``feeding``, and whole pictures' features if asked for."""
+
+    def __init__(
+        self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
+    ) -> None:
+        self._reader, self._global_features = reader, global_features
+        self._feeding = dataclasses.replace(
+            feeding, flip=0.0, max_elements=None, region_targets="class"
+        )
+
+    def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
+        """Pictures without a row, or with a row without boxes."""
+        numbers = self._reader.find(image_ids)
+        counts = self._reader.box_counts()
+        faults = {}
+        for image_id, number in zip(image_ids, numbers.tolist(), strict=True):
+            if number == ABSENT:
+                faults[image_id] = Reason.NO_REGIONS
+            elif not counts[number]:
+                faults[image_id] = Reason.NO_BOXES
+        return faults
+
+    def fault(self, image_id: str) -> Reason | None:
+        """Features or boxes that are not finite, among those that the model is fed."""
+        row, most = self._reader[image_id], self._feeding.max_regions
+        parts = [row.boxes[:most], *([] if row.features is None else [row.features[:most]])]
+        if self._global_features:
+            parts.append(global_feature_of(row))
+        return None if all(np.isfinite(part).all() for part in parts) else Reason.NOT_FINITE
+
+    def batch(self, image_ids: Sequence[str]) -> StoredBatch:
+        """With all regions: those that a text leaves no room for are cut beside it."""
+        samples, sources = [], []
+        for image_id, number in zip(image_ids, self._reader.find(image_ids), strict=True):
+            group, within = self._reader.located(int(number))
+            draws = Uniforms()  # that nothing comes of
+            columns = columns_of(self._feeding, global_features=self._global_features)
+            regions, _ = sample_regions(
+                group.row(within, columns), NO_TEXT, draws, self._feeding, NOTHING_MASKED
+            )
+            samples.append(_without_text(image_id, regions))
+            sources.append(source_of(group, within, regions.count))
+        planned = plan(
+            samples,
+            sources,
+            self._feeding,
+            mismatched_words=False,
+            mismatched_regions=False,
+            global_features=self._global_features,
+        )
+        return assemble(planned, self._reader)
+
+
+class PixelPictures:
+    """Pictures as pixels, whole and without augmentation, at the model's size."""
+
+    def __init__(self, reader: ImageReader, feeding: Feeding) -> None:
+        self._reader, self._feeding = reader, feeding
+
+    def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
+        """Pictures without a row."""
+        numbers = self._reader.find(image_ids).tolist()
+        pairs = zip(image_ids, numbers, strict=True)
+        return {image_id: Reason.NO_PICTURE for image_id, at in pairs if at == ABSENT}
+
+    def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
+        """A picture's pixels [3, S, S], or what is wrong with it."""
+        data = self._reader[image_id]
+        if not data:
+            return Reason.EMPTY
+        try:
+            return evaluation_picture(data, image_id, self._feeding.image_size)
+        except InputError:
+            return Reason.UNREADABLE_IMAGE
+
+    def fault(self, image_id: str) -> Reason | None:
+        """Pictures without bytes, and what cannot be decoded."""
+        found = self.load(image_id)
+        return found if isinstance(found, Reason) else None
+
+    def batch(self, image_ids: Sequence[str]) -> StoredBatch:
+        """Pictures without a fault. Raises InputError for another."""
+        loaded = {image_id: self.load(image_id) for image_id in image_ids}
+        good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+        for image_id in loaded.keys() - good.keys():
+            raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")
+        return self.together(good)
+
+    def together(self, loaded: Mapping[str, NDArray[np.uint8]]) -> StoredBatch:
+        """A batch of pixels, by image_id."""
+        planned = plan(
+            [_without_text(image_id, None) for image_id in loaded],
+            [],
+            self._feeding,
+            mismatched_words=False,
+            mismatched_regions=False,
+            pixels=[{"pixels": pixels} for pixels in loaded.values()],
+        )
+        return assemble(planned, None)
+
+
+def _without_text(image_id: str, regions: SampledRegions | None) -> Sample:
+    return Sample(
+        pair_id=image_id, original=NO_TEXT.tokens, tokens=NO_TEXT, regions=regions, matching=True
+    )

@@ -1,0 +1,265 @@
+"""An evaluation of retrieval: its inputs, opened and found to fit together, and their scores."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import IMAGES
+from vlmill.train.checkpoints.files import MODEL, LoadedCheckpoint, load_checkpoint
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.tasks.retrieval.candidates import (
+    Candidates,
+    PairsRead,
+    Rejects,
+    Texts,
+    check_candidates,
+    encode_texts,
+    read_pairs,
+    select_candidates,
+)
+from vlmill.train.tasks.retrieval.checks import (
+    Ranking,
+    feeding_of,
+    longest_text,
+    notes_on_regions,
+    notes_on_training,
+    ranking_of,
+)
+from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
+from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.vectors import (
+    ImageVectors,
+    Ranked,
+    Shortlists,
+    image_vectors,
+    ranked_again,
+    text_vectors,
+)
+
+# The fields of a feeding that act where nothing is learnt.
+FED = {
+    "regions": ("max_tokens", "max_regions", "whole_image", "max_elements"),
+    "pixels": ("max_tokens", "image_size"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalOptions:
+    """What ``train-vl evaluate retrieval`` is told; tables are folders, files or globs."""
+
+    checkpoint: Path
+    pairs: str
+    output: Path
+    regions: str | None = None
+    images: str | None = None
+    split: str | None = None
+    device: str = "cpu"
+    batch_size: int = 64
+    max_regions: int | None = None
+    rerank: int | None = None
+    fold_images: int | None = None
+    fresh: bool = False
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """The inputs of an evaluation, opened and found to fit together."""
+
+    options: RetrievalOptions
+    device: torch.device
+    loaded: LoadedCheckpoint
+    ranking: Ranking
+    feeding: Feeding
+    regions: RegionReader | None
+    images: ImageReader | None
+    read: PairsRead
+    texts: Texts
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def pictures(self) -> RegionPictures | PixelPictures:
+        """What the model reads of pictures."""
+        if self.regions is not None:
+            whole = bool(getattr(self.loaded.config, "global_widths", ()))
+            return RegionPictures(self.regions, self.feeding, global_features=whole)
+        assert self.images is not None
+        return PixelPictures(self.images, self.feeding)
+
+
+def open_inputs(options: RetrievalOptions) -> Opened:
+    """Everything that a ranking reads. Raises InputError for what does not fit together."""
+    device = _device(options.device)
+    if options.batch_size < 1:
+        raise InputError(f"--batch-size {options.batch_size}: want at least 1")
+    if options.rerank is not None and options.fold_images is not None:
+        raise InputError("--rerank and --fold-images: shortlists are of all pictures; drop one")
+    loaded = load_checkpoint(options.checkpoint)
+    ranking = ranking_of(loaded, options.rerank)
+    feeding = feeding_of(loaded, options.max_regions)
+    regions, images, notes = _open_pictures(options, loaded, feeding)
+    read = read_pairs(options.pairs, options.split)
+    longest = longest_text(loaded, feeding)
+    texts = encode_texts(loaded.tokenizer, [pair.text for pair in read.pairs], longest)
+    return Opened(
+        options=options,
+        device=device,
+        loaded=loaded,
+        ranking=ranking,
+        feeding=feeding,
+        regions=regions,
+        images=images,
+        read=read,
+        texts=texts,
+        notes=notes + notes_on_training(loaded, read.digest, read.pairs),
+    )
+
+
+def _open_pictures(
+    options: RetrievalOptions, loaded: LoadedCheckpoint, feeding: Feeding
+) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
+    """The table that the model reads, and what is to be said of it."""
+    if feeding.kind == "pixels":
+        if options.images is None:
+            raise InputError(f"--images is missing: a {loaded.variant} reads pictures")
+        return None, ImageReader(options.images), []
+    if options.regions is None:
+        raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
+    if options.images is not None:
+        find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work
+    regions = RegionReader(options.regions)
+    return regions, None, notes_on_regions(loaded, regions)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: want cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise InputError(f"--device {name}: PyTorch sees {count} such devices; use --device cpu")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--device {name} cannot be used ({reason}); use --device cpu") from None
+    return device
+
+
+def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
+    """What is ranked, and the pairs that are not, with reasons; ``faults`` are the pictures'."""
+    candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
+    check_candidates(candidates, rejects, opened.options.fold_images)
+    return candidates, rejects
+
+
+def settings_of(opened: Opened) -> dict[str, Any]:
+    """What decides the figures, contents included: the same settings give the same output, up to
+    rounding on another device or in batches of another size.
+    """
+    options, loaded, reader = opened.options, opened.loaded, opened.regions or opened.images
+    assert reader is not None
+    with (loaded.path / MODEL).open("rb") as file:
+        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    about = {}
+    if opened.regions is not None:
+        about["detector_fingerprint"] = opened.regions.detector_fingerprint
+        about["detector_weights"] = opened.regions.producer.get("weights")
+    return {
+        "checkpoint": str(options.checkpoint),
+        "variant": loaded.variant,
+        "recipe": loaded.training.recipe,
+        "step": loaded.training.step,
+        "weights_sha256": weights,
+        "ranking": opened.ranking,
+        "rerank": options.rerank,
+        "pairs": options.pairs,
+        "pairs_sha256": opened.read.digest,
+        "split": options.split,
+        "regions": options.regions,
+        "images": options.images,
+        "pictures_bytes": [path.stat().st_size for path in reader.paths],
+        **about,
+        **{f"feeding.{name}": getattr(opened.feeding, name) for name in FED[opened.feeding.kind]},
+        "fold_images": options.fold_images,
+    }
+
+
+def survey(
+    opened: Opened, candidates: Candidates, faults: dict[str, Reason]
+) -> ImageVectors | None:
+    """Read every picture once: add to ``faults`` what cannot be used, and embed it where the model
+    ranks by vectors.
+    """
+    pictures, ids = opened.pictures, candidates.image_ids
+    with Progress(total=len(ids), unit="picture", label="pictures") as progress:
+        if opened.ranking == "contrast" and isinstance(pictures, PixelPictures):
+            vectors = image_vectors(
+                opened.loaded.model,
+                ids,
+                pictures,
+                device=opened.device,
+                batch_size=opened.options.batch_size,
+                advance=progress.advance,
+            )
+            faults |= vectors.faults
+            return vectors
+        for image_id in ids:
+            fault = pictures.fault(image_id)
+            if fault is not None:
+                faults[image_id] = fault
+            progress.advance(rejects=int(fault is not None))
+    return None
+
+
+def rank(opened: Opened, candidates: Candidates, vectors: ImageVectors | None) -> Ranked:
+    """The scores of all pairs, or with ``--rerank`` of all by vectors and of the best again."""
+    options, size = opened.options, opened.options.batch_size
+    if vectors is None:
+        scores = _matched(opened, candidates)
+        return Ranked(by_text=scores, by_image=scores)
+    with Progress(total=len(candidates.tokens), unit="text", label="texts") as progress:
+        of_texts = text_vectors(
+            opened.loaded.model,
+            candidates.tokens,
+            device=opened.device,
+            batch_size=size,
+            advance=progress.advance,
+        )
+    scores = vectors.of(candidates.image_ids) @ of_texts.T
+    if options.rerank is None:
+        return Ranked(by_text=scores, by_image=scores)
+    listed = Shortlists.of(scores, options.rerank)
+    return ranked_again(scores, listed, _matched(opened, candidates, listed))
+
+
+def _matched(
+    opened: Opened, candidates: Candidates, listed: Shortlists | None = None
+) -> NDArray[np.float32]:
+    """Logits [I, T] of the matching head, of all pairs or those of the shortlists."""
+    chosen = None if listed is None else listed.either
+    total = len(candidates.image_ids) * len(candidates.tokens)
+    count = total if chosen is None else int(chosen.sum())
+    with Progress(total=count, unit="pair", label="retrieval") as progress:
+        return match_scores(
+            scorer_of(opened.loaded.model, opened.feeding.max_elements),
+            candidates.tokens,
+            candidates.image_ids,
+            opened.pictures,
+            device=opened.device,
+            batch_size=opened.options.batch_size,
+            advance=progress.advance,
+            chosen=chosen,
+        )

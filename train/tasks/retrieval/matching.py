@@ -1,0 +1,217 @@
+"""Scores of every text with every picture, by a matching head or by contrastive vectors.
+
+I pictures, T texts, B texts of a batch, R regions. A fusion model reads text and picture together,
+so that all I x T pairs pass through it; what depends on one of the two alone is computed once. The
+matching logit ranks, and not its sigmoid: it has the same order and does not saturate into ties.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vlmill.models import Vilbert, Vlmo
+from vlmill.models.places import Cells
+from vlmill.models.vilbert.model import Stream
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.batch import PretrainBatch
+from vlmill.train.loading.sample import kept_lengths
+from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
+
+Advance = Callable[[int], None]
+TOKENS_KEPT = 1 << 17  # read texts that stay in memory: 0.4 GB at a width of 768
+
+
+def silent(count: int) -> None:
+    """Tell nobody."""
+
+
+class PairScorer(Protocol):
+    """A model with a matching head, taken apart into what texts, pictures and pairs cost."""
+
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether read texts are hidden states, which take memory."""
+        ...
+
+    def read_texts(self, texts: TextBatch) -> Any:
+        """What a batch of texts has in common for all pictures."""
+        ...
+
+    def read_picture(self, batch: PretrainBatch) -> Any:
+        """What the one picture of ``batch`` has in common for all texts."""
+        ...
+
+    def match(self, texts: Any, picture: Any) -> Tensor:
+        """Logits [B] that each text of the batch belongs to the picture."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeScorer:
+    """One stream, or interaction from the first layer on: regions are embedded once.
+
+    ``max_elements``: the room that text and regions share, as in `Feeding`.
+    """
+
+    model: Any
+    max_elements: int | None = None
+    keeps_texts: ClassVar[bool] = False
+
+    def read_texts(self, texts: TextBatch) -> TextBatch:
+        """Nothing but their ids."""
+        return texts
+
+    def read_picture(self, batch: PretrainBatch) -> Tensor:
+        """Embedded regions [1, E, H]; none is padding."""
+        inputs = batch.inputs
+        whole = () if inputs.global_features is None else (inputs.global_features,)
+        embedded: Tensor = self.model.embed_regions(
+            inputs.region_features, inputs.region_locations, *whole
+        )
+        return embedded
+
+    def match(self, texts: TextBatch, picture: Tensor) -> Tensor:
+        """Encodes the pairs."""
+        tokens, token_mask = texts.tokens, texts.token_mask
+        regions = picture.expand(len(tokens), -1, -1)
+        region_mask = torch.ones(regions.shape[:2], dtype=torch.bool, device=regions.device)
+        shown = torch.arange(region_mask.numel(), device=regions.device)
+        real: Cells | None = Cells(texts.real, shown)
+        if self.max_elements is not None:
+            tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
+            regions, real = regions[:, : region_mask.shape[1]], None
+        pooled = self.model.encode(tokens, token_mask, regions, region_mask, real=real).pooled
+        logits: Tensor = self.model.match_logit(pooled)
+        return logits
+
+
+def fitted(texts: TextBatch, num_regions: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions' mask."""
+    kept = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
+    lengths = torch.tensor([kept[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
+    words, shown = lengths[:, :1], lengths[:, 1:]
+    own = torch.from_numpy(texts.lengths).to(words)[:, None]
+    ends = texts.tokens.gather(1, own - 1)
+    tokens = texts.tokens.scatter(1, words - 1, ends)[:, : int(words.max())]
+    places = torch.arange(max(tokens.shape[1], num_regions), device=words.device)
+    token_mask = places[: tokens.shape[1]] < words
+    return tokens, token_mask, places[: int(shown.max())] < shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamScorer:
+    """ViLBERT: each text and each picture is read once up to the first co-attention."""
+
+    model: Vilbert
+    keeps_texts: ClassVar[bool] = True
+
+    def read_texts(self, texts: TextBatch) -> Stream:
+        """The text's own layers."""
+        return self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
+
+    def read_picture(self, batch: PretrainBatch) -> Stream:
+        """The regions' own layers."""
+        inputs = batch.inputs
+        embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
+        return self.model.read_regions(embedded, inputs.region_mask)
+
+    def match(self, texts: Stream, picture: Stream) -> Tensor:
+        """The layers from co-attention on."""
+        count = texts.layout.shape[0]
+        again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
+        return self.model.match_logit(self.model.join(texts, picture.take(again)).pooled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelScorer:
+    """VLMo's fusion encoder: a picture's patches are embedded once."""
+
+    model: Vlmo
+    keeps_texts: ClassVar[bool] = False
+
+    def read_texts(self, texts: TextBatch) -> TextBatch:
+        """Nothing but their ids."""
+        return texts
+
+    def read_picture(self, batch: PretrainBatch) -> Tensor:
+        """Embedded patches [1, M, H]."""
+        assert batch.pixels is not None
+        return self.model.encoder.embed_image(batch.pixels)
+
+    def match(self, texts: TextBatch, picture: Tensor) -> Tensor:
+        """Encodes the pairs."""
+        encoder = self.model.encoder
+        image = picture.expand(len(texts.tokens), -1, -1)
+        embedded = encoder.embed_text(texts.tokens)
+        fused = encoder.fuse(embedded, texts.token_mask, image, real=texts.real)
+        return self.model.match_logit(fused.pooled)
+
+
+def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
+    """How a model with a matching head scores pairs."""
+    if isinstance(model, Vlmo):
+        return PixelScorer(model=model)
+    if isinstance(model, Vilbert) and max_elements is None:
+        return StreamScorer(model=model)
+    return EncodeScorer(model=model, max_elements=max_elements)
+
+
+@torch.inference_mode()
+def match_scores(
+    scorer: PairScorer,
+    texts: Sequence[Ids],
+    image_ids: Sequence[str],
+    pictures: Pictures,
+    *,
+    device: torch.device,
+    batch_size: int,
+    advance: Advance = silent,
+    chosen: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float32]:
+    """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
+
+    Pictures are read one after the other and never padded. Memory is the matrix, one batch of
+    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, pictures
+    are read again for the next ones. ``advance`` is told the number of pairs of each batch.
+    """
+    scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
+
+    def score(at: int, batches: Sequence[TextBatch], read: Sequence[Any]) -> None:
+        picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
+        found = []
+        for batch, text in zip(batches, read, strict=True):
+            found.append(scorer.match(text, picture).float())
+            advance(len(batch.columns))
+        columns = np.concatenate([batch.columns for batch in batches])
+        scores[at, columns] = torch.cat(found).cpu().numpy()
+
+    if chosen is not None:
+        for at, flags in enumerate(chosen):
+            columns = np.flatnonzero(flags)
+            own = text_batches([texts[c] for c in columns.tolist()], batch_size, device, columns)
+            if own:
+                score(at, own, [scorer.read_texts(batch) for batch in own])
+        return scores
+    every = text_batches(texts, batch_size, device)
+    for part in _parts(every) if scorer.keeps_texts else [every]:
+        read = [scorer.read_texts(batch) for batch in part]
+        for at in range(len(image_ids) if part else 0):
+            score(at, part, read)
+    return scores
+
+
+def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:
+    """Batches in runs that together have at most :data:`TOKENS_KEPT` tokens, or one batch."""
+    part: list[TextBatch] = []
+    for batch in batches:
+        if part and sum(b.tokens.numel() for b in (*part, batch)) > TOKENS_KEPT:
+            yield part
+            part = []
+        part.append(batch)
+    if part:
+        yield part

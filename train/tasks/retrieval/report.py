@@ -1,0 +1,201 @@
+"""The page that shows a retrieval evaluation: figures beside chance, and what was found."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from vlmill.schemas.console.report import (
+    Section,
+    histogram,
+    html_table,
+    settings_table,
+    template,
+    thumbnails,
+)
+from vlmill.train.tasks.retrieval.candidates import Candidates
+from vlmill.train.tasks.retrieval.found import Found, Neighbour, examples, unmoved
+from vlmill.train.tasks.retrieval.metrics import KS
+
+DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
+
+_CARDS = template(
+    "{% for query in queries %}<h3>{{ query.title }}"
+    " <small class='{{ 'hit' if query.rank == 0 else 'miss' }}'>right answer at place "
+    "{{ query.rank + 1 }} of {{ query.of }}</small></h3><div class='row'>"
+    "{% if query.picture %}<figure>{{ picture(query.picture) }}<figcaption>query</figcaption>"
+    "</figure>{% endif %}{% for n in query.pictures %}<figure{% if n.right %} class='right'"
+    "{% endif %}>{{ picture(n.image_id) }}<figcaption>{{ n.place }}. "
+    "<small>{{ n.score }}</small>{% if n.right %} <span class='hit'>right</span>{% endif %}"
+    "</figcaption></figure>{% endfor %}"
+    "{% if query.texts %}<ol>{% for n in query.texts %}<li value='{{ n.place }}'"
+    "{% if n.right %} class='hit'{% endif %}>{{ n.text }} <small>{{ n.score }}"
+    "{% if n.right %}, right{% endif %}</small></li>"
+    "{% endfor %}</ol>{% endif %}</div>{% endfor %}"
+)
+_PICTURE = template(
+    "{% if uri %}<img src='{{ uri }}' alt='{{ image_id }}'>{% else %}"
+    "<div class='soft'>{{ image_id }}</div>{% endif %}"
+)
+
+
+KINDS = {"best": "surest right", "worst": "furthest off", "spread": "evenly spread over all"}
+EXAMPLES = 4  # of each kind
+
+
+def shown_image_ids(
+    candidates: Candidates, by_text: Sequence[Found], by_image: Sequence[Found]
+) -> set[str]:
+    """The pictures that the examples show."""
+    numbers = {n.candidate for found in by_text for n in (*found.neighbours, found.right)}
+    return {candidates.image_ids[n] for n in numbers | {found.query for found in by_image}}
+
+
+def sections(
+    *,
+    metrics: Mapping[str, float],
+    candidates: Candidates,
+    by_text: Sequence[Found],
+    by_image: Sequence[Found],
+    rejects: Mapping[str, int],
+    settings: Mapping[str, object],
+    images: str | Path | None,
+    score: str,
+) -> list[Section]:
+    """All of the page but its title; ``score`` says what kind of number ranks."""
+    texts, pictures = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
+    ids = shown_image_ids(candidates, texts.all, pictures.all)
+    uris = thumbnails(images, ids)
+    return [
+        Section(
+            title="Recall",
+            intro="Share of queries with a right answer among the first K, and what a random order "
+            "would reach. Equal scores count against the model.",
+            body=_recall_table(metrics),
+        ),
+        *(
+            Section(
+                title=f"Pictures found for captions: {name}",
+                intro="The first pictures for a caption; framed the right one, wherever it stands. "
+                f"Scores are {score}.",
+                body=_image_examples(getattr(texts, kind), candidates, uris),
+            )
+            for kind, name in KINDS.items()
+        ),
+        *(
+            Section(
+                title=f"Captions found for pictures: {name}",
+                intro="The first captions for a picture; marked the right ones, or the best placed "
+                f"of them. Scores are {score}.",
+                body=_text_examples(getattr(pictures, kind), candidates, uris),
+            )
+            for kind, name in KINDS.items()
+        ),
+        Section(title="Ranks of the right answer", body=_rank_charts(by_text, by_image)),
+        Section(
+            title="Pairs left out",
+            body=html_table(["reason", "pairs"], list(rejects.items()))
+            if rejects
+            else Markup("<p>None.</p>"),
+        ),
+        Section(title="Settings", body=settings_table(settings)),
+    ]
+
+
+def percent(share: float) -> str:
+    """A share as percent with one decimal, halves away from zero."""
+    return f"{np.floor(share * 1000 + 0.5) / 10:.1f}"
+
+
+def _recall_table(metrics: Mapping[str, float]) -> Markup:
+    rows = []
+    for direction, name in DIRECTIONS.items():
+        for k in KS:
+            recall = f"{direction}/r{k}"
+            rows.append(
+                [
+                    name,
+                    f"R@{k}",
+                    Markup("<b>{}</b> %").format(percent(metrics[recall])),
+                    f"± {percent(metrics[recall + '_stderr'])}",
+                    f"{percent(metrics[recall + '_chance'])} %",
+                    int(metrics[f"{direction}/n"]),
+                ]
+            )
+        rows.append([name, "median rank", metrics[f"{direction}/median_rank"], "", "", ""])
+    return html_table(
+        ["direction", "figure", "reached", "standard error", "by chance", "queries"], rows
+    )
+
+
+def _image_examples(
+    found: Sequence[Found], candidates: Candidates, uris: Mapping[str, str]
+) -> Markup:
+    queries = [
+        {
+            "title": candidates.pairs[one.query].text,
+            "rank": one.rank,
+            "of": len(candidates.image_ids),
+            "picture": None,
+            "pictures": [
+                {**shown, "image_id": candidates.image_ids[shown["candidate"]]}
+                for shown in _shown(one)
+            ],
+            "texts": [],
+        }
+        for one in found
+    ]
+    return _cards(queries, uris)
+
+
+def _text_examples(
+    found: Sequence[Found], candidates: Candidates, uris: Mapping[str, str]
+) -> Markup:
+    queries = [
+        {
+            "title": f"Picture {candidates.image_ids[one.query][:12]}",
+            "rank": one.rank,
+            "of": len(candidates.pairs),
+            "picture": candidates.image_ids[one.query],
+            "pictures": [],
+            "texts": [
+                {**shown, "text": candidates.pairs[shown["candidate"]].text}
+                for shown in _shown(one)
+            ],
+        }
+        for one in found
+    ]
+    return _cards(queries, uris)
+
+
+def _shown(found: Found) -> list[dict[str, Any]]:
+    """The first candidates with their places, and the right one with its own if not among them."""
+    rows = list(enumerate(found.neighbours))
+    if not any(n.right for n in found.neighbours):
+        rows.append((found.rank, found.right))
+    return [
+        {"candidate": n.candidate, "score": _score(n), "right": n.right, "place": place + 1}
+        for place, n in rows
+    ]
+
+
+def _score(shown: Neighbour) -> str:
+    score, listed = unmoved(shown.score)
+    return f"{score:.2f}" if listed else f"not listed, {score:.2f}"
+
+
+def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> Markup:
+    def picture(image_id: str) -> Markup:
+        return Markup(_PICTURE.render(uri=uris.get(image_id), image_id=image_id))
+
+    return Markup(_CARDS.render(queries=queries, picture=picture))
+
+
+def _rank_charts(by_text: Sequence[Found], by_image: Sequence[Found]) -> Markup:
+    charts = [
+        histogram([found.rank + 1 for found in ranked], title=title, x_label="place, from 1")
+        for title, ranked in zip(DIRECTIONS.values(), (by_text, by_image), strict=True)
+    ]
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))

@@ -1,0 +1,1 @@
+"""Visual commonsense reasoning asks about pictures: ``texts`` builds its rows as published."""
