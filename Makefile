@@ -37,11 +37,15 @@ $(READY): setup.py constraints.txt
 demo: $(READY) ## web pages to a retrieval report: demo/report.html (about 5 minutes)
 	$(BIN)/python examples/demo.py --output demo
 
+# As many processes as cores, but no more than memory is for: each takes 1 to 3 GB. Tests that share
+# what takes long to make are kept together (xdist_group).
+TEST = $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadgroup
+
 test: $(READY) ## all tests
-	$(BIN)/python -m pytest -q
+	$(TEST) --durations 15
 
 test-fast: $(READY) ## the tests that take less than a second or so each
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(TEST) -m "not slow"
 
 lint: $(READY) types ## ruff and mypy
 	$(BIN)/ruff check .

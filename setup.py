@@ -50,6 +50,7 @@ EXTRAS = {
         "mypy>=1.15",
         "psutil>=6.0",
         "pytest>=8.3",
+        "pytest-xdist>=3.6",
         "ruff>=0.11",
         "scipy-stubs>=1.15",
         "transformers>=4.48",

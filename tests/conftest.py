@@ -1,7 +1,9 @@
 """Settings that have to stand before the first import of torch."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,12 +12,38 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
-PARTS = ("detector", "models", "training", "finetuning", "evaluation")
+REPORT = pytest.StashKey[dict[str, Any]]()  # of parity: status, reason and deviations by set
+PARTS = ("detector", "detector-training", "models", "training", "finetuning", "evaluation")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of tests/parity; here, because pytest asks for them before it looks into folders."""
     group = parser.getgroup("parity", "recordings of the published systems (tests/parity)")
     group.addoption("--golden", type=Path, metavar="DIR", help=f"recordings (default: {GOLDEN})")
-    group.addoption("--part", choices=PARTS, help="of the recordings (default: every part built)")
+    about = "of the recordings; several add up (default: every part built)"
+    group.addoption("--part", choices=PARTS, action="append", help=about)
     group.addoption("--report", type=Path, metavar="FILE", help="write each deviation as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begins a report of parity, empty."""
+    config.stash[REPORT] = {}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Takes what a worker process of pytest-xdist compared; a crashed one has said nothing."""
+    node.config.stash[REPORT].update(getattr(node, "workeroutput", {}).get("parity", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Writes the report, also when sets failed; a worker sends its part to who started it."""
+    config, results = session.config, session.config.stash[REPORT]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["parity"] = results
+        return
+    path = config.getoption("--report")
+    if path is not None and not config.option.collectonly:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ordered = dict(sorted(results.items()))
+        path.write_text(json.dumps(ordered, indent=1, allow_nan=False) + "\n")

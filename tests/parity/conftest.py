@@ -1,15 +1,13 @@
-"""Sets of recordings as parameters, and the report over all of them."""
+"""Sets of recordings as parameters, and what the report says of each."""
 
-import json
 import os
 from typing import Any
 
 import pytest
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, PARTS, REPORT
 from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import HANDLERS
 
-REPORT = pytest.StashKey[dict[str, Any]]()
 EVERYTHING = "VLMILL_GOLDEN"
 
 
@@ -23,9 +21,11 @@ def asked_sets(config: pytest.Config) -> list[GoldenSet]:
     return sets_of(root, config.getoption("--part"))
 
 
-def sets_of(root: Any, part: str | None) -> list[GoldenSet]:
-    sets = read_index(root, part)
-    return sets if part else [golden for golden in sets if golden.part in HANDLERS]
+def sets_of(root: Any, parts: list[str] | None) -> list[GoldenSet]:
+    """Those of the parts that are asked for, or of every part that is built."""
+    if parts:
+        return [golden for part in dict.fromkeys(parts) for golden in read_index(root, part)]
+    return [golden for golden in read_index(root) if golden.part in HANDLERS]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,7 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "golden_set" in metafunc.fixturenames:
         sets = asked_sets(metafunc.config)
         if not sets:
-            raise pytest.UsageError(f"--part {metafunc.config.getoption('--part')}: no such sets")
+            parts = ", ".join(metafunc.config.getoption("--part") or PARTS)
+            raise pytest.UsageError(f"--part {parts}: no such sets")
         metafunc.parametrize("golden_set", sets, ids=[golden.name for golden in sets])
     if "recording" in metafunc.fixturenames:
         metafunc.parametrize("recording", recordings(metafunc.config))
@@ -53,13 +54,4 @@ def recordings(config: pytest.Config) -> list[Any]:
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What ``--report`` will hold: status, reason and deviations by set."""
-    return request.config.stash.setdefault(REPORT, {})
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Writes the report, also when sets failed."""
-    path = session.config.getoption("--report")
-    if path is not None and not session.config.option.collectonly:
-        results = session.config.stash.setdefault(REPORT, {})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    return request.config.stash[REPORT]

@@ -275,3 +275,18 @@ def test_the_report_is_written_also_when_a_set_fails(
     assert set(written) == {"frcnn/ops"} and written["frcnn/ops"]["status"] == "failed"
     assert not written["frcnn/ops"]["tensors"][key]["ok"]
     assert sum(not tensor["ok"] for tensor in written["frcnn/ops"]["tensors"].values()) == 1
+
+
+@pytest.mark.slow
+def test_the_report_has_what_several_workers_compared(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    report, test = tmp_path / "report.json", Path(__file__).parent / "test_parity.py"
+    command = [sys.executable, "-m", "pytest", "-q", str(test), "-n", "2", "-k", "optim"]
+    command += ["--part", "training", "--part", "detector", "--report", str(report)]
+    done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+    written = json.loads(report.read_text())
+    expected = {g.name for g in read_index(GOLDEN, "training") if "optim" in g.name}
+    assert set(written) == expected and len(expected) > 2
+    assert all(entry["status"] == "passed" and entry["tensors"] for entry in written.values())

@@ -26,6 +26,8 @@ from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.tables import REJECTS
 
+pytestmark = pytest.mark.xdist_group("batches of extraction")
+
 SIDES = ((96, 72), (72, 96), (90, 90), (96, 72), (96, 72))
 
 
