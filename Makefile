@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast lint types format bench bench-long gpu-check image clean
+.PHONY: help install demo test test-fast test-long lint types format bench bench-long gpu-check image clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -59,6 +59,9 @@ types: $(READY)
 format: $(READY) ## let ruff format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+test-long: $(READY) ## every job killed at 50 random moments (an hour or two)
+	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 tests/integration/test_kills.py --kills 50
 
 bench: $(READY) ## benchmarks, as JSON lines (under half an hour on two idle cores)
 	@set -e; for script in benchmarks/*.py; do echo "# $$script" >&2; $(BIN)/python $$script; done

@@ -18,6 +18,8 @@ PARTS = ("detector", "detector-training", "models", "training", "finetuning", "e
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of tests/parity; here, because pytest asks for them before it looks into folders."""
+    kills = "moments at which each job is killed (default: %(default)s)"
+    parser.getgroup("vlmill").addoption("--kills", type=int, default=2, metavar="N", help=kills)
     group = parser.getgroup("parity", "recordings of the published systems (tests/parity)")
     group.addoption("--golden", type=Path, metavar="DIR", help=f"recordings (default: {GOLDEN})")
     about = "of the recordings; several add up (default: every part built)"

@@ -1,0 +1,183 @@
+"""Jobs that are killed at random moments end, when called again, as an undisturbed run does.
+
+``--kills N`` (2; make test-long: 50) moments for each job. A moment is a share of the time that the
+undisturbed run took, drawn by the moment's number: a failure's number tells where to look.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.factories import Tables, caption, write_images
+from tests.pipelines.conftest import make_picture, write_archive
+
+from vlmill.schemas.readers.regions import RegionReader
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kills")]
+ROOT = Path(__file__).parents[2]
+CLOCK = {"samples_per_second", "mfu", "seconds"}  # what no two runs have alike
+EARLIEST = 0.2  # of the time: before, a process has only begun to import
+PICTURES = 8
+TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--pictures-per-shard", "2"]
+MODEL = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"]
+RUN = ["steps=24", "batch_size=4", "save_every=6", "log_every=1", "vocabulary_size=90"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command without its ``--output``, and how long it takes undisturbed."""
+
+    command: list[str]
+    whole: Path
+    took_s: float
+
+
+def command_of(name: str, inputs: Path) -> list[str]:
+    """The command of a job over the tiny inputs in a folder."""
+    tables = Tables(inputs)
+    pairs, regions = ["--pairs", tables.pairs], ["--regions", tables.regions]
+    pipeline = "vlmill.pipelines."
+    commands = {
+        "web_pairs": [f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz")],
+        "hard_negatives": [f"{pipeline}hard_negatives", *pairs],
+        "manifest": [
+            *[f"{pipeline}manifest", "own", "--input", str(inputs / "own.csv")],
+            *["--text-column", "text", "--image-column", "image"],
+            *["--image-root", str(inputs / "pictures")],
+        ],
+        "regions": [
+            *[f"{pipeline}regions", "--images", str(inputs / "images"), *TINY],
+        ],
+        "extract": ["vlmill.extract.cli", "run", str(inputs / "pictures"), *TINY],
+        "pretrain": [
+            *["vlmill.train.cli", "pretrain", "imagebert-small", *pairs, *regions, *MODEL, *RUN]
+        ],
+    }
+    return [sys.executable, "-m", *commands[name]]
+
+
+JOBS = ("web_pairs", "hard_negatives", "manifest", "regions", "extract", "pretrain")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Archives, pictures with captions, pairs and regions."""
+    folder = tmp_path_factory.mktemp("inputs")
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    rows = ["image,text"]
+    for number in range(PICTURES):
+        data = make_picture(400, 320, seed=number)
+        (pictures / f"{number}.jpg").write_bytes(data)
+        rows.append(f"{number}.jpg,{caption(number)}")
+        page = (
+            f"<html lang=en><title>{caption(number)}</title><p>Some words before it stand here."
+            f"<img src='/{number}.jpg' width=400 height=320 alt='{caption(number)} at noon'></html>"
+        )
+        site = f"http://site-{number}.example"
+        responses = [
+            (f"{site}/page.html", page.encode(), "text/html"),
+            (f"{site}/{number}.jpg", data, "image/jpeg"),
+        ]
+        write_archive(folder / f"{number}.warc.gz", responses)
+    (folder / "own.csv").write_text("\n".join(rows) + "\n")
+    write_images(folder / "images", PICTURES)
+    Tables(folder).write(24)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Job]:
+    """Each job's one undisturbed run."""
+    jobs: dict[str, Job] = {}
+
+    def of(name: str) -> Job:
+        if name not in jobs:
+            command, whole = command_of(name, inputs), tmp_path_factory.mktemp(name) / "whole"
+            started = time.monotonic()
+            finish(command, whole)
+            jobs[name] = Job(command=command, whole=whole, took_s=time.monotonic() - started)
+        return jobs[name]
+
+    return of
+
+
+def start(command: list[str], output: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "--output", str(output)],
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(command: list[str], output: Path) -> None:
+    process = start(command, output)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said[-3000:]
+
+
+def kill_after(seconds: float, command: list[str], output: Path) -> None:
+    """Kills the job with all its processes, unless it has ended before."""
+    process = start(command, output)
+    try:
+        process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What a run left: tables and weights byte by byte, logs and measures without the clock's."""
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "tensorboard" not in path.parts
+    }
+    return {name: read(path) for name, path in files.items()}
+
+
+def read(path: Path) -> Any:
+    if path.name == "log.jsonl":
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
+    return path.read_bytes() if path.suffix in (".parquet", ".safetensors") else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "moment" in metafunc.fixturenames:
+        metafunc.parametrize("moment", range(metafunc.config.getoption("--kills")))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_killed_job_ends_as_an_undisturbed_one(
+    name: str, moment: int, undisturbed: Callable[[str], Job], tmp_path: Path
+) -> None:
+    job, output = undisturbed(name), tmp_path / "out"
+    share = random.Random(f"{name} {moment}").uniform(EARLIEST, 1.0)
+    kill_after(share * job.took_s, job.command, output)
+    finish(job.command, output)
+    whole, again = content(job.whole), content(output)
+    assert whole.keys() == again.keys()
+    assert [file for file, value in whole.items() if again[file] != value] == []
+
+
+def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> None:
+    """Rows in each job's tables, or a test above would compare nothing with nothing."""
+    assert len(list(RegionReader(undisturbed("extract").whole))) == PICTURES
+    tables = {name: content(undisturbed(name).whole) for name in JOBS}
+    for name, table in {"web_pairs": "pairs", "hard_negatives": "negatives"}.items():
+        assert any(file.startswith(table) for file in tables[name])
+    assert len(tables["pretrain"]["log.jsonl"]) == 24
