@@ -11,13 +11,14 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import Rejected, decode
+from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import FILE, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
+from vlmill.schemas.rejects import Rejected
 
 MAX_SIDE_PX = 900
 # Paul Tol's "bright" scheme: told apart also by the colour-blind.

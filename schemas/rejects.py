@@ -78,6 +78,17 @@ class Reason(StrEnum):
     NETWORK_FAILED = "network_failed"  # out of memory, mostly: the picture failed alone, too
 
 
+class Rejected(Exception):
+    """Raised for a thing that is dropped, with the reason."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return self.detail
+
+
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:
     """A row of the rejects table; ``key`` and ``detail`` are cut to bounded lengths and cleaned.
 

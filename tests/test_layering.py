@@ -25,7 +25,13 @@ EXCEPTIONS: dict[str, set[str]] = {"pipelines/regions/job.py": {"extract"}}
 # The rooms of a folder, floor by floor from the bottom: a room may import what lies on the floors
 # below its own, and no other room of its floor. A file beside the rooms is a room of its own.
 FLOORS: dict[str, tuple[str, ...]] = {
-    "schemas": ("errors ids", "tables rejects answers", "files", "readers console", "__init__"),
+    "schemas": (
+        "errors ids",
+        "tables rejects answers",
+        "files pictures",
+        "readers console",
+        "__init__",
+    ),
     "models": (
         "checks places convert detector",
         "inputs",

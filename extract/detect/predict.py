@@ -19,12 +19,12 @@ from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.selection import Chosen, Frame, select
-from vlmill.extract.pictures.decode import Rejected, decode
+from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, PixelInput, network_input
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes, foreground_classes
 from vlmill.schemas.readers.regions import RegionRow, from_stored, to_stored
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 # RoIs that pass through res5 together. Measured on two cores: no cost against all 300 at once, and
 # it bounds the memory of R-101 to about 0.5 GB beside the weights.

@@ -1,4 +1,8 @@
-"""Boxes that are given with the pictures (VCR, RefCOCO+) and replace the detector's proposals."""
+"""Boxes that are given with the pictures (VCR, RefCOCO+) replace the detector's proposals.
+
+They are of the picture as its file stores it. Where a query is made they are turned with it, by
+:func:`vlmill.schemas.pictures.orientation.turned_boxes`.
+"""
 
 import hashlib
 import json
@@ -10,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.extract.pictures.decode import Rejected
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 Boxes = npt.NDArray[np.float32]
 MAX_BOXES = 1_000
@@ -34,7 +37,7 @@ class GivenBoxes:
         return next((name for name in (image_id, stem) if name in self.entries), None)
 
     def boxes_of(self, image_id: str, path: str) -> Boxes:
-        """A picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
+        """A stored picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
         key = self.key_of(image_id, path)
         if key is None:
             raise Rejected(Reason.NO_GIVEN_BOXES, "no entry by its id or its name")

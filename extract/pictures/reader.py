@@ -5,11 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.extract.pictures.decode import Rejected
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 
 class PictureReader:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import Pixels, Rejected
+from vlmill.extract.pictures.decode import Pixels
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 BYTES_PER_CELL = 12  # three float32
 

@@ -15,12 +15,12 @@ from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.predict import Outcome, Query, predict
 from vlmill.extract.detect.predict_fixed import start_batch
-from vlmill.extract.pictures.decode import Rejected
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.run.workers import Ready
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.pictures.orientation import turned_boxes
+from vlmill.schemas.rejects import Reason, Rejected
 
 # Batches whose results a GPU still computes while the next one is prepared and queued.
 BATCHES_AHEAD = 1
@@ -128,8 +128,11 @@ def query_of(ready: Ready, given: GivenBoxes | None) -> Query:
     if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
-    boxes = None if given is None else given.boxes_of(ready.image_id, ready.picture.path)
-    return Query(image_id=ready.image_id, picture=ready.result, boxes=boxes)
+    picture, boxes = ready.result, None
+    if given is not None:
+        stored = given.boxes_of(ready.image_id, ready.picture.path)
+        boxes = turned_boxes(stored, ready.orientation, picture.width, picture.height)
+    return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
 
 
 def sizes_are_fixed(detector: Detector) -> bool:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.decode import Rejected
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture, plan_digest
 from vlmill.extract.run.batches import Extracted
@@ -24,7 +23,7 @@ from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard, shard_name
 from vlmill.schemas.readers.regions import RegionRow, region_arrays
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.rejects import Reason, Rejected, reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 JOB = "extract-rois run"

@@ -20,11 +20,13 @@ from multiprocessing.context import BaseContext
 import torch
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import Rejected, decode
+from vlmill.extract.pictures.decode import decode_stored
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.extract.pictures.resize import NetworkInput, PixelInput, lighter_input, network_input
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.schemas.pictures.orientation import UPRIGHT
+from vlmill.schemas.rejects import Rejected
 
 # Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
@@ -52,6 +54,7 @@ class Ready:
     picture: Picture
     image_id: str | None  # None: it could not be read
     result: NetworkInput | PixelInput | Rejected
+    orientation: int = UPRIGHT  # in which it is stored: that of boxes which come from files
 
 
 Source = Callable[[Iterable[Picture]], Iterator[Ready]]
@@ -66,14 +69,15 @@ def prepare(
     resize: bool = True,
 ) -> Ready:
     """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
-    image_id = picture.image_id
+    image_id, orientation = picture.image_id, UPRIGHT
     try:
         image_id, data = reader.read(picture)
+        pixels, orientation = decode_stored(data, limits)
         last = network_input if resize else lighter_input
-        made: NetworkInput | PixelInput | Rejected = last(decode(data, limits), spec, limits)
+        made: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
     except Rejected as why:
         made = why
-    return Ready(picture=picture, image_id=image_id, result=made)
+    return Ready(picture=picture, image_id=image_id, result=made, orientation=orientation)
 
 
 def inline(spec: DetectorConfig, limits: InputLimits, *, resize: bool = True) -> Source:

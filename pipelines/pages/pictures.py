@@ -4,14 +4,14 @@ The header decides first (format, size, pixels, animation), the full decode come
 only proof that a picture is whole, and the most expensive step.
 """
 
-import io
 from dataclasses import dataclass
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.pictures.decode import Bounds, check_size, opened, upright_size
+from vlmill.schemas.rejects import Reason, Rejected
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 """What every consumer downstream decodes, too. Vector graphics and icons are no photographs."""
@@ -19,7 +19,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFacts:
-    """A readable picture: SHA-256 of its bytes, size in pixels, format in lower case."""
+    """A readable picture: SHA-256 of its bytes, upright size in pixels, format in lower case."""
 
     image_id: str
     width: int
@@ -33,28 +33,36 @@ def examine_picture(data: bytes, *, min_side_px: int, max_pixels: int) -> Pictur
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown.
     """
+    bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
     try:
-        with Image.open(io.BytesIO(data)) as picture:
-            if picture.format not in FORMATS:
-                return Drop(Reason.UNSUPPORTED_FORMAT, picture.format)
-            width, height = picture.size
-            size = f"{width}x{height}"
-            if min(width, height) <= min_side_px:
-                return Drop(Reason.TOO_SMALL, size)
-            if width * height > max_pixels:
-                return Drop(Reason.TOO_LARGE, size)
-            if getattr(picture, "is_animated", False):
-                return Drop(Reason.ANIMATED, size)
-            name = picture.format.lower()
-            picture.load()
-    except Image.DecompressionBombError as error:
-        return Drop(Reason.TOO_LARGE, str(error))
-    except UnidentifiedImageError:
-        vector = b"<svg" in data[:4_096].lower()
-        reason = Reason.UNSUPPORTED_FORMAT if vector else Reason.UNREADABLE_IMAGE
-        return Drop(reason, "SVG" if vector else None)
-    except Exception as error:
-        # Decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, ... on damaged
-        # input, and no list of them is complete.
-        return Drop(Reason.UNREADABLE_IMAGE, f"{type(error).__name__}: {error}")
+        with opened(data, bounds) as picture:
+            drop = header_drop(picture, bounds, min_side_px)
+            if drop is not None:
+                return drop
+            name = str(picture.format).lower()
+            width, height = upright_size(picture, bounds)
+    except Rejected as why:
+        if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT):
+            return unknown_drop(data)
+        return Drop(why.reason, why.detail)
     return PictureFacts(image_id=image_id_of(data), width=width, height=height, format=name)
+
+
+def header_drop(picture: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
+    """What the header alone rules out. Raises Rejected for too many pixels."""
+    size = f"{picture.width}x{picture.height}"
+    if picture.format not in FORMATS:
+        return Drop(Reason.UNSUPPORTED_FORMAT, picture.format)
+    if min(picture.size) <= min_side_px:
+        return Drop(Reason.TOO_SMALL, size)
+    check_size(picture, bounds)
+    if getattr(picture, "is_animated", False):
+        return Drop(Reason.ANIMATED, size)
+    return None
+
+
+def unknown_drop(data: bytes) -> Drop:
+    """For bytes of no format that pillow knows: vector graphics, or mostly no picture at all."""
+    if b"<svg" in data[:4_096].lower():
+        return Drop(Reason.UNSUPPORTED_FORMAT, "SVG")
+    return Drop(Reason.UNREADABLE_IMAGE)

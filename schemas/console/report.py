@@ -20,11 +20,13 @@ from markupsafe import Markup
 
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_PIXELS_SHOWN = 1 << 28  # what training decodes, too
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
 
@@ -113,15 +115,15 @@ def picture_uri(data: bytes, media_type: str) -> str:
 def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
     """A JPEG thumbnail of at most ``side`` pixels as a data: URI.
 
-    For pictures that a stage has decoded before: raises OSError or ValueError like pillow
-    otherwise.
+    Raises Rejected for what cannot be decoded.
     """
     # Imported here so that stages that show no pictures do not need pillow's start-up time.
-    from PIL import Image, ImageOps
+    from vlmill.schemas.pictures.decode import Bounds, opened, upright
 
-    with Image.open(io.BytesIO(data)) as picture:
+    bounds = Bounds(max_pixels=MOST_PIXELS_SHOWN, max_bytes=None)
+    with opened(data, bounds) as picture:
         picture.draft("RGB", (side, side))  # lets JPEG decode at a fraction of the size
-        small = ImageOps.exif_transpose(picture).convert("RGB")
+        small = upright(picture, bounds).image
     small.thumbnail((side, side))
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
@@ -129,11 +131,9 @@ def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
 
 
 def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails as data: URIs of those pictures that the images table has and pillow can read."""
+    """Thumbnails as data: URIs of pictures that the images table has and that can be decoded."""
     if images is None:
         return {}
-    from PIL import Image
-
     uris: dict[str, str] = {}
     wanted = pa.array(sorted(image_ids), pa.string())
     for batch in iter_batches(
@@ -144,7 +144,7 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
             try:
                 if row["bytes"] is not None:
                     uris[row["image_id"]] = thumbnail_uri(row["bytes"])
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            except Rejected:
                 continue  # shown by its id: a picture that cannot be decoded has none to show
     return uris
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmill.extract.pictures.decode import Rejected
 from vlmill.extract.pictures.given_boxes import checked, read_boxes
 from vlmill.extract.pictures.plan import (
     REPEATED,
@@ -24,7 +23,7 @@ from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 NAMES = ["0", "1", "2", "3-empty", "3", "4-cut", "4", "5-again", "5", "6"]

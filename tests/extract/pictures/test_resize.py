@@ -3,9 +3,7 @@
 import io
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import Rejected, decode
+from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import (
     NetworkInput,
     PixelInput,
@@ -27,7 +25,7 @@ from vlmill.extract.pictures.resize import (
     shortest_edge,
 )
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, hf_frcnn
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 OPS = load_file(Path(__file__).parents[2] / "golden/frcnn/ops/cases.safetensors")
 MEAN = (102.9801, 115.9465, 122.7717)
@@ -113,29 +111,6 @@ def test_the_first_frame_of_an_animation() -> None:
         lossless = {"lossless": True} if kind == "WEBP" else {}
         data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **lossless)
         np.testing.assert_allclose(decode(data, LIMITS)[4, 4], RED_BGR, atol=2)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_undone(orientation: int) -> None:
-    """Each of the eight ways to hold a camera shows the same upright picture."""
-    upright = np.zeros((8, 12, 3), np.uint8)
-    upright[:4, :6] = RED  # red at the top left
-    upright[:4, 6:] = 255  # white at the top right
-    holds: dict[int, Callable[[Any], Any]] = {
-        1: lambda p: p,
-        2: lambda p: p[:, ::-1],
-        3: lambda p: p[::-1, ::-1],
-        4: lambda p: p[::-1],
-        5: lambda p: p.transpose(1, 0, 2),
-        6: lambda p: np.rot90(p, 1),
-        7: lambda p: p[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda p: np.rot90(p, -1),
-    }
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored = Image.fromarray(np.ascontiguousarray(holds[orientation](upright)))
-    pixels = decode(encoded(stored, "PNG", exif=exif), LIMITS)
-    assert np.array_equal(pixels, upright[:, :, ::-1])
 
 
 def test_broken_exif_does_not_cost_the_picture() -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.pictures.decode import Rejected
 from vlmill.extract.pictures.plan import Picture, plan_pictures
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
@@ -24,6 +23,7 @@ from vlmill.extract.run.workers import Ready, inline
 from vlmill.extract.verify import verify
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
+from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import REJECTS
 
 pytestmark = pytest.mark.xdist_group("batches of extraction")

@@ -1,6 +1,5 @@
 """Pictures as pixels: decoded, cropped, mirrored and augmented.  S pixels a side."""
 
-import io
 import math
 
 import numpy as np
@@ -8,37 +7,30 @@ import numpy.typing as npt
 from PIL import Image, ImageEnhance
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.pictures.decode import Bounds
+from vlmill.schemas.pictures.decode import decode as decode_upright
+from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.pictures.augment import rand_augment
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.recipes.spec import Feeding
 
 Picture = npt.NDArray[np.uint8]
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_PIXELS = 1 << 28
-MAX_BYTES = 1 << 28
+BOUNDS = Bounds(max_pixels=1 << 28, max_bytes=1 << 28)
 ATTEMPTS = 10
 ASPECT = (3 / 4, 4 / 3)
 
 
 def decode(data: bytes | None, image_id: str) -> Image.Image:
-    """A picture as RGB. Raises InputError that names it for what cannot be decoded."""
+    """A picture as RGB, upright as its regions' boxes are. Raises InputError that names it for what
+    cannot be decoded.
+    """
     if data is None:
         raise InputError(f"--images: {image_id} has no bytes; give a table that holds them")
     try:
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"{len(data)} bytes are too many")
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
-            return image.convert("RGB")
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        Image.DecompressionBombError,
-    ) as error:
+        return decode_upright(data, BOUNDS).image
+    except Rejected as why:
         raise InputError(
-            f"--images: {image_id} cannot be decoded ({error}); leave its pairs out"
+            f"--images: {image_id} cannot be decoded ({why}); leave its pairs out"
         ) from None
 
 

@@ -1,0 +1,5 @@
+"""Pictures become upright pixels here, by one rule for every stage.
+
+Reading order: ``orientation`` (how a picture lies in its file, and turning it and its boxes) and
+``decode`` (bytes to upright pixels, within bounds).
+"""
