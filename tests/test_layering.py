@@ -27,7 +27,7 @@ EXCEPTIONS: dict[str, set[str]] = {"pipelines/regions/job.py": {"extract"}}
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": ("errors ids", "tables rejects answers", "files", "readers console", "__init__"),
     "models": (
-        "checks places convert detector",
+        "checks config_checks places convert detector",
         "inputs",
         "outputs",
         "layers/cpu",

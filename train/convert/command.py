@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models import MODELS, PRESETS, VARIANTS, preset
 from vlmill.models.bert.published import DECODER_BIAS
-from vlmill.models.checks import nearest
+from vlmill.models.config_checks import nearest
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
