@@ -33,7 +33,8 @@ from vlmill.models.layers.heads import Pooler
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import WeightNormLinear
-from vlmill.models.vlbert.encoder import NUM_SPECIAL_WORDS, VlBertBody
+from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS
+from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa

@@ -10,6 +10,7 @@ from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
 
@@ -145,8 +146,6 @@ def _recipe(config: str | None, words: list[str]) -> Recipe:
 
 def _recipes(args: argparse.Namespace) -> int:
     if args.action == "list":
-        from vlmill.train.recipes.describe import HEAD, describe
-
         for make in RECIPES.values():
             print("\n".join(describe(make())))
         print(f"\n{HEAD}")

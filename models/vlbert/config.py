@@ -15,6 +15,7 @@ Geometry = Literal["centre", "corners"]
 MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
 NUM_SEGMENTS = 3  # A and B for text, C for regions and [END]
 VISUAL_SEGMENT = 2
+NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
 EXPANSION = 4  # a bottleneck's outputs by its inner channels
 
 

@@ -43,6 +43,7 @@ COMMANDS = {
     (TRAIN, "pretrain", "--help"): 0,
     (TRAIN, "evaluate", "--help"): 0,
     (TRAIN, "convert", "--help"): 0,
+    (TRAIN, "recipes"): 0,
     (TRAIN, "recipes", "--help"): 0,
     (TRAIN, "recipes", "show", "vlmo-base"): 0,
     (TRAIN, "pretrain", "--nonsense"): 2,
