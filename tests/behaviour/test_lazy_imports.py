@@ -37,6 +37,9 @@ MODULES = (
     "vlmill.schemas",
     "vlmill.pipelines",
 )
+# What a process imports that makes batches, or decodes pictures: `train-vl` itself, once more, too.
+WORKERS = ("vlmill.train.loading.loader", "vlmill.extract.run.workers")
+NEEDED_BY_WORKERS = {"jaxtyping", "numpy", "PIL", "pyarrow", "tokenizers", "torch"}
 TRAIN, EXTRACT = "vlmill.train.cli", "vlmill.extract.cli"
 COMMANDS = {
     (TRAIN, "--help"): 0,
@@ -93,6 +96,12 @@ def test_what_answers_at_once_loads_nothing_heavy(words: Sequence[str], tmp_path
 def test_a_reader_of_tables_loads_neither_torch_nor_beam(tmp_path: Path) -> None:
     loaded, status = loaded_by(RUN, READS_TABLES, tmp_path)
     assert status == 0 and loaded <= {"numpy", "PIL", "pyarrow"}
+
+
+@pytest.mark.parametrize("module", WORKERS)
+def test_workers_load_what_they_need(module: str, tmp_path: Path) -> None:
+    loaded, status = loaded_by(IMPORT, [module], tmp_path)
+    assert status == 0 and "torch" in loaded and loaded <= NEEDED_BY_WORKERS
 
 
 def test_the_measure_sees_what_is_loaded(tmp_path: Path) -> None:

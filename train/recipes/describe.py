@@ -65,7 +65,7 @@ def activations(network: Network, stage: Stage, config: Any) -> int:
     beside = feeding.text_rows * feeding.text_row_tokens // stage.batch_size  # texts alone
     rows = {"texts": text, "pictures": picture, "both": text + picture + beside}
     passes = JOINT_PASSES + 1 if stage.objectives.itc else 1
-    kept = sum(rows[stack.rows] * stack.count * stack.layer.kept for stack in network.stacks)
+    kept = sum(rows[stack.rows] * stack.num_layers * stack.layer.kept for stack in network.stacks)
     return passes * kept
 
 

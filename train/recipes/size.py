@@ -38,7 +38,7 @@ class Stack(NamedTuple):
     """Layers of one kind over the rows of texts, of pictures, or of both."""
 
     rows: Literal["texts", "pictures", "both"]
-    count: int
+    num_layers: int
     layer: Layer
 
 
@@ -51,7 +51,7 @@ class Network(NamedTuple):
     @property
     def parameters(self) -> int:
         """All of them, trained or not."""
-        return self.beside + sum(stack.count * stack.layer.parameters for stack in self.stacks)
+        return self.beside + sum(stack.num_layers * stack.layer.parameters for stack in self.stacks)
 
 
 def network_of(config: Any) -> Network:
