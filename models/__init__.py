@@ -12,18 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vlmill.models.beit.model import Beit, BeitConfig
-    from vlmill.models.bert.model import Bert, BertConfig
-    from vlmill.models.imagebert.model import ImageBert, ImageBertConfig
+    from vlmill.models.beit.config import BeitConfig
+    from vlmill.models.beit.model import Beit
+    from vlmill.models.bert.config import BertConfig
+    from vlmill.models.bert.model import Bert
+    from vlmill.models.imagebert.config import ImageBertConfig
+    from vlmill.models.imagebert.model import ImageBert
     from vlmill.models.inputs import PixelInputs, VLInputs
-    from vlmill.models.interbert.model import InterBert, InterBertConfig
+    from vlmill.models.interbert.config import InterBertConfig
+    from vlmill.models.interbert.model import InterBert
     from vlmill.models.published import export_reference, load_reference, read_reference
     from vlmill.models.registry import MODELS, PRESETS, VARIANTS, Variant, preset
-    from vlmill.models.vilbert.config import VilbertConfig
+    from vlmill.models.vilbert.config import SingleStreamConfig, VilbertConfig
     from vlmill.models.vilbert.model import Vilbert
-    from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig
-    from vlmill.models.vlbert.config import VlBertConfig
-    from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, VlBertEndToEndConfig
+    from vlmill.models.vilbert.single_stream import SingleStream
+    from vlmill.models.vlbert.config import VlBertConfig, VlBertEndToEndConfig
+    from vlmill.models.vlbert.end_to_end import VlBertEndToEnd
     from vlmill.models.vlbert.model import VlBert
     from vlmill.models.vlmo.config import VlmoConfig
     from vlmill.models.vlmo.model import Vlmo
@@ -33,16 +37,16 @@ _HOMES = {
     "PRESETS": "registry",
     "VARIANTS": "registry",
     "Beit": "beit.model",
-    "BeitConfig": "beit.model",
+    "BeitConfig": "beit.config",
     "Bert": "bert.model",
-    "BertConfig": "bert.model",
+    "BertConfig": "bert.config",
     "ImageBert": "imagebert.model",
-    "ImageBertConfig": "imagebert.model",
+    "ImageBertConfig": "imagebert.config",
     "InterBert": "interbert.model",
-    "InterBertConfig": "interbert.model",
+    "InterBertConfig": "interbert.config",
     "PixelInputs": "inputs",
     "SingleStream": "vilbert.single_stream",
-    "SingleStreamConfig": "vilbert.single_stream",
+    "SingleStreamConfig": "vilbert.config",
     "VLInputs": "inputs",
     "Variant": "registry",
     "Vilbert": "vilbert.model",
@@ -50,7 +54,7 @@ _HOMES = {
     "VlBert": "vlbert.model",
     "VlBertConfig": "vlbert.config",
     "VlBertEndToEnd": "vlbert.end_to_end",
-    "VlBertEndToEndConfig": "vlbert.end_to_end",
+    "VlBertEndToEndConfig": "vlbert.config",
     "Vlmo": "vlmo.model",
     "VlmoConfig": "vlmo.config",
     "export_reference": "published",

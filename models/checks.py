@@ -1,14 +1,8 @@
-"""Batches and configurations are checked here; each function raises ValueError.
+"""Batches are checked here; each function raises ValueError.
 
 The message names the argument and the numbers. B texts or pictures, T tokens. Shapes and dtypes
 cost nothing to look at. Values are read once, and wait for the device they lie on: see `readable`.
 """
-
-import dataclasses
-import difflib
-import math
-from collections.abc import Collection, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,45 +116,3 @@ def check_finite(name: str, values: Tensor, of: str, remedy: str) -> None:
             f"{name}: {len(bad)} of {len(values)} {of} hold NaN or infinite values (first: row "
             f"{int(bad[0])}); {remedy}"
         )
-
-
-def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
-    """Every field of type int is a whole number from 1; those ``from_zero`` may be 0."""
-    for field in dataclasses.fields(config):
-        size = getattr(config, field.name)
-        if field.type is int and type(size) is not int:
-            raise ValueError(f"{field.name}={size!r}: want a whole number")
-        if field.type is int and size < (0 if field.name in from_zero else 1):
-            raise ValueError(f"{field.name}={size}: want a positive number")
-
-
-def check_shares(config: Any, *names: str) -> None:
-    """The named fields are rates of dropping: from 0 to below 1."""
-    for name in names:
-        share = getattr(config, name)
-        if not isinstance(share, float | int) or not 0 <= share < 1:
-            raise ValueError(f"{name}={share!r}: want a share from 0 to below 1")
-
-
-def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
-    """The named width divides into the named number of heads."""
-    if getattr(config, width) % getattr(config, num_heads):
-        raise ValueError(
-            f"{width}={getattr(config, width)} is no multiple of {num_heads}="
-            f"{getattr(config, num_heads)}; each head takes an equal share of the width"
-        )
-
-
-def check_std(config: Any, name: str = "init_std") -> None:
-    """A standard deviation of new weights: a number above 0."""
-    std = getattr(config, name)
-    if not isinstance(std, float | int) or not 0 < std < math.inf:
-        raise ValueError(f"{name}={std!r}: want a number above 0")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """What may have been meant by ``name``, and what there is: the end of an error's message."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]!r}? There" if close else "there"
-    return f"{meant} are {', '.join(known)}"

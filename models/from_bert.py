@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vlmill.models.bert.model import Bert
 from vlmill.models.bert.published import links as bert_links
+from vlmill.models.config_checks import INIT_STD
 from vlmill.models.convert.files import read_state, unwrapped
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
 from vlmill.models.convert.names import (
@@ -28,12 +29,12 @@ from vlmill.models.convert.names import (
 )
 from vlmill.models.imagebert.model import ImageBert
 from vlmill.models.interbert.model import InterBert
-from vlmill.models.layers.blocks import INIT_STD
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import WeightNormLinear
-from vlmill.models.vlbert.encoder import NUM_SPECIAL_WORDS, VlBertBody
+from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS
+from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vlmill.models.beit.published import BEIT
 from vlmill.models.beit.published_dvae import DVAE
 from vlmill.models.bert.published import BERT
-from vlmill.models.checks import nearest
+from vlmill.models.config_checks import nearest
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.files import read_state, unwrapped
 from vlmill.models.convert.keymap import (

@@ -3,74 +3,57 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from vlmill.models.beit.model import Beit, BeitConfig, beit_base, beit_large
-from vlmill.models.bert.model import Bert, BertConfig, bert_base, bert_large, bert_small
-from vlmill.models.checks import nearest
-from vlmill.models.imagebert.model import (
-    ImageBert,
+from vlmill.models.beit.config import BeitConfig, beit_base, beit_large
+from vlmill.models.bert.config import BertConfig, bert_base, bert_large, bert_small
+from vlmill.models.config_checks import nearest
+from vlmill.models.imagebert.config import (
     ImageBertConfig,
+    ImageBertRetrievalConfig,
     imagebert_base,
     imagebert_small,
 )
-from vlmill.models.imagebert.tasks import ImageBertRetrieval, ImageBertRetrievalConfig
-from vlmill.models.interbert.model import (
-    InterBert,
+from vlmill.models.interbert.config import (
     InterBertConfig,
+    InterBertTasksConfig,
+    InterBertTextConfig,
     interbert_chinese,
     interbert_paper,
     interbert_released,
     interbert_small,
 )
-from vlmill.models.interbert.tasks import (
-    InterBertTasks,
-    InterBertTasksConfig,
-    InterBertText,
-    InterBertTextConfig,
-)
 from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
+    Vilbert12in1Config,
+    VilbertClassifierConfig,
     VilbertConfig,
+    VilbertTasksConfig,
+    single_stream_base,
     vilbert_12in1,
     vilbert_base,
     vilbert_large,
     vilbert_released,
     vilbert_small,
 )
-from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig, single_stream_base
-from vlmill.models.vilbert.tasks import (
-    Vilbert12in1,
-    Vilbert12in1Config,
-    VilbertClassifier,
-    VilbertClassifierConfig,
-    VilbertTasks,
-    VilbertTasksConfig,
-)
 from vlmill.models.vlbert.config import (
     VlBertConfig,
+    VlBertEndToEndConfig,
+    VlBertRefcocoConfig,
+    VlBertVcrConfig,
+    VlBertVqaConfig,
     vlbert_base,
+    vlbert_base_end_to_end,
     vlbert_large,
+    vlbert_large_end_to_end,
     vlbert_paper,
     vlbert_small,
 )
-from vlmill.models.vlbert.end_to_end import (
-    VlBertEndToEnd,
-    VlBertEndToEndConfig,
-    vlbert_base_end_to_end,
-    vlbert_large_end_to_end,
-)
-from vlmill.models.vlbert.model import VlBert
-from vlmill.models.vlbert.tasks import (
-    VlBertRefcoco,
-    VlBertRefcocoConfig,
-    VlBertVcr,
-    VlBertVcrConfig,
-    VlBertVqa,
-    VlBertVqaConfig,
-)
 from vlmill.models.vlmo.config import (
     VlmoConfig,
+    VlmoNlvr2Config,
+    VlmoVqaConfig,
     vlmo_base,
     vlmo_base_paper,
     vlmo_base_plus,
@@ -78,42 +61,65 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.models.vlmo.model import Vlmo
-from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
 
 
 class Variant(NamedTuple):
     """A model's class and the class of its configuration: ``variant.model(variant.config())``."""
 
     config: type[Any]
-    model: type[Any]
+    home: str  # of the model's class, by name: who asks for sizes alone does not wait for torch
+
+    @property
+    def model(self) -> type[Any]:
+        """The model's class, whose module is loaded when it is first asked for."""
+        module, _, name = self.home.rpartition(".")
+        model: type[Any] = getattr(import_module(module), name)
+        return model
 
 
 VARIANTS: dict[str, Variant] = {
-    "beit": Variant(config=BeitConfig, model=Beit),
-    "bert": Variant(config=BertConfig, model=Bert),
-    "imagebert": Variant(config=ImageBertConfig, model=ImageBert),
-    "interbert": Variant(config=InterBertConfig, model=InterBert),
-    "vilbert": Variant(config=VilbertConfig, model=Vilbert),
-    "vilbert-single-stream": Variant(config=SingleStreamConfig, model=SingleStream),
-    "vl-bert": Variant(config=VlBertConfig, model=VlBert),
-    "vl-bert-end-to-end": Variant(config=VlBertEndToEndConfig, model=VlBertEndToEnd),
-    "vlmo": Variant(config=VlmoConfig, model=Vlmo),
+    "beit": Variant(config=BeitConfig, home="vlmill.models.beit.model.Beit"),
+    "bert": Variant(config=BertConfig, home="vlmill.models.bert.model.Bert"),
+    "imagebert": Variant(config=ImageBertConfig, home="vlmill.models.imagebert.model.ImageBert"),
+    "interbert": Variant(config=InterBertConfig, home="vlmill.models.interbert.model.InterBert"),
+    "vilbert": Variant(config=VilbertConfig, home="vlmill.models.vilbert.model.Vilbert"),
+    "vilbert-single-stream": Variant(
+        config=SingleStreamConfig, home="vlmill.models.vilbert.single_stream.SingleStream"
+    ),
+    "vl-bert": Variant(config=VlBertConfig, home="vlmill.models.vlbert.model.VlBert"),
+    "vl-bert-end-to-end": Variant(
+        config=VlBertEndToEndConfig, home="vlmill.models.vlbert.end_to_end.VlBertEndToEnd"
+    ),
+    "vlmo": Variant(config=VlmoConfig, home="vlmill.models.vlmo.model.Vlmo"),
 }
 
 # With the tasks' models, which have a trunk and other heads: whatever a checkpoint may hold.
 MODELS: dict[str, Variant] = VARIANTS | {
-    "imagebert-retrieval": Variant(config=ImageBertRetrievalConfig, model=ImageBertRetrieval),
-    "interbert-tasks": Variant(config=InterBertTasksConfig, model=InterBertTasks),
-    "interbert-text": Variant(config=InterBertTextConfig, model=InterBertText),
-    "vilbert-12in1-tasks": Variant(config=Vilbert12in1Config, model=Vilbert12in1),
-    "vilbert-classifier": Variant(config=VilbertClassifierConfig, model=VilbertClassifier),
-    "vilbert-tasks": Variant(config=VilbertTasksConfig, model=VilbertTasks),
-    "vl-bert-refcoco": Variant(config=VlBertRefcocoConfig, model=VlBertRefcoco),
-    "vl-bert-vcr": Variant(config=VlBertVcrConfig, model=VlBertVcr),
-    "vl-bert-vqa": Variant(config=VlBertVqaConfig, model=VlBertVqa),
-    "vlmo-nlvr2": Variant(config=VlmoNlvr2Config, model=VlmoForNlvr2),
-    "vlmo-vqa": Variant(config=VlmoVqaConfig, model=VlmoForVqa),
+    "imagebert-retrieval": Variant(
+        config=ImageBertRetrievalConfig, home="vlmill.models.imagebert.tasks.ImageBertRetrieval"
+    ),
+    "interbert-tasks": Variant(
+        config=InterBertTasksConfig, home="vlmill.models.interbert.tasks.InterBertTasks"
+    ),
+    "interbert-text": Variant(
+        config=InterBertTextConfig, home="vlmill.models.interbert.tasks.InterBertText"
+    ),
+    "vilbert-12in1-tasks": Variant(
+        config=Vilbert12in1Config, home="vlmill.models.vilbert.tasks.Vilbert12in1"
+    ),
+    "vilbert-classifier": Variant(
+        config=VilbertClassifierConfig, home="vlmill.models.vilbert.tasks.VilbertClassifier"
+    ),
+    "vilbert-tasks": Variant(
+        config=VilbertTasksConfig, home="vlmill.models.vilbert.tasks.VilbertTasks"
+    ),
+    "vl-bert-refcoco": Variant(
+        config=VlBertRefcocoConfig, home="vlmill.models.vlbert.tasks.VlBertRefcoco"
+    ),
+    "vl-bert-vcr": Variant(config=VlBertVcrConfig, home="vlmill.models.vlbert.tasks.VlBertVcr"),
+    "vl-bert-vqa": Variant(config=VlBertVqaConfig, home="vlmill.models.vlbert.tasks.VlBertVqa"),
+    "vlmo-nlvr2": Variant(config=VlmoNlvr2Config, home="vlmill.models.vlmo.tasks.VlmoForNlvr2"),
+    "vlmo-vqa": Variant(config=VlmoVqaConfig, home="vlmill.models.vlmo.tasks.VlmoForVqa"),
 }
 
 PRESETS: dict[str, Callable[..., Any]] = {

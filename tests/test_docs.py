@@ -11,10 +11,10 @@ import torch
 from vlmill.extract import cli as extract_cli
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.published import FAMILIES
-from vlmill.pipelines.hard_negatives import job as hard_negatives
+from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.regions import job as regions
-from vlmill.pipelines.web_pairs import job as web_pairs
+from vlmill.pipelines.regions import command as regions
+from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.train import cli as train_cli
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
 

@@ -12,9 +12,6 @@ from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
-from vlmill.train.run.inputs import Inputs
-from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import NonFiniteLoss
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
 
 PRETRAIN_HELP = """\
@@ -111,6 +108,11 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
+    # torch takes seconds to load: not before the recipe is known to be good.
+    from vlmill.train.run.inputs import Inputs
+    from vlmill.train.run.job import pretrain
+    from vlmill.train.run.loop import NonFiniteLoss
+
     inputs = Inputs(
         pairs=args.pairs,
         regions=args.regions,

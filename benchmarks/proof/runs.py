@@ -27,7 +27,7 @@ from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.log import read_log
 from vlmill.train.run.runner import LOG
-from vlmill.train.tasks.retrieval.command import evaluate_retrieval
+from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
 from vlmill.train.tasks.retrieval.job import RetrievalOptions
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")

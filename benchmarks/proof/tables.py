@@ -8,7 +8,7 @@ from typing import Any
 from proof.arms import Arm
 from worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
 
-from vlmill.pipelines.hard_negatives import job as hard_negatives
+from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions

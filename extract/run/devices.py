@@ -166,7 +166,7 @@ def start_station(
 ) -> Station:
     """Starts the process of one of the devices."""
     assert crew.open_detector is not None
-    context, count, device = process_context(), len(crew.devices), crew.devices[number]
+    context, count, device = process_context(__name__), len(crew.devices), crew.devices[number]
     # --workers is their number altogether.
     workers = crew.workers // count + (number < crew.workers % count)
     ours, theirs = context.Pipe()

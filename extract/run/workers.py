@@ -30,20 +30,19 @@ from vlmill.schemas.rejects import Rejected
 
 # Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
-# What worker processes import before they are forked.
-PRELOADED = ("vlmill.extract.run.devices",)
 
 
-def process_context() -> BaseContext:
-    """How processes are started: as forks of one that has imported everything and run nothing.
+def process_context(module: str) -> BaseContext:
+    """How processes are started: as forks of one that has imported ``module`` and run nothing.
 
     A fork of this process may hang, because it has run torch; to import anew takes each process
-    seconds. Where there is no such server (Windows), they do import anew.
+    seconds. Where there is no such server (Windows), they do import anew. The first call decides:
+    who decodes loads less than who detects, and torchvision alone takes two seconds.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([module])
     return context
 
 
@@ -103,7 +102,7 @@ def pool(
     """Prepares pictures in worker processes, a few ahead."""
     executor = ProcessPoolExecutor(
         workers,
-        mp_context=process_context(),
+        mp_context=process_context(__name__),
         initializer=start_worker,
         initargs=(spec, limits, resize),
     )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_sizes
+from vlmill.models.config_checks import check_sizes
 
 DALLE_MARGIN = 0.1  # pixels of 0..1 are mapped into 0.1..0.9
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmill.models.beit.model import EXPERT, Beit, BeitConfig
+from vlmill.models.beit.config import BeitConfig
+from vlmill.models.beit.model import EXPERT, Beit
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.files import without_prefix
 from vlmill.models.convert.keymap import Link, linked

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from vlmill.models.bert.model import Bert, BertConfig
+from vlmill.models.bert.config import BertConfig
+from vlmill.models.bert.model import Bert
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.keymap import Link, linked
 from vlmill.models.convert.names import block_links, canonical, mlm_head_links, text_embedding_links

@@ -4,16 +4,14 @@ B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K reg
 feature width. The paper has no released code: what it leaves open is marked [choice].
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_dtype, check_heads, check_shares, check_sizes, check_std
+from vlmill.models.checks import check_dtype
+from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import INIT_STD, PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
 from vlmill.models.layers.cpu.linear import Linear
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
@@ -23,77 +21,6 @@ from vlmill.models.places import Cells, side_by_side
 
 TEXT_SEGMENT, IMAGE_SEGMENT = 0, 1  # [choice] the two rows of BERT's segment table
 WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageBertConfig:
-    """Sizes and switches; defaults are the paper's (sec. 3.1, 5.2), from BERT-base uncased."""
-
-    vocab_size: int = 30522
-    width: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_width: int = 3072
-    num_positions: int = 512  # rows of BERT's position table
-    max_text_tokens: int = 44  # 144 positions in all less 100 regions (sec. 5.2)
-    visual_position_id: int = 44  # [choice] the first row that no word uses
-    region_width: int = 2048
-    num_region_classes: int = 1600
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    image_pre_ln: bool = False  # layer norms on both region projections before the sum, as UNITER
-    image_norm_from_bert: bool = False  # the regions' layer norm starts as BERT's, not as 1 and 0
-    global_widths: tuple[int, ...] = ()  # of whole-picture networks' features, a token each
-    visual_sep_id: int | None = None  # the word id of [SEP], to have one after the regions too
-    itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
-    match_outputs: int = 1  # 2: two classes and a softmax, as UNITER
-    init_std: float = INIT_STD  # of new weights
-
-    def __post_init__(self) -> None:
-        check_sizes(self, from_zero=("visual_position_id",))
-        check_heads(self)
-        check_std(self)
-        check_shares(self, "dropout", "attention_dropout")
-        if min(self.global_widths, default=1) < 1:
-            raise ValueError(f"global_widths={self.global_widths}: want positive numbers")
-        if self.match_outputs > 2:
-            raise ValueError(f"match_outputs={self.match_outputs}: want 1 or 2")
-        if self.visual_sep_id is not None and not 0 <= self.visual_sep_id < self.vocab_size:
-            raise ValueError(
-                f"visual_sep_id={self.visual_sep_id} is none of vocab_size={self.vocab_size} words"
-            )
-        for name, last in (
-            ("max_text_tokens", self.max_text_tokens - 1),
-            ("visual_position_id", self.visual_position_id),
-        ):
-            if last >= self.num_positions:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} needs row {last} of the position table, which "
-                    f"has num_positions={self.num_positions} rows"
-                )
-
-
-def imagebert_base(**changes: Any) -> ImageBertConfig:
-    """The paper's model, 113.9 million parameters; ``changes`` are fields of the config."""
-    return ImageBertConfig(**changes)
-
-
-def imagebert_small(**changes: Any) -> ImageBertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
-    small: dict[str, Any] = {
-        "vocab_size": 4000,
-        "width": 192,
-        "num_layers": 4,
-        "num_heads": 4,
-        "intermediate_width": 768,
-        "num_positions": 64,
-        # Without it attention stays in PyTorch's fused CPU kernel, which has no dropout.
-        "attention_dropout": 0.0,
-        # BERT's 0.02 is made for a width of 768. At 192 attention starts so flat that matching
-        # stays at chance for hundreds of steps (42 pairs: R@1 at chance after 300; with 0.07, 0.9).
-        "init_std": 0.07,
-    }
-    return ImageBertConfig(**(small | changes))
 
 
 class ImageBert(nn.Module):

@@ -3,22 +3,14 @@
 B pairs, H width. The only task of the paper; its three losses are in `train`.
 """
 
-from dataclasses import dataclass, field
-
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.imagebert.model import ImageBert, ImageBertConfig
+from vlmill.models.imagebert.config import ImageBertRetrievalConfig
+from vlmill.models.imagebert.model import ImageBert
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.outputs import Encoded
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageBertRetrievalConfig:
-    """The pretrained model's configuration."""
-
-    trunk: ImageBertConfig = field(default_factory=ImageBertConfig)
 
 
 class ImageBertRetrieval(nn.Module):

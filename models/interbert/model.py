@@ -5,138 +5,21 @@ the whole picture: the mean feature with the location (0, 0, 1, 1, 1). What neit
 the released code fixes is marked [choice].
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import INIT_STD, PostNormBlock, activation, init_bert, run_layers
+from vlmill.models.interbert.config import InterBertConfig
+from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, layout_of
-from vlmill.models.layers.pair_heads import (
-    EncodedPair,
-    Fusion,
-    PairHeads,
-    check_fusion,
-    check_modalities,
-    fuse,
-)
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
 from vlmill.models.places import Cells, Places, side_by_side
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
-
-
-@dataclass(frozen=True, kw_only=True)
-class InterBertConfig:
-    """Sizes and switches; defaults are the paper's, on BERT-base uncased."""
-
-    vocab_size: int = 30522
-    width: int = 768  # of every module
-    num_interaction_layers: int = 12
-    num_text_layers: int = 6
-    num_visual_layers: int = 6
-    num_heads: int = 12
-    visual_num_heads: int = 12  # of the picture's module
-    intermediate_width: int = 3072
-    visual_intermediate_width: int = 3072
-    act: str = "gelu"
-    visual_act: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    visual_dropout: float = 0.1  # [choice] for the paper
-    visual_attention_dropout: float = 0.1
-    num_positions: int = 512
-    num_segments: int = 2
-    modality_segments: bool = True  # segment 0 for regions, 1 for captions (paper, figure)
-    region_width: int = 2048
-    num_region_classes: int = 1601  # with background at index 0
-    regress_features: bool = False  # the region head gives features, not classes
-    pooled_width: int = 1024  # the released code's; the paper does not say
-    fusion: Fusion = "mul"
-    head_dropout: float = 0.1  # before the matching layer
-    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
-    global_region: bool = True  # row 0 of the regions is the whole picture
-    init_std: float = INIT_STD
-
-    def __post_init__(self) -> None:
-        check_sizes(self, from_zero=("num_text_layers", "num_visual_layers"))
-        check_heads(self)
-        check_heads(self, "width", "visual_num_heads")
-        check_std(self)
-        check_shares(self, "dropout", "attention_dropout", "visual_dropout")
-        check_shares(self, "visual_attention_dropout", "head_dropout")
-        check_fusion(self.fusion)
-        activation(self.act)
-        activation(self.visual_act)
-        if self.max_text_tokens > self.num_positions:
-            raise ValueError(
-                f"max_text_tokens={self.max_text_tokens}, the position table has "
-                f"num_positions={self.num_positions} rows"
-            )
-        if self.modality_segments and self.num_segments < 2:
-            raise ValueError(
-                f"modality_segments=True needs a segment for each modality, num_segments="
-                f"{self.num_segments}"
-            )
-
-
-def interbert_paper(**changes: Any) -> InterBertConfig:
-    """12 + 6 + 6 layers, 199.5 million parameters; ``changes`` are fields of the config.
-
-    The paper's 173 million fit the same layout without the text's tables and without heads.
-    """
-    return InterBertConfig(**changes)
-
-
-def interbert_released(**changes: Any) -> InterBertConfig:
-    """The released code and checkpoints: 6 + 6 + 6 layers, 157.0 million parameters."""
-    released: dict[str, Any] = {
-        "num_interaction_layers": 6,
-        "visual_num_heads": 8,
-        "visual_dropout": 0.2,
-        "modality_segments": False,
-    }
-    return InterBertConfig(**(released | changes))
-
-
-def interbert_chinese(**changes: Any) -> InterBertConfig:
-    """The paper's model on TaoMultimodal: titles of 36 characters, a detector of 33 classes.
-
-    [choice] The vocabulary of BERT-base Chinese, and background beside the classes. 191.1 million
-    parameters.
-    """
-    chinese = {"vocab_size": 21128, "num_region_classes": 34, "max_text_tokens": 38}
-    return InterBertConfig(**(chinese | changes))
-
-
-def interbert_small(**changes: Any) -> InterBertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config.
-
-    On 42 random pairs without dropout, R@1 is 1.0 after 300 steps of 24 at 5e-4.
-    """
-    small: dict[str, Any] = {
-        "vocab_size": 4000,
-        "width": 192,
-        "num_interaction_layers": 3,
-        "num_text_layers": 1,
-        "num_visual_layers": 1,
-        "num_heads": 4,
-        "visual_num_heads": 4,
-        "intermediate_width": 768,
-        "visual_intermediate_width": 768,
-        "num_positions": 64,
-        "pooled_width": 256,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
-        "visual_attention_dropout": 0.0,
-        "init_std": 0.07,  # 0.02 is made for a width of 768
-    }
-    return InterBertConfig(**(small | changes))
 
 
 class InterBert(PairHeads):

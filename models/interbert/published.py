@@ -16,8 +16,9 @@ from vlmill.models.convert.names import (
     text_embedding_links,
     under,
 )
-from vlmill.models.interbert.model import InterBert, InterBertConfig, interbert_released
-from vlmill.models.interbert.tasks import InterBertTasks, InterBertTasksConfig
+from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig, interbert_released
+from vlmill.models.interbert.model import InterBert
+from vlmill.models.interbert.tasks import InterBertTasks
 
 # Their keys and our fields; absent keys keep the released configuration's values.
 FIELDS = {

@@ -4,43 +4,15 @@ B pairs, T tokens, P width of what is pooled. Retrieval is fine-tuned with the p
 matching, in two classes over each candidate; VCR with one score for each choice.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_shares, check_sizes
 from vlmill.models.inputs import VLInputs
-from vlmill.models.interbert.model import InterBert, InterBertConfig
+from vlmill.models.interbert.config import InterBertTasksConfig, InterBertTextConfig
+from vlmill.models.interbert.model import InterBert
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads
-
-
-@dataclass(frozen=True, kw_only=True)
-class InterBertTasksConfig:
-    """The released fine-tuning model; its tasks need one answer, VQA would need more."""
-
-    trunk: InterBertConfig
-    num_answers: int = 1
-    dropout: float = 0.1  # before heads
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InterBertTextConfig:
-    """A classifier of text alone (GLUE); one label is a regression (STS-B)."""
-
-    trunk: InterBertConfig
-    num_labels: int
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
 
 
 class InterBertTasks(ScoreHeads):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
 from vlmill.models.layers.attention import Bias, CoAttention, SelfAttention
 from vlmill.models.layers.cpu.dropout import Dropout
 from vlmill.models.layers.cpu.linear import Linear
@@ -18,21 +19,13 @@ from vlmill.models.layers.packing import Kept, Layout
 from vlmill.models.places import Places
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
-INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
-
-# GELU is the exact one, by the error function; "swish" is x * sigmoid(x).
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "swish": F.silu,
-}
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of that name. Raises ValueError for an unknown one."""
-    if name not in ACTIVATIONS:
-        raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    check_activation(name)
+    function: Callable[[Tensor], Tensor] = getattr(F, ACTIVATIONS[name])
+    return function
 
 
 def layer_norm(width: int, eps: float = LAYER_NORM_EPS) -> nn.LayerNorm:

@@ -5,27 +5,19 @@ is pooled, V vocabulary, K region classes, D feature width. InterBERT's code com
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from vlmill.models.config_checks import Fusion
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, RegionHead
 from vlmill.models.outputs import Encoded
 
-Fusion = Literal["mul", "sum"]
 MASKED_LOGIT = -10000.0  # added to scores of padding, as the released code has it
-FUSIONS: tuple[Fusion, ...] = ("mul", "sum")
-
-
-def check_fusion(fusion: str) -> None:
-    """Raises ValueError for a fusion that there is not."""
-    if fusion not in FUSIONS:
-        raise ValueError(f"fusion={fusion!r}: want one of {', '.join(FUSIONS)}")
 
 
 def fuse(

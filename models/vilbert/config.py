@@ -9,9 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.models.checks import check_heads, check_shares, check_sizes, check_std
-from vlmill.models.layers.blocks import INIT_STD, activation
-from vlmill.models.layers.pair_heads import Fusion, check_fusion
+from vlmill.models.config_checks import (
+    INIT_STD,
+    Fusion,
+    check_activation,
+    check_fusion,
+    check_heads,
+    check_shares,
+    check_sizes,
+    check_std,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +73,8 @@ class VilbertConfig:
         check_shares(self, "dropout", "attention_dropout", "visual_dropout")
         check_shares(self, "visual_attention_dropout", "head_dropout")
         check_fusion(self.fusion)
-        activation(self.act)
-        activation(self.visual_act)
+        check_activation(self.act)
+        check_activation(self.visual_act)
         if self.max_text_tokens > self.num_positions:
             raise ValueError(
                 f"max_text_tokens={self.max_text_tokens}, the position table has "
@@ -161,3 +168,83 @@ def _depth(num_text_layers: int, num_co_layers: int) -> dict[str, Any]:
         "text_co_layers": tuple(range(num_text_layers - num_co_layers, num_text_layers)),
         "visual_co_layers": tuple(range(num_co_layers)),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleStreamConfig:
+    """Sizes; defaults are the paper's, BERT-base with ViLBERT's regions."""
+
+    vocab_size: int = 30522
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    act: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    num_positions: int = 512
+    num_segments: int = 2
+    region_width: int = 2048
+    num_region_classes: int = 1601  # with background at index 0
+    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
+    global_region: bool = True  # row 0 of the regions is the whole picture
+    init_std: float = INIT_STD
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "dropout", "attention_dropout")
+        check_activation(self.act)
+        if self.max_text_tokens > self.num_positions:
+            raise ValueError(
+                f"max_text_tokens={self.max_text_tokens}, the position table has "
+                f"num_positions={self.num_positions} rows"
+            )
+
+
+def single_stream_base(**changes: Any) -> SingleStreamConfig:
+    """The baseline of the paper's tables, 113.5 million parameters; ``changes`` are fields."""
+    return SingleStreamConfig(**changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VilbertTasksConfig:
+    """The paper's release: ``num_answers`` is 3129 for VQA 2.0, 1 where another head is used."""
+
+    trunk: VilbertConfig | SingleStreamConfig
+    num_answers: int = 3129
+    classifier_dropout: float = 0.5
+    dropout: float = 0.1  # before heads
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "classifier_dropout", "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vilbert12in1Config:
+    """The 12-in-1 release, one model for twelve data sets; the trunk has 20 task tokens."""
+
+    trunk: VilbertConfig
+    num_answers: int = 3129  # VQA 2.0, and Visual Genome's questions
+    num_gqa_answers: int = 1533
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VilbertClassifierConfig:
+    """mmf's classifier over one picture, or over two with the same text (NLVR2)."""
+
+    trunk: VilbertConfig
+    num_labels: int
+    num_pictures: int = 1
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")

@@ -17,17 +17,16 @@ from vlmill.models.convert.names import (
     text_embedding_links,
     under,
 )
-from vlmill.models.vilbert.config import VilbertConfig
-from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig
-from vlmill.models.vilbert.tasks import (
-    Vilbert12in1,
+from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
     Vilbert12in1Config,
-    VilbertClassifier,
     VilbertClassifierConfig,
-    VilbertTasks,
+    VilbertConfig,
     VilbertTasksConfig,
 )
+from vlmill.models.vilbert.model import Vilbert
+from vlmill.models.vilbert.single_stream import SingleStream
+from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
 
 # Their keys and our fields; absent keys keep our defaults, which are theirs.
 TEXT_FIELDS = {

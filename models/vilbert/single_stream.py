@@ -5,61 +5,20 @@ the whole picture as in ViLBERT. The paper leaves the pooled vector open; the co
 pooler of [CLS], with nothing of the picture's row.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_heads, check_shares, check_sizes, check_std
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import INIT_STD, PostNormBlock, activation, init_bert, run_layers
+from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import layout_of
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities
 from vlmill.models.places import Cells
+from vlmill.models.vilbert.config import SingleStreamConfig
 
 IMAGE_TYPE = 1  # the row of the regions' own type table
-
-
-@dataclass(frozen=True, kw_only=True)
-class SingleStreamConfig:
-    """Sizes; defaults are the paper's, BERT-base with ViLBERT's regions."""
-
-    vocab_size: int = 30522
-    width: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_width: int = 3072
-    act: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    num_positions: int = 512
-    num_segments: int = 2
-    region_width: int = 2048
-    num_region_classes: int = 1601  # with background at index 0
-    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
-    global_region: bool = True  # row 0 of the regions is the whole picture
-    init_std: float = INIT_STD
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_heads(self)
-        check_std(self)
-        check_shares(self, "dropout", "attention_dropout")
-        activation(self.act)
-        if self.max_text_tokens > self.num_positions:
-            raise ValueError(
-                f"max_text_tokens={self.max_text_tokens}, the position table has "
-                f"num_positions={self.num_positions} rows"
-            )
-
-
-def single_stream_base(**changes: Any) -> SingleStreamConfig:
-    """The baseline of the paper's tables, 113.5 million parameters; ``changes`` are fields."""
-    return SingleStreamConfig(**changes)
 
 
 class SingleStream(PairHeads):

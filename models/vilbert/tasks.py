@@ -6,63 +6,23 @@ those of the paper's release (`VilbertTasks`), of the 12-in-1 release (`Vilbert1
 classifier of mmf's checkpoints (`VilbertClassifier`).
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_shares, check_sizes
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import Transform
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, ScoreHeads
-from vlmill.models.vilbert.config import VilbertConfig
+from vlmill.models.vilbert.config import (
+    Vilbert12in1Config,
+    VilbertClassifierConfig,
+    VilbertConfig,
+    VilbertTasksConfig,
+)
 from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class VilbertTasksConfig:
-    """The paper's release: ``num_answers`` is 3129 for VQA 2.0, 1 where another head is used."""
-
-    trunk: VilbertConfig | SingleStreamConfig
-    num_answers: int = 3129
-    classifier_dropout: float = 0.5
-    dropout: float = 0.1  # before heads
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "classifier_dropout", "dropout")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vilbert12in1Config:
-    """The 12-in-1 release, one model for twelve data sets; the trunk has 20 task tokens."""
-
-    trunk: VilbertConfig
-    num_answers: int = 3129  # VQA 2.0, and Visual Genome's questions
-    num_gqa_answers: int = 1533
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VilbertClassifierConfig:
-    """mmf's classifier over one picture, or over two with the same text (NLVR2)."""
-
-    trunk: VilbertConfig
-    num_labels: int
-    num_pictures: int = 1
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
+from vlmill.models.vilbert.single_stream import SingleStream
 
 
 class WeightNormLinear(nn.Module):

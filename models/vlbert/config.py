@@ -5,16 +5,18 @@ came with the second, which differs from it in what the switches name.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from vlmill.models.checks import check_heads, check_shares, check_sizes, check_std
-from vlmill.models.layers.blocks import INIT_STD
+from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
+from vlmill.models.detector.config import BLOCKS
 
 Geometry = Literal["centre", "corners"]
 MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
 NUM_SEGMENTS = 3  # A and B for text, C for regions and [END]
 VISUAL_SEGMENT = 2
+NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
+EXPANSION = 4  # a bottleneck's outputs by its inner channels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +143,108 @@ def vlbert_for_task(config: VlBertConfig, *, pooler: bool = False) -> VlBertConf
     return dataclasses.replace(
         config, masked_region="none", text_only=False, pooler=pooler, matching=False
     )
+
+
+def _base() -> VlBertConfig:
+    return vlbert_for_task(VlBertConfig())
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertVqaConfig:
+    """VQA 2.0: 3129 answers; dropout of the classifier."""
+
+    body: VlBertConfig = field(default_factory=_base)
+    num_answers: int = 3129
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertRefcocoConfig:
+    """RefCOCO+; dropout of the classifier."""
+
+    body: VlBertConfig = field(default_factory=_base)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_shares(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertVcrConfig:
+    """VCR: 80 COCO categories and the whole picture for the auxiliary loss."""
+
+    body: VlBertConfig = field(default_factory=lambda: vlbert_for_task(_base(), pooler=True))
+    num_categories: int = 81
+    dropout: float = 0.1
+    category_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout", "category_dropout")
+        if not self.body.pooler:
+            raise ValueError("body.pooler=False: VCR's answers are read off the pooled vector")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionCnnConfig:
+    """Defaults are the released ones: ResNet-101 in Caffe's form, conv5 dilated over 14 x 14."""
+
+    blocks: tuple[int, int, int, int] = BLOCKS[101]
+    widths: tuple[int, int, int, int] = (64, 128, 256, 512)  # inner channels of the stages
+    stem_channels: int = 64
+    stride_in_1x1: bool = True
+    dilated: bool = True  # conv5 keeps 14 x 14 cells; else it halves them
+    pool_size: int = 14
+    frozen_stages: int = 2  # constant: the stem (1), res2 (2), ...; normalisation always is
+
+    def __post_init__(self) -> None:
+        check_sizes(self, from_zero=("frozen_stages",))
+        if len(self.blocks) != 4 or len(self.widths) != 4 or min(*self.blocks, *self.widths) < 1:
+            raise ValueError(
+                f"blocks={self.blocks}, widths={self.widths}: want four positive numbers each"
+            )
+        if self.frozen_stages > 4:
+            raise ValueError(f"frozen_stages={self.frozen_stages}: 0 (none) to 4 (up to res4)")
+
+    @property
+    def feature_width(self) -> int:
+        """D."""
+        return self.widths[3] * EXPANSION
+
+
+# In this order plain values fit the right one only.
+TaskConfig = VlBertConfig | VlBertRefcocoConfig | VlBertVqaConfig | VlBertVcrConfig
+
+
+def _pixels() -> VlBertConfig:
+    return VlBertConfig(masked_region="pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlBertEndToEndConfig:
+    """A model on regions, pretraining's or a task's, and the network that describes them."""
+
+    model: TaskConfig = field(default_factory=_pixels)
+    cnn: RegionCnnConfig = field(default_factory=RegionCnnConfig)
+
+    def __post_init__(self) -> None:
+        body = self.model if isinstance(self.model, VlBertConfig) else self.model.body
+        if body.region_width != self.cnn.feature_width:
+            raise ValueError(
+                f"model takes features of region_width={body.region_width}, cnn gives "
+                f"{self.cnn.feature_width}"
+            )
+
+
+def vlbert_base_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
+    """The released base model from pixels, 157.0 million parameters; ``changes`` are fields."""
+    return VlBertEndToEndConfig(**({"model": vlbert_base(masked_region="pixels")} | changes))
+
+
+def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
+    """The released large model from pixels, 384.6 million parameters; ``changes`` are fields."""
+    return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))

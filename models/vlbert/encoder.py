@@ -15,10 +15,13 @@ from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Compaction, compact, layout_of
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, Places, side_by_side
-from vlmill.models.vlbert.config import NUM_SEGMENTS, VISUAL_SEGMENT, VlBertConfig
+from vlmill.models.vlbert.config import (
+    NUM_SEGMENTS,
+    NUM_SPECIAL_WORDS,
+    VISUAL_SEGMENT,
+    VlBertConfig,
+)
 from vlmill.models.vlbert.regions import RegionVectors, VisualInput
-
-NUM_SPECIAL_WORDS = 1000
 
 
 class VlBertBody(nn.Module):

@@ -4,7 +4,6 @@ B samples, R regions, H x W pixels, P x P cells of a region.
 """
 
 import dataclasses
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,21 +11,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vlmill.models.inputs import PictureRegions, VLInputs
-from vlmill.models.vlbert.config import VlBertConfig, vlbert_base, vlbert_large
-from vlmill.models.vlbert.model import VlBert
-from vlmill.models.vlbert.region_cnn import RegionCnn, RegionCnnConfig
-from vlmill.models.vlbert.tasks import (
-    ChoiceInputs,
-    VlBertRefcoco,
+from vlmill.models.vlbert.config import (
+    TaskConfig,
+    VlBertEndToEndConfig,
     VlBertRefcocoConfig,
-    VlBertVcr,
     VlBertVcrConfig,
-    VlBertVqa,
     VlBertVqaConfig,
 )
-
-# In this order plain values fit the right one only.
-TaskConfig = VlBertConfig | VlBertRefcocoConfig | VlBertVqaConfig | VlBertVcrConfig
+from vlmill.models.vlbert.model import VlBert
+from vlmill.models.vlbert.region_cnn import RegionCnn
+from vlmill.models.vlbert.tasks import ChoiceInputs, VlBertRefcoco, VlBertVcr, VlBertVqa
 
 
 def build_vlbert(config: TaskConfig) -> VlBert | VlBertVqa | VlBertRefcoco | VlBertVcr:
@@ -38,36 +32,6 @@ def build_vlbert(config: TaskConfig) -> VlBert | VlBertVqa | VlBertRefcoco | VlB
     if isinstance(config, VlBertVcrConfig):
         return VlBertVcr(config)
     return VlBert(config)
-
-
-def _pixels() -> VlBertConfig:
-    return VlBertConfig(masked_region="pixels")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VlBertEndToEndConfig:
-    """A model on regions, pretraining's or a task's, and the network that describes them."""
-
-    model: TaskConfig = field(default_factory=_pixels)
-    cnn: RegionCnnConfig = field(default_factory=RegionCnnConfig)
-
-    def __post_init__(self) -> None:
-        body = self.model if isinstance(self.model, VlBertConfig) else self.model.body
-        if body.region_width != self.cnn.feature_width:
-            raise ValueError(
-                f"model takes features of region_width={body.region_width}, cnn gives "
-                f"{self.cnn.feature_width}"
-            )
-
-
-def vlbert_base_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """The released base model from pixels, 157.0 million parameters; ``changes`` are fields."""
-    return VlBertEndToEndConfig(**({"model": vlbert_base(masked_region="pixels")} | changes))
-
-
-def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """The released large model from pixels, 384.6 million parameters; ``changes`` are fields."""
-    return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))
 
 
 def without_pixels(

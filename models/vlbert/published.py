@@ -11,13 +11,9 @@ from vlmill.models.convert.files import read_state, unwrapped
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
 from vlmill.models.convert.names import block_links, mlm_head_links
 from vlmill.models.detector.resnet import Bottleneck
+from vlmill.models.vlbert.config import TaskConfig, VlBertEndToEndConfig
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.end_to_end import (
-    TaskConfig,
-    VlBertEndToEnd,
-    VlBertEndToEndConfig,
-    build_vlbert,
-)
+from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, build_vlbert
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.published_settings import configure
 from vlmill.models.vlbert.region_cnn import RegionCnn

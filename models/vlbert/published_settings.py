@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmill.models.detector.config import BLOCKS
-from vlmill.models.vlbert.config import VlBertConfig
-from vlmill.models.vlbert.end_to_end import TaskConfig, VlBertEndToEndConfig
-from vlmill.models.vlbert.region_cnn import RegionCnnConfig
-from vlmill.models.vlbert.tasks import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
+from vlmill.models.vlbert.config import (
+    RegionCnnConfig,
+    TaskConfig,
+    VlBertConfig,
+    VlBertEndToEndConfig,
+    VlBertRefcocoConfig,
+    VlBertVcrConfig,
+    VlBertVqaConfig,
+)
 
 # Keys of NETWORK.VLBERT and our fields.
 FIELDS = {

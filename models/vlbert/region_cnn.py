@@ -4,49 +4,18 @@ B pictures, R regions, L real regions of all pictures, H x W pixels, C channels,
 feature map, P x P cells of a region, D a feature's width.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from vlmill.models.checks import check_sizes
-from vlmill.models.detector.config import BLOCKS
 from vlmill.models.detector.resnet import Norm, Stem, resnet_stage
 from vlmill.models.places import Places, cells_of
+from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
 
-EXPANSION = 4  # a bottleneck's outputs by its inner channels
 STRIDE = 16
 # With parameters and counters, as the checkpoints have them; RegionCnn keeps them constant.
 NORM = Norm(kind="trained")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegionCnnConfig:
-    """Defaults are the released ones: ResNet-101 in Caffe's form, conv5 dilated over 14 x 14."""
-
-    blocks: tuple[int, int, int, int] = BLOCKS[101]
-    widths: tuple[int, int, int, int] = (64, 128, 256, 512)  # inner channels of the stages
-    stem_channels: int = 64
-    stride_in_1x1: bool = True
-    dilated: bool = True  # conv5 keeps 14 x 14 cells; else it halves them
-    pool_size: int = 14
-    frozen_stages: int = 2  # constant: the stem (1), res2 (2), ...; normalisation always is
-
-    def __post_init__(self) -> None:
-        check_sizes(self, from_zero=("frozen_stages",))
-        if len(self.blocks) != 4 or len(self.widths) != 4 or min(*self.blocks, *self.widths) < 1:
-            raise ValueError(
-                f"blocks={self.blocks}, widths={self.widths}: want four positive numbers each"
-            )
-        if self.frozen_stages > 4:
-            raise ValueError(f"frozen_stages={self.frozen_stages}: 0 (none) to 4 (up to res4)")
-
-    @property
-    def feature_width(self) -> int:
-        """D."""
-        return self.widths[3] * EXPANSION
 
 
 def _stage(config: RegionCnnConfig, number: int) -> nn.Sequential:

@@ -6,16 +6,15 @@ A answers, K categories.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_shares, check_sizes
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.heads import RegionHead
-from vlmill.models.vlbert.config import VlBertConfig, vlbert_for_task
+from vlmill.models.vlbert.config import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
 from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.model import BELONGS, VlBert
 
@@ -45,23 +44,6 @@ def load_body(body: VlBertBody, pretrained: VlBert) -> None:
     """Start a task's body from a pretrained model; what only one of them has stays as it is."""
     target, source = body.state_dict(), pretrained.state_dict()
     body.load_state_dict(target | {name: source[name] for name in target if name in source})
-
-
-def _base() -> VlBertConfig:
-    return vlbert_for_task(VlBertConfig())
-
-
-@dataclass(frozen=True, kw_only=True)
-class VlBertVqaConfig:
-    """VQA 2.0: 3129 answers; dropout of the classifier."""
-
-    body: VlBertConfig = field(default_factory=_base)
-    num_answers: int = 3129
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout")
 
 
 class VlBertVqa(nn.Module):
@@ -101,17 +83,6 @@ class VlBertVqa(nn.Module):
         self.head.decoder.weight.copy_(torch.stack(means))
 
 
-@dataclass(frozen=True, kw_only=True)
-class VlBertRefcocoConfig:
-    """RefCOCO+; dropout of the classifier."""
-
-    body: VlBertConfig = field(default_factory=_base)
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_shares(self, "dropout")
-
-
 class VlBertRefcoco(nn.Module):
     """Each region says whether the expression means it (figure 2 c)."""
 
@@ -138,22 +109,6 @@ class VlBertRefcoco(nn.Module):
         """Body and transform from pretraining."""
         load_body(self.body, pretrained)
         self.head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
-
-
-@dataclass(frozen=True, kw_only=True)
-class VlBertVcrConfig:
-    """VCR: 80 COCO categories and the whole picture for the auxiliary loss."""
-
-    body: VlBertConfig = field(default_factory=lambda: vlbert_for_task(_base(), pooler=True))
-    num_categories: int = 81
-    dropout: float = 0.1
-    category_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-        check_shares(self, "dropout", "category_dropout")
-        if not self.body.pooler:
-            raise ValueError("body.pooler=False: VCR's answers are read off the pooled vector")
 
 
 @dataclass(frozen=True, kw_only=True)

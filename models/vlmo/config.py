@@ -8,8 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.models.checks import check_heads, check_shares, check_sizes, check_std
-from vlmill.models.layers.blocks import INIT_STD
+from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +158,31 @@ def text_stage(config: VlmoConfig) -> VlmoConfig:
 def retrieval(config: VlmoConfig) -> VlmoConfig:
     """``config`` for fine-tuning a dual encoder: the first contrastive pair alone (sec. 4.3)."""
     return dataclasses.replace(config, contrast=True, num_contrast_pairs=1, match=False, mlm=False)
+
+
+VQA_ANSWERS = 3129  # answers that are given nine times at least in VQA 2's train and val
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlmoVqaConfig:
+    """An encoder and the number of answers; ``two_layers=False`` is the paper's classifier."""
+
+    encoder: VlmoConfig
+    num_answers: int = VQA_ANSWERS
+    two_layers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_answers < 1:
+            raise ValueError(f"num_answers={self.num_answers}: want a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlmoNlvr2Config:
+    """An encoder for two images; ``two_layers=False`` is the paper's classifier."""
+
+    encoder: VlmoConfig
+    two_layers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.encoder.num_images != 2:
+            raise ValueError(f"encoder.num_images={self.encoder.num_images}: NLVR2 needs 2")

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.keymap import Link, linked
-from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.config import VlmoConfig, VlmoNlvr2Config, VlmoVqaConfig
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.stages import RESIZED, resize
-from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 LAYER_SCALE = 0.1  # what the released code starts with; a checkpoint brings its own values
 EXPERTS = {"text": "text", "image": "imag", "vl": "vl"}

@@ -4,8 +4,6 @@ Retrieval needs none: `config.retrieval` keeps the first contrastive pair of `Vl
 B examples, T tokens, S pixels a side, H width, A answers.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -13,36 +11,10 @@ from torch import Tensor, nn
 from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert, layer_norm
-from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoVqaConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
 CLASSIFIER_EPS = 1e-5  # of the layer norm between a classifier's layers; PyTorch's default
-VQA_ANSWERS = 3129  # answers that are given nine times at least in VQA 2's train and val
-
-
-@dataclass(frozen=True, kw_only=True)
-class VlmoVqaConfig:
-    """An encoder and the number of answers; ``two_layers=False`` is the paper's classifier."""
-
-    encoder: VlmoConfig
-    num_answers: int = VQA_ANSWERS
-    two_layers: bool = True
-
-    def __post_init__(self) -> None:
-        if self.num_answers < 1:
-            raise ValueError(f"num_answers={self.num_answers}: want a positive number")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VlmoNlvr2Config:
-    """An encoder for two images; ``two_layers=False`` is the paper's classifier."""
-
-    encoder: VlmoConfig
-    two_layers: bool = True
-
-    def __post_init__(self) -> None:
-        if self.encoder.num_images != 2:
-            raise ValueError(f"encoder.num_images={self.encoder.num_images}: NLVR2 needs 2")
 
 
 def classifier(inputs: int, hidden: int, classes: int, *, two_layers: bool) -> nn.Module:

@@ -1,4 +1,4 @@
 """This job finds hard negatives of pairs.
 
-Reading order: ``job``, then ``tfidf``, which finds similar captions.
+Reading order: ``command`` (the flags), ``job``, then ``tfidf``, which finds similar captions.
 """

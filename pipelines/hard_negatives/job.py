@@ -4,6 +4,7 @@ Each worker process builds the index from the pairs once; the queries are split 
 shard. A killed run keeps its finished shards.
 """
 
+import argparse
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from apache_beam.utils.shared import Shared
 
 from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
-from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import write_manifest
@@ -101,9 +101,8 @@ class SearchRange(beam.DoFn):
         yield stop - start
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Parse, search what no finished shard holds, write the manifest."""
-    args, beam_flags = parser().parse_known_args(arguments)
+def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    """Searches what no finished shard holds, and writes the manifest."""
     options = beam_options(beam_flags)
     rules = rules_of(args.top, args.below, args.tokenizer)
     if args.pairs_per_shard < 1:
@@ -151,35 +150,3 @@ def rules_of(top: int, below: str, tokenizer: str) -> NegativeRules:
         return NegativeRules(top=top, below=Fraction(below), tokenizer=tokenizer)
     except (ValueError, ZeroDivisionError) as error:
         raise InputError(f"--top {top} --below {below} --tokenizer {tokenizer}: {error}") from None
-
-
-def parser() -> Parser:
-    """The job's own flags."""
-    p = Parser(
-        prog="python -m vlmill.pipelines.hard_negatives",
-        description="For each pair, the pairs whose captions are most alike without being the "
-        "same: cosine of TF-IDF vectors, strictly below 0.5, best 30, never a caption of the same "
-        "picture. Exact; ties are in pair order.",
-        epilog="Example:\n  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output "
-        "out/negatives\n\nWrites negatives, rejects and _manifest.json. The same command "
-        "continues a killed run.\nMemory: about 1 kB a caption in each worker process. Other flags "
-        "(--runner, ...) go to Apache Beam.",
-        allow_abbrev=False,
-    )
-    p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
-    p.add_argument("--output", required=True, help="folder to write")
-    p.add_argument("--top", type=int, default=30, help="negatives a pair at most (30)")
-    p.add_argument("--below", default="0.5", help="cosine strictly below this (0.5)")
-    p.add_argument(
-        "--tokenizer", default="words", help="words, or space for segmented text (words)"
-    )
-    p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)

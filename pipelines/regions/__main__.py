@@ -5,7 +5,7 @@ What Beam's workers load stands in other modules: they find it there by name, an
 
 import sys
 
-from vlmill.pipelines.regions.job import main
+from vlmill.pipelines.regions.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,9 +16,8 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.shared import Shared
 
-from vlmill.extract.flags import add_engine, config_of, detector_of, warn_of_random_weights
+from vlmill.extract.flags import config_of, detector_of, warn_of_random_weights
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
-from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
@@ -68,9 +67,8 @@ class ExtractPart(beam.DoFn):
         yield regions.rows, rejects.rows
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Parse, extract what no finished shard holds, write the manifest."""
-    args, beam_flags = parser().parse_known_args(arguments)
+def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    """Extracts what no finished shard holds, and writes the manifest."""
     options = beam_options(beam_flags)
     config = config_of(args)
     tables = find_shards(args.images, IMAGES, "--images")
@@ -124,36 +122,3 @@ def extract_missing(
             )
         shards += written
     return shards
-
-
-def parser() -> Parser:
-    """The job's own flags."""
-    p = Parser(
-        prog="python -m vlmill.pipelines.regions",
-        description="Detects regions in the pictures of a table of images and writes their "
-        "features, as extract-rois run does, on any Beam runner.",
-        epilog="Example:\n  python -m vlmill.pipelines.regions --images out/pairs --weights "
-        "detector.pth --output out/regions\n\nWrites regions, rejects and _manifest.json; the same "
-        "bytes as extract-rois run on the same table,\nand either command continues what a killed "
-        "run of the other left. A shard is the unit of work:\nlower --pictures-per-shard where "
-        "there are more workers than shards. Other flags (--runner, ...)\ngo to Apache Beam. "
-        "Memory: one detector in each worker process (about 1.5 GB with r101 at 600/1000),\nthe "
-        "pictures of --batch-size, and 400 bytes for each picture where the job is started. A "
-        "worker's torch takes all cores; "
-        "with several\nworkers on one machine set OMP_NUM_THREADS to its share.",
-        allow_abbrev=False,
-    )
-    p.add_argument(
-        "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
-    )
-    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
-    p.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
-    )
-    add_engine(p)
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run_command(run, argv)

@@ -14,8 +14,8 @@ import pytest
 from markupsafe import escape
 
 from vlmill.extract import cli as extract_cli
-from vlmill.pipelines.hard_negatives import job as hard_negatives
-from vlmill.pipelines.web_pairs import job as web_pairs
+from vlmill.pipelines.hard_negatives import command as hard_negatives
+from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table

@@ -11,24 +11,30 @@ from tests.models.bert_files import LAYOUTS, large, published, tiny, transformer
 from torch import Tensor, nn
 
 from vlmill.models.from_bert import BERT_SOURCES, Origin, initialise_from_bert
-from vlmill.models.imagebert.model import ImageBert, ImageBertConfig, imagebert_base
-from vlmill.models.interbert.model import InterBert, InterBertConfig, interbert_released
+from vlmill.models.imagebert.config import ImageBertConfig, imagebert_base
+from vlmill.models.imagebert.model import ImageBert
+from vlmill.models.interbert.config import InterBertConfig, interbert_released
+from vlmill.models.interbert.model import InterBert
 from vlmill.models.layers.packing import layout_of
-from vlmill.models.vilbert.config import VilbertConfig, vilbert_base, vilbert_large
+from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
+    VilbertConfig,
+    VilbertTasksConfig,
+    vilbert_base,
+    vilbert_large,
+)
 from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig
-from vlmill.models.vilbert.tasks import VilbertTasks, VilbertTasksConfig
-from vlmill.models.vlbert.config import vlbert_for_task
+from vlmill.models.vilbert.single_stream import SingleStream
+from vlmill.models.vilbert.tasks import VilbertTasks
+from vlmill.models.vlbert.config import (
+    VlBertRefcocoConfig,
+    VlBertVcrConfig,
+    VlBertVqaConfig,
+    vlbert_for_task,
+)
 from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.model import VlBert, VlBertConfig, vlbert_base, vlbert_large
-from vlmill.models.vlbert.tasks import (
-    VlBertRefcoco,
-    VlBertRefcocoConfig,
-    VlBertVcr,
-    VlBertVcrConfig,
-    VlBertVqa,
-    VlBertVqaConfig,
-)
+from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 from vlmill.models.vlmo.config import vlmo_small
 from vlmill.models.vlmo.model import Vlmo
 

@@ -9,8 +9,9 @@ from tests.models.pair_cases import enlarge, random_pairs
 from tests.models.vilbert.test_model import BASELINE, TINY
 from torch import Tensor, nn
 
-from vlmill.models.interbert.model import InterBert, InterBertConfig, interbert_released
-from vlmill.models.interbert.tasks import InterBertTasks, InterBertTasksConfig
+from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig, interbert_released
+from vlmill.models.interbert.model import InterBert
+from vlmill.models.interbert.tasks import InterBertTasks
 from vlmill.models.published import (
     FAMILIES,
     CheckpointMismatch,
@@ -18,17 +19,18 @@ from vlmill.models.published import (
     load_reference,
     read_reference,
 )
-from vlmill.models.vilbert.config import VilbertConfig, vilbert_base, vilbert_released
-from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig
-from vlmill.models.vilbert.tasks import (
-    Vilbert12in1,
+from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
     Vilbert12in1Config,
-    VilbertClassifier,
     VilbertClassifierConfig,
-    VilbertTasks,
+    VilbertConfig,
     VilbertTasksConfig,
+    vilbert_base,
+    vilbert_released,
 )
+from vlmill.models.vilbert.model import Vilbert
+from vlmill.models.vilbert.single_stream import SingleStream
+from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
 
 RELEASED = VilbertConfig(**(TINY | {"keep_unused": True}))
 WITH_TASKS = VilbertConfig(**(TINY | {"keep_unused": True, "num_tasks": 20}))

@@ -1,4 +1,4 @@
 """Published checkpoints come in and go out here.
 
-Reading order: ``command``, ``published`` (their files) and ``origins``.
+Reading order: ``command`` (arguments), ``conversion``, ``published`` (their files) and ``origins``.
 """

@@ -1,44 +1,14 @@
-"""``train-vl convert``: published checkpoints to ours and back, and models that start from BERT."""
+"""``train-vl convert``: its arguments, and what runs it."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from tokenizers import Tokenizer
-from torch import Tensor, nn
-
-from vlmill.models import MODELS, PRESETS, VARIANTS, preset
-from vlmill.models.bert.published import DECODER_BIAS
-from vlmill.models.checks import nearest
-from vlmill.models.convert.names import DECODER
-from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
-from vlmill.models.published import FAMILIES, CheckpointMismatch, export_reference, read_reference
+from vlmill.models import PRESETS
 from vlmill.schemas.console.command import Parser
-from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_path
-from vlmill.train.checkpoints.files import (
-    MODEL,
-    SETTINGS,
-    VOCABULARY,
-    TrainingRecord,
-    load_checkpoint,
-    save_checkpoint,
-    save_tensors,
-)
-from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
-from vlmill.train.convert.published import (
-    CONFIGS,
-    VOCABULARIES,
-    beside,
-    read_published_config,
-    read_weights,
-    weights_file,
-)
-from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.recipes.plain import flatten, override, to_plain
+
+# The names of `vlmill.models.published.FAMILIES`, which loads every model.
+FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
 
 CONVERT_HELP = """\
 Turn a published checkpoint into one of vlmill's, or back, or start a model from BERT or BEiT.
@@ -70,39 +40,11 @@ it. --output FILE.safetensors writes the weights alone, which is all that a toke
 (family dvae, without --config) has: training takes it as picture_tokenizer=FILE. The same
 arguments write the same bytes.
 
-families: {", ".join(sorted(FAMILIES))}
+families: {", ".join(FAMILIES)}
 presets: {", ".join(sorted(PRESETS))}
 
 Memory: the checkpoint's size and about twice the model's.
 """
-
-# The families of our models.
-OFFICIAL = {
-    "beit": "beit",
-    "bert": "bert",
-    "interbert": "interbert",
-    "vilbert": "vilbert",
-    "vilbert-single-stream": "vilbert",
-    "vl-bert": "vl-bert",
-    "vl-bert-end-to-end": "vl-bert",
-    "vlmo": "vlmo",
-    "interbert-tasks": "interbert",
-    "vilbert-12in1-tasks": "vilbert",
-    "vilbert-classifier": "vilbert",
-    "vilbert-tasks": "vilbert",
-    "vl-bert-refcoco": "vl-bert",
-    "vl-bert-vcr": "vl-bert",
-    "vl-bert-vqa": "vl-bert",
-    "vlmo-nlvr2": "vlmo",
-    "vlmo-vqa": "vlmo",
-}
-# What a new model can start from.
-STARTS: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Origin]]] = {
-    "beit": initialise_from_beit,
-    "bert": initialise_from_bert,
-}
-TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
-SUFFIX = ".safetensors"
 
 
 def add_convert_arguments(parser: Parser) -> None:
@@ -110,7 +52,7 @@ def add_convert_arguments(parser: Parser) -> None:
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
     add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
-    add("--family", required=True, choices=sorted(FAMILIES), metavar="FAMILY")
+    add("--family", required=True, choices=FAMILIES, metavar="FAMILY")
     add("--checkpoint", required=True, type=Path, metavar="FILE", help="what is converted")
     add(
         "--config",
@@ -128,195 +70,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Do what the arguments say; the exit status."""
-    _check_arguments(args, words)
-    if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
-        _export(args, _ours(args))
-        return 0
-    weights = weights_file(args.checkpoint)
-    path = beside(args.vocab, weights, VOCABULARIES)
-    tokenizer = read_vocabulary(path) if path is not None else None
-    try:
-        if args.preset is None:
-            converted = _load(args, weights, words)
-        else:
-            converted = _start(args, weights, words, tokenizer)
-    except CheckpointMismatch as error:
-        if args.explain:
-            print(error.table)
-        raise InputError(_in_one_line(args.checkpoint, error)) from None
-    if args.explain:
-        print("\n".join(explain(converted)))
-    if args.output is None:
-        return 0
-    if args.to == "reference":
-        _export(args, converted.model)
-    else:
-        print(_write(args, converted, tokenizer))
-    return 0
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.train.convert.conversion import convert
 
-
-def _check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
-    if args.output is None and (args.to == "reference" or not args.explain):
-        raise InputError("--output: say where to write, or --explain to read only")
-    if args.preset is not None and args.family not in STARTS:
-        known = " or ".join(sorted(STARTS))
-        raise InputError(f"--as {args.preset}: models start from --family {known}")
-    if args.preset is not None and args.to == "reference":
-        raise InputError("--as and --to reference: write ours first, then convert that")
-    if args.preset is not None and args.preset not in PRESETS:
-        raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
-    if words and args.preset is None and str(args.config) not in PRESETS:
-        raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
-    if stray := [word for word in words if "=" not in word]:
-        raise InputError(f"{stray[0]}: want field=value")
-    if args.output is not None and args.output.suffix != SUFFIX:
-        if args.to == "reference":
-            raise InputError(f"--output {args.output}: --to reference writes one FILE{SUFFIX}")
-        _require_free(args.output)
-
-
-def _require_free(output: Path) -> None:
-    """Refuse a folder that holds anything but an earlier conversion: replacing it deletes it."""
-    try:
-        held = {path.name for path in output.iterdir()}
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
-    if not held <= {MODEL, SETTINGS, VOCABULARY}:
-        raise InputError(f"--output {output} holds other files; give a new folder")
-
-
-def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Converted:
-    """A published checkpoint as it is."""
-    path = beside(args.config, weights, CONFIGS)
-    if path is None and FAMILIES[args.family].sizes is None:
-        raise InputError(
-            f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
-            "the file that was published with the checkpoint, or the preset that it is"
-        )
-    config = None if path is None else _configuration(path, words)
-    state = read_weights(weights)
-    try:
-        model, table = read_reference(args.family, state, config)
-    except CheckpointMismatch:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        where = f"--checkpoint {weights}" if path is None else f"--config {path}"
-        raise InputError(f"{where}: {error}") from None
-    links = FAMILIES[args.family].links(model)
-    return Converted(model, loaded_origins(model, links, table), table.unexpected)
-
-
-def _configuration(path: Path, words: Sequence[str]) -> Any:
-    """The preset or the published file that ``--config`` names."""
-    known = str(path) in PRESETS and not path.exists()
-    if not known and not path.exists() and not path.suffix:
-        raise InputError(
-            f"--config {path}: no such file, and no preset; {nearest(str(path), PRESETS)}"
-        )
-    return override(preset(str(path)), words) if known else read_published_config(path)
-
-
-def _start(
-    args: argparse.Namespace, weights: Path, words: Sequence[str], tokenizer: Tokenizer | None
-) -> Converted:
-    """A new model that starts from BERT or BEiT."""
-    state = FAMILIES[args.family].prepare(read_weights(weights))
-    config = override(_with_vocabulary(preset(args.preset), state, tokenizer), words)
-    torch.manual_seed(args.seed)
-    variant = next(v for v in VARIANTS.values() if v.config is type(config))
-    model: nn.Module = variant.model(config).eval()
-    try:
-        origins = STARTS[args.family](model, state)
-    except CheckpointMismatch:
-        raise
-    except ValueError as error:
-        raise InputError(f"--as {args.preset}: {error}") from None
-    unused = unused_tensors(state, origins, (*FAMILIES[args.family].ignored, *TIED))
-    return Converted(model, origins, unused)
-
-
-def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:
-    """``config`` with as many words as the checkpoint's table has, or else the vocabulary."""
-    tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
-    sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
-    return override(config, [f"{field}={sizes[0]}" for field in _words_of(config) if sizes])
-
-
-def _words_of(config: Any) -> dict[str, int]:
-    """The field (at any depth) that says how many words the model has, with its value."""
-    fields = flatten(to_plain(config))
-    return {name: size for name, size in fields.items() if name.split(".")[-1] == "vocab_size"}
-
-
-def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
-    """What does not fit, with both shapes of the first tensor; the whole table is for --explain."""
-    reason = str(error).splitlines()[0]
-    for name, (want, came) in sorted(error.table.mismatched.items())[:1]:
-        reason += f" ({name} is {list(want)} here, {list(came)} in the file)"
-    return f"--checkpoint {checkpoint}: {reason}; --explain lists all"
-
-
-def _ours(args: argparse.Namespace) -> nn.Module:
-    """The model of a checkpoint of ours that ``--family`` has a layout for."""
-    loaded = load_checkpoint(args.checkpoint)
-    own = OFFICIAL.get(loaded.variant)
-    if own != args.family:
-        remedy = f"give --family {own}" if own else "it has no official layout"
-        raise InputError(f"--checkpoint {args.checkpoint} is of {loaded.variant}; {remedy}")
-    model: nn.Module = loaded.model
-    return model
-
-
-def _export(args: argparse.Namespace, model: nn.Module) -> None:
-    """Write ``model`` in the official layout."""
-    # The layout has parts of our tensors, and some twice, which the file format refuses.
-    tensors = {name: t.clone() for name, t in export_reference(args.family, model).items()}
-    with atomic_path(args.output) as temporary:
-        save_tensors(tensors, temporary)
-    print(f"{args.output}: {len(tensors)} tensors in the layout of {args.family}")
-
-
-def _vocabulary_of(args: argparse.Namespace, model: Any, tokenizer: Tokenizer | None) -> Tokenizer:
-    """The vocabulary that goes into a folder: the model's, or one for the stages after BEiT."""
-    sizes = _words_of(model.config)
-    if tokenizer is None:
-        which = "that was published with it" if sizes else "of the texts to come"
-        raise InputError(
-            f"--vocab: none was given and none is beside {args.checkpoint}; give the vocab.txt "
-            f"{which}, or --output FILE{SUFFIX} for the weights alone"
-        )
-    size = next(iter(sizes.values()), tokenizer.get_vocab_size())
-    if size != tokenizer.get_vocab_size():
-        raise InputError(
-            f"--vocab has {tokenizer.get_vocab_size()} tokens, the checkpoint {size}; give the "
-            "vocabulary that belongs to it"
-        )
-    return tokenizer
-
-
-def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer | None) -> str:
-    """Write ours, as a checkpoint's folder or weights alone; a sentence on it."""
-    model, output = converted.model, args.output
-    if output.suffix == SUFFIX:
-        with atomic_path(output) as temporary:
-            save_tensors(model.state_dict(), temporary)
-        return f"{output}: {summary(converted)}"
-    variants = [name for name, variant in MODELS.items() if variant.model is type(model)]
-    if not variants:
-        raise InputError(
-            f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
-            "as which training takes a tokenizer of pictures"
-        )
-    tokenizer = _vocabulary_of(args, model, tokenizer)
-    save_checkpoint(
-        output,
-        variant=variants[0],
-        model=model,
-        tokenizer=tokenizer,
-        training=TrainingRecord(
-            recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
-        ),
-    )
-    return f"{output}: {variants[0]}, {summary(converted)}"
+    return convert(args, words)

@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
-from vlmill.models import VARIANTS
-from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, PreNormBlock
+from vlmill.train.recipes.size import Network, network_of
 from vlmill.train.recipes.spec import Recipe, Stage
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
@@ -43,20 +39,18 @@ class Cost:
 
 
 def cost_of(recipe: Recipe) -> Cost:
-    """Counted on the model itself, which is built without its memory."""
-    with torch.device("meta"):
-        model: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
-    parameters = sum(p.numel() for p in model.parameters())
+    """What a recipe costs, by formulas on its configurations."""
+    network = network_of(recipe.model)
     number = 4 if recipe.precision == "no" else 2
-    pair = max(activations(model, stage, recipe.model) for stage in recipe.stages)
+    pair = max(activations(network, stage, recipe.model) for stage in recipe.stages)
     return Cost(
-        parameters=parameters,
-        fixed_bytes=TRAINING_BYTES * parameters,
+        parameters=network.parameters,
+        fixed_bytes=TRAINING_BYTES * network.parameters,
         pair_bytes=number * pair,
     )
 
 
-def activations(model: nn.Module, stage: Stage, config: Any) -> int:
+def activations(network: Network, stage: Stage, config: Any) -> int:
     """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or config.max_text_tokens
@@ -69,25 +63,10 @@ def activations(model: nn.Module, stage: Stage, config: Any) -> int:
     elif feeding.kind != "text":
         picture = (feeding.image_size // PATCH_SIZE) ** 2 + 1
     beside = feeding.text_rows * feeding.text_row_tokens // stage.batch_size  # texts alone
-    total = 0
-    for name, block in model.named_modules():
-        rows = text + picture + beside
-        if name.startswith("text_layers"):
-            rows = text
-        elif name.startswith("visual_layers"):
-            rows = picture
-        if isinstance(block, PreNormBlock):
-            passes = JOINT_PASSES + 1 if stage.objectives.itc else 1
-            expert = next(iter(block.experts.values()))
-            total += passes * rows * (_linear(block.attention) + _linear(expert))
-        elif isinstance(block, PostNormBlock | CoAttentionBlock):
-            total += rows * _linear(block)
-    return total
-
-
-def _linear(part: nn.Module) -> int:
-    found = [layer for layer in part.modules() if isinstance(layer, nn.Linear)]
-    return sum(layer.in_features + layer.out_features for layer in found)
+    rows = {"texts": text, "pictures": picture, "both": text + picture + beside}
+    passes = JOINT_PASSES + 1 if stage.objectives.itc else 1
+    kept = sum(rows[stack.rows] * stack.num_layers * stack.layer.kept for stack in network.stacks)
+    return passes * kept
 
 
 def length_of(stage: Stage) -> str:

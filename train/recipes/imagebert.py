@@ -3,7 +3,7 @@ marked [choice]."""
 
 from dataclasses import replace
 
-from vlmill.models.imagebert.model import imagebert_base, imagebert_small
+from vlmill.models.imagebert.config import imagebert_base, imagebert_small
 from vlmill.train.recipes.feeding import imagebert_feeding
 from vlmill.train.recipes.small import small_recipe
 from vlmill.train.recipes.spec import Optimizer, Recipe, Stage

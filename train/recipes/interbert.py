@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vlmill.models.interbert.model import (
+from vlmill.models.interbert.config import (
     interbert_chinese,
     interbert_paper,
     interbert_released,

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from vlmill.models.vilbert.config import vilbert_base, vilbert_small
-from vlmill.models.vilbert.single_stream import single_stream_base
+from vlmill.models.vilbert.config import single_stream_base, vilbert_base, vilbert_small
 from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking
 from vlmill.train.recipes.small import small_recipe
 from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, Stage

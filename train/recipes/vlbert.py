@@ -6,8 +6,14 @@ the first. The code's rates are for a row: 1e-7 times the rows of a step, texts 
 
 from dataclasses import replace
 
-from vlmill.models.vlbert.config import vlbert_base, vlbert_large, vlbert_paper, vlbert_small
-from vlmill.models.vlbert.end_to_end import vlbert_base_end_to_end, vlbert_large_end_to_end
+from vlmill.models.vlbert.config import (
+    vlbert_base,
+    vlbert_base_end_to_end,
+    vlbert_large,
+    vlbert_large_end_to_end,
+    vlbert_paper,
+    vlbert_small,
+)
 from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
 from vlmill.train.recipes.small import small_recipe
 from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, Stage

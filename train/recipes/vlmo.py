@@ -7,7 +7,7 @@ of its output. Numbers stand in VLMo's section 4.1 where no other source is name
 from dataclasses import replace
 from typing import Literal
 
-from vlmill.models.beit.model import beit_base, beit_large
+from vlmill.models.beit.config import beit_base, beit_large
 from vlmill.models.vlmo.config import text_stage, vlmo_base, vlmo_base_paper, vlmo_large, vlmo_small
 from vlmill.train.recipes.feeding import (
     vlmo_feeding,

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vlmill.models.beit.model import Beit, BeitConfig, beit_base, beit_large, image_classifier
+from vlmill.models.beit.config import BeitConfig, beit_base, beit_large, image_classifier
+from vlmill.models.beit.model import Beit
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.published import (
     CheckpointMismatch,

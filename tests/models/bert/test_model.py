@@ -11,7 +11,8 @@ from tests.models.bert_files import LAYOUTS, published, tiny, transformers, writ
 from torch import Tensor
 
 from vlmill.models import preset
-from vlmill.models.bert.model import Bert, BertConfig, bert_base, bert_large, bert_small
+from vlmill.models.bert.config import BertConfig, bert_base, bert_large, bert_small
+from vlmill.models.bert.model import Bert
 from vlmill.models.bert.published import links
 from vlmill.models.convert.keymap import export_state
 from vlmill.models.published import export_reference, load_reference, read_reference

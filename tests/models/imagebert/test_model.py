@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from vlmill.models import PRESETS, VARIANTS, VLInputs, preset
-from vlmill.models.imagebert.model import (
-    ImageBert,
+from vlmill.models.imagebert.config import (
     ImageBertConfig,
+    ImageBertRetrievalConfig,
     imagebert_base,
     imagebert_small,
 )
-from vlmill.models.imagebert.tasks import ImageBertRetrieval, ImageBertRetrievalConfig
+from vlmill.models.imagebert.model import ImageBert
+from vlmill.models.imagebert.tasks import ImageBertRetrieval
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,

@@ -18,21 +18,18 @@ from tests.models.pair_cases import (
 )
 
 from vlmill.models import preset
-from vlmill.models.interbert.model import (
-    InterBert,
+from vlmill.models.config_checks import check_fusion
+from vlmill.models.interbert.config import (
     InterBertConfig,
+    InterBertTasksConfig,
+    InterBertTextConfig,
     interbert_chinese,
     interbert_paper,
     interbert_released,
     interbert_small,
 )
-from vlmill.models.interbert.tasks import (
-    InterBertTasks,
-    InterBertTasksConfig,
-    InterBertText,
-    InterBertTextConfig,
-)
-from vlmill.models.layers.pair_heads import check_fusion
+from vlmill.models.interbert.model import InterBert
+from vlmill.models.interbert.tasks import InterBertTasks, InterBertText
 
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -19,7 +19,9 @@ from tests.models.pair_cases import (
 
 from vlmill.models import preset
 from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
     VilbertConfig,
+    single_stream_base,
     vilbert_12in1,
     vilbert_base,
     vilbert_large,
@@ -27,7 +29,7 @@ from vlmill.models.vilbert.config import (
     vilbert_small,
 )
 from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream, SingleStreamConfig, single_stream_base
+from vlmill.models.vilbert.single_stream import SingleStream
 
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -5,15 +5,17 @@ import torch
 from tests.models.pair_cases import padded_pairs, random_pairs
 from tests.models.vilbert.test_model import BASELINE, TINY
 
-from vlmill.models.vilbert.config import VilbertConfig
-from vlmill.models.vilbert.single_stream import SingleStreamConfig
+from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
+    Vilbert12in1Config,
+    VilbertClassifierConfig,
+    VilbertConfig,
+    VilbertTasksConfig,
+)
 from vlmill.models.vilbert.tasks import (
     Vilbert12in1,
-    Vilbert12in1Config,
     VilbertClassifier,
-    VilbertClassifierConfig,
     VilbertTasks,
-    VilbertTasksConfig,
     WeightNormLinear,
 )
 

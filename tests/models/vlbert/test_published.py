@@ -11,15 +11,21 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 from vlmill.models.convert.keymap import CheckpointMismatch
 from vlmill.models.published import FAMILIES, export_reference, load_reference, read_reference
-from vlmill.models.vlbert.config import VlBertConfig, vlbert_base, vlbert_for_task, vlbert_large
-from vlmill.models.vlbert.end_to_end import (
+from vlmill.models.vlbert.config import (
+    RegionCnnConfig,
+    VlBertConfig,
     VlBertEndToEndConfig,
+    VlBertRefcocoConfig,
+    VlBertVcrConfig,
+    VlBertVqaConfig,
+    vlbert_base,
     vlbert_base_end_to_end,
+    vlbert_for_task,
+    vlbert_large,
     vlbert_large_end_to_end,
 )
 from vlmill.models.vlbert.published import load_backbone
-from vlmill.models.vlbert.region_cnn import RegionCnn, RegionCnnConfig
-from vlmill.models.vlbert.tasks import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
+from vlmill.models.vlbert.region_cnn import RegionCnn
 
 configure = FAMILIES["vl-bert"].configure
 MULTITASK = "ResNetVLBERTForPretrainingMultitask"

@@ -14,13 +14,17 @@ import torch
 from torch import nn
 
 from vlmill.models.published import FAMILIES, export_reference
-from vlmill.models.vlbert.config import vlbert_base, vlbert_for_task, vlbert_large
-from vlmill.models.vlbert.end_to_end import (
+from vlmill.models.vlbert.config import (
     VlBertEndToEndConfig,
+    VlBertRefcocoConfig,
+    VlBertVcrConfig,
+    VlBertVqaConfig,
+    vlbert_base,
     vlbert_base_end_to_end,
+    vlbert_for_task,
+    vlbert_large,
     vlbert_large_end_to_end,
 )
-from vlmill.models.vlbert.tasks import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
 
 NAMES: dict[str, dict[str, list[int]]] = json.loads(
     (Path(__file__).parent / "published_names.json").read_text()

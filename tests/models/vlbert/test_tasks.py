@@ -7,16 +7,13 @@ import torch
 from tests.models.vlbert.cases import changed, lively, random_batch, tiny_config, tiny_model
 
 from vlmill.models import VLInputs
-from vlmill.models.vlbert.config import vlbert_for_task
-from vlmill.models.vlbert.tasks import (
-    ChoiceInputs,
-    VlBertRefcoco,
+from vlmill.models.vlbert.config import (
     VlBertRefcocoConfig,
-    VlBertVcr,
     VlBertVcrConfig,
-    VlBertVqa,
     VlBertVqaConfig,
+    vlbert_for_task,
 )
+from vlmill.models.vlbert.tasks import ChoiceInputs, VlBertRefcoco, VlBertVcr, VlBertVqa
 from vlmill.train.tasks.vlbert_texts import SpecialIds, expression_text, vcr_text, vqa_text
 
 IDS = SpecialIds(cls=2, sep=3, mask=4)

@@ -12,6 +12,8 @@ from jaxtyping import config
 from vlmill.models import PixelInputs, preset
 from vlmill.models.vlmo.config import (
     VlmoConfig,
+    VlmoNlvr2Config,
+    VlmoVqaConfig,
     retrieval,
     text_stage,
     vlmo_base,
@@ -22,7 +24,7 @@ from vlmill.models.vlmo.config import (
 )
 from vlmill.models.vlmo.model import Contrast, Vlmo, draw_negatives, negative_weights
 from vlmill.models.vlmo.stages import frozen_on_text
-from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,

@@ -8,10 +8,16 @@ import torch
 from tests.models.vlmo.test_model import larger, random_batch, tiny_config, tiny_model
 
 from vlmill.models.published import CheckpointMismatch, export_reference, read_reference
-from vlmill.models.vlmo.config import VlmoConfig, retrieval, text_stage
+from vlmill.models.vlmo.config import (
+    VlmoConfig,
+    VlmoNlvr2Config,
+    VlmoVqaConfig,
+    retrieval,
+    text_stage,
+)
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.stages import start_from
-from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 MODELS: dict[str, Any] = {
     "pretraining": lambda: Vlmo(tiny_config()),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.hard_negatives.job import main
+from vlmill.pipelines.hard_negatives.command import main
 from vlmill.schemas.files.manifest import MANIFEST, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.extract.cli import command as extract_rois
+from vlmill.pipelines.regions import command
 from vlmill.pipelines.regions import job as regions
 from vlmill.schemas.files.manifest import MANIFEST, verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -44,7 +45,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def run(images: Path, output: Path, *more: str) -> int:
-    return regions.main(["--images", str(images), "--output", str(output), *FLAGS, *more])
+    return command.main(["--images", str(images), "--output", str(output), *FLAGS, *more])
 
 
 def test_both_ways_write_the_same_bytes(
@@ -97,7 +98,7 @@ def test_worker_processes_write_the_same_bytes(
 
 
 def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path) -> None:
-    arguments = regions.parser().parse_args(
+    arguments = command.parser().parse_args(
         ["--images", str(images), "--output", str(tmp_path / "out"), *FLAGS]
     )
     step = regions.ExtractPart(arguments, "0" * 32)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from vlmill.pipelines.web_pairs import job as web_pairs
+from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import image_id_of, pair_id_of

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from tests.models.bert_files import tiny, write
 
 from vlmill.models import VARIANTS, preset
-from vlmill.models.published import export_reference, load_reference
+from vlmill.models.published import FAMILIES, export_reference, load_reference
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
+from vlmill.train.convert import command
 from vlmill.train.loading.vocabulary import SPECIAL
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import override, to_yaml
@@ -30,6 +31,10 @@ FIELDS = [
     *("width=24", "num_layers=2", "num_heads=4", "intermediate_width=48", "num_positions=12"),
     *("max_text_tokens=10", "visual_position_id=10", "region_width=16", "num_region_classes=7"),
 ]
+
+
+def test_every_family_can_be_asked_for() -> None:
+    assert list(command.FAMILIES) == sorted(FAMILIES)
 
 
 @pytest.fixture

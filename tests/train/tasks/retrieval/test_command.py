@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vlmill.models.imagebert.model import ImageBert, ImageBertConfig
+from vlmill.models.imagebert.config import ImageBertConfig
+from vlmill.models.imagebert.model import ImageBert
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table

@@ -1,0 +1,84 @@
+"""This module holds the sizes and switches of BEiT (Bao et al., arXiv:2106.08254).
+
+Where the paper is silent, the released code speaks.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeitConfig:
+    """Sizes and switches; defaults are the base model's in pretraining (sec. 2 and 3.1).
+
+    ``num_visual_tokens`` 0 and ``num_classes`` 0 leave their heads out.
+    """
+
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    image_size: int = 224
+    patch_size: int = 16
+    relative_positions: bool = True
+    shared_relative: bool = True  # one table for all layers; a classifier has one a layer
+    absolute_positions: bool = False
+    layer_scale: float | None = 0.1
+    drop_path: float = 0.1
+    eps: float = 1e-6  # of all layer norms; transformers' published configurations say 1e-12
+    num_visual_tokens: int = 8192
+    num_classes: int = 0
+    mean_pooling: bool = True  # a classifier's: patches' mean, else the class token
+    init_std: float = INIT_STD
+
+    def __post_init__(self) -> None:
+        check_sizes(self, from_zero=("num_visual_tokens", "num_classes"))
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "drop_path")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size={self.image_size} is no multiple of patch_size={self.patch_size}"
+            )
+        if self.num_visual_tokens and self.num_classes:
+            raise ValueError(
+                f"num_visual_tokens={self.num_visual_tokens} and num_classes={self.num_classes}: "
+                "want one head; a classifier has num_visual_tokens=0"
+            )
+
+    @property
+    def side(self) -> int:
+        """Patches a side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a layer norm ends the encoder; mean pooling puts its own behind the mean."""
+        return not (self.num_classes and self.mean_pooling)
+
+
+def beit_base(**changes: Any) -> BeitConfig:
+    """The base model of masked image modelling, 92.0 million parameters."""
+    return BeitConfig(**changes)
+
+
+def beit_large(**changes: Any) -> BeitConfig:
+    """The large one, 311.5 million parameters; its layers begin nearly closed."""
+    large: dict[str, Any] = {
+        "width": 1024,
+        "num_layers": 24,
+        "num_heads": 16,
+        "intermediate_width": 4096,
+        "layer_scale": 1e-5,
+    }
+    return BeitConfig(**(large | changes))
+
+
+def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:
+    """``config`` for fine-tuning to classes: mean pooling, one relative table a layer."""
+    return dataclasses.replace(
+        config, num_visual_tokens=0, num_classes=num_classes, shared_relative=False
+    )

@@ -1,0 +1,63 @@
+"""This module holds the sizes and switches of BERT (Devlin et al., arXiv:1810.04805)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.models.config_checks import (
+    INIT_STD,
+    check_activation,
+    check_heads,
+    check_shares,
+    check_sizes,
+    check_std,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """Sizes and switches; defaults are BERT-base uncased (sec. 3, released configuration)."""
+
+    vocab_size: int = 30522
+    width: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_width: int = 3072
+    num_positions: int = 512
+    num_segments: int = 2
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    act: str = "gelu"
+    init_std: float = INIT_STD
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_heads(self)
+        check_std(self)
+        check_shares(self, "dropout", "attention_dropout")
+        check_activation(self.act)
+
+
+def bert_base(**changes: Any) -> BertConfig:
+    """12 layers of 768, 109.5 million parameters below the heads; ``changes`` are fields."""
+    return BertConfig(**changes)
+
+
+def bert_large(**changes: Any) -> BertConfig:
+    """24 layers of 1024, 335.1 million parameters below the heads; ``changes`` are fields."""
+    large = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
+    return BertConfig(**(large | changes))
+
+
+def bert_small(**changes: Any) -> BertConfig:
+    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    small: dict[str, Any] = {
+        "vocab_size": 4000,
+        "width": 192,
+        "num_layers": 4,
+        "num_heads": 4,
+        "intermediate_width": 768,
+        "num_positions": 64,
+        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
+        "init_std": 0.07,  # 0.02 is made for a width of 768
+    }
+    return BertConfig(**(small | changes))

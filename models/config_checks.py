@@ -1,0 +1,73 @@
+"""Configurations are checked here, and find here what they share; nothing loads torch.
+
+Each check raises ValueError with the name of the field, its value and what would do.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from typing import Any, Literal
+
+INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
+
+# By our names, the functions of `torch.nn.functional`: GELU is the exact one, by the error
+# function; "swish" is x * sigmoid(x).
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "swish": "silu"}
+
+Fusion = Literal["mul", "sum"]
+FUSIONS: tuple[Fusion, ...] = ("mul", "sum")
+
+
+def check_activation(name: str) -> None:
+    """Raises ValueError for an activation that there is not."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+
+
+def check_fusion(fusion: str) -> None:
+    """Raises ValueError for a fusion that there is not."""
+    if fusion not in FUSIONS:
+        raise ValueError(f"fusion={fusion!r}: want one of {', '.join(FUSIONS)}")
+
+
+def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
+    """Every field of type int is a whole number from 1; those ``from_zero`` may be 0."""
+    for field in dataclasses.fields(config):
+        size = getattr(config, field.name)
+        if field.type is int and type(size) is not int:
+            raise ValueError(f"{field.name}={size!r}: want a whole number")
+        if field.type is int and size < (0 if field.name in from_zero else 1):
+            raise ValueError(f"{field.name}={size}: want a positive number")
+
+
+def check_shares(config: Any, *names: str) -> None:
+    """The named fields are rates of dropping: from 0 to below 1."""
+    for name in names:
+        share = getattr(config, name)
+        if not isinstance(share, float | int) or not 0 <= share < 1:
+            raise ValueError(f"{name}={share!r}: want a share from 0 to below 1")
+
+
+def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
+    """The named width divides into the named number of heads."""
+    if getattr(config, width) % getattr(config, num_heads):
+        raise ValueError(
+            f"{width}={getattr(config, width)} is no multiple of {num_heads}="
+            f"{getattr(config, num_heads)}; each head takes an equal share of the width"
+        )
+
+
+def check_std(config: Any, name: str = "init_std") -> None:
+    """A standard deviation of new weights: a number above 0."""
+    std = getattr(config, name)
+    if not isinstance(std, float | int) or not 0 < std < math.inf:
+        raise ValueError(f"{name}={std!r}: want a number above 0")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What may have been meant by ``name``, and what there is: the end of an error's message."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]!r}? There" if close else "there"
+    return f"{meant} are {', '.join(known)}"

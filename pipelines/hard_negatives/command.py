@@ -1,0 +1,46 @@
+"""Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
+
+from collections.abc import Sequence
+
+from vlmill.schemas.console.command import Parser, run_command
+
+
+def parser() -> Parser:
+    """The job's own flags."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.hard_negatives",
+        description="For each pair, the pairs whose captions are most alike without being the "
+        "same: cosine of TF-IDF vectors, strictly below 0.5, best 30, never a caption of the same "
+        "picture. Exact; ties are in pair order.",
+        epilog="Example:\n  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output "
+        "out/negatives\n\nWrites negatives, rejects and _manifest.json. The same command "
+        "continues a killed run.\nMemory: about 1 kB a caption in each worker process. Other flags "
+        "(--runner, ...) go to Apache Beam.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
+    p.add_argument("--output", required=True, help="folder to write")
+    p.add_argument("--top", type=int, default=30, help="negatives a pair at most (30)")
+    p.add_argument("--below", default="0.5", help="cosine strictly below this (0.5)")
+    p.add_argument(
+        "--tokenizer", default="words", help="words, or space for segmented text (words)"
+    )
+    p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+    return p
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    args, beam_flags = parser().parse_known_args(arguments)
+    # Beam takes seconds to load: not before the arguments are known to be good.
+    from vlmill.pipelines.hard_negatives import job
+
+    return job.run(args, beam_flags)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,49 @@
+"""Regions of a table of images as a Beam job: python -m vlmill.pipelines.regions --help"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.extract.flags import add_engine
+from vlmill.schemas.console.command import Parser, run_command
+
+
+def parser() -> Parser:
+    """The job's own flags."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.regions",
+        description="Detects regions in the pictures of a table of images and writes their "
+        "features, as extract-rois run does, on any Beam runner.",
+        epilog="Example:\n  python -m vlmill.pipelines.regions --images out/pairs --weights "
+        "detector.pth --output out/regions\n\nWrites regions, rejects and _manifest.json; the same "
+        "bytes as extract-rois run on the same table,\nand either command continues what a killed "
+        "run of the other left. A shard is the unit of work:\nlower --pictures-per-shard where "
+        "there are more workers than shards. Other flags (--runner, ...)\ngo to Apache Beam. "
+        "Memory: one detector in each worker process (about 1.5 GB with r101 at 600/1000),\nthe "
+        "pictures of --batch-size, and 400 bytes for each picture where the job is started. A "
+        "worker's torch takes all cores; "
+        "with several\nworkers on one machine set OMP_NUM_THREADS to its share.",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
+    )
+    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+    add_engine(p)
+    return p
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    args, beam_flags = parser().parse_known_args(arguments)
+    # Beam takes seconds to load: not before the arguments are known to be good.
+    from vlmill.pipelines.regions import job
+
+    return job.run(args, beam_flags)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

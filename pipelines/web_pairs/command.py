@@ -1,0 +1,61 @@
+"""Image-text pairs from web archives: python -m vlmill.pipelines.web_pairs --help"""
+
+from collections.abc import Sequence
+
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.schemas.console.command import Parser, run_command
+
+
+def parser() -> Parser:
+    """The job's own flags."""
+    rules = WebPairRules()
+    p = Parser(
+        prog="python -m vlmill.pipelines.web_pairs",
+        description="Image-text pairs from the pages and pictures in WARC files: pages in one "
+        "language, their dominant pictures of more than 300 pixels a side, the best text of each.",
+        epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
+        "--output out/pairs\n\nWrites the tables pairs, images and rejects, funnel.json (in = out "
+        "+ rejects for each stage),\nreport.html and _manifest.json. The same archives and "
+        "settings give the same bytes.\nPictures are taken from the same archives; none is "
+        "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
+        "most) and one decoded picture a worker, plus one shard's rows.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--warc", required=True, metavar="GLOB", help="archives: a path or a glob")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
+    p.add_argument("--language", help=f"ISO 639-1 code of the pages to keep ({rules.language})")
+    p.add_argument(
+        "--min-side",
+        dest="min_side_px",
+        type=int,
+        metavar="PX",
+        help=f"both sides of a picture must be above this ({rules.min_side_px})",
+    )
+    p.add_argument(
+        "--max-images-per-text",
+        type=int,
+        metavar="N",
+        help=f"a text of more pictures is dropped with all of them ({rules.max_images_per_text})",
+    )
+    p.add_argument(
+        "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
+    )
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+    return p
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    args, beam_flags = parser().parse_known_args(arguments)
+    # Beam takes seconds to load: not before the arguments are known to be good.
+    from vlmill.pipelines.web_pairs import job
+
+    return job.run(args, beam_flags)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,292 @@
+"""A model's parameters, and what its layers keep, are counted here from its configuration.
+
+Building the model to count them takes torch and seconds, for a list of recipes. Tests count again
+on the models: every preset, and switches that no preset turns.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from vlmill.models.beit.config import BeitConfig
+from vlmill.models.bert.config import BertConfig
+from vlmill.models.imagebert.config import ImageBertConfig
+from vlmill.models.interbert.config import InterBertConfig
+from vlmill.models.vilbert.config import SingleStreamConfig, VilbertConfig
+from vlmill.models.vlbert.config import (
+    EXPANSION,
+    NUM_SEGMENTS,
+    NUM_SPECIAL_WORDS,
+    RegionCnnConfig,
+    VlBertConfig,
+    VlBertEndToEndConfig,
+)
+from vlmill.models.vlmo.config import VlmoConfig
+
+BOX_NUMBERS = 5  # corners and area
+COLOURS = 3
+
+
+class Layer(NamedTuple):
+    """A layer's parameters, and the inputs and outputs of its linear layers for one row."""
+
+    parameters: int
+    kept: int
+
+
+class Stack(NamedTuple):
+    """Layers of one kind over the rows of texts, of pictures, or of both."""
+
+    rows: Literal["texts", "pictures", "both"]
+    num_layers: int
+    layer: Layer
+
+
+class Network(NamedTuple):
+    """The stacks of layers, and the parameters of embeddings and heads beside them."""
+
+    beside: int
+    stacks: tuple[Stack, ...]
+
+    @property
+    def parameters(self) -> int:
+        """All of them, trained or not."""
+        return self.beside + sum(stack.num_layers * stack.layer.parameters for stack in self.stacks)
+
+
+def network_of(config: Any) -> Network:
+    """What a variant's configuration amounts to."""
+    return NETWORKS[type(config)](config)
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs
+
+
+def _norm(width: int) -> int:
+    return 2 * width
+
+
+def _feed_forward(width: int, intermediate: int) -> int:
+    return _linear(width, intermediate) + _linear(intermediate, width)
+
+
+def _post_norm(width: int, intermediate: int) -> Layer:
+    attention = _linear(width, 3 * width) + _linear(width, width)
+    parameters = attention + _feed_forward(width, intermediate) + 2 * _norm(width)
+    return Layer(parameters, 6 * width + 2 * (width + intermediate))
+
+
+def _pre_norm(width: int, intermediate: int, num_experts: int, *, scaled: bool) -> Layer:
+    """Its keys have no bias; each row takes one expert."""
+    attention = _linear(width, 3 * width) - width + _linear(width, width) + _norm(width)
+    expert = _feed_forward(width, intermediate) + _norm(width)
+    scales = 2 * width if scaled else 0
+    kept = 6 * width + 2 * (width + intermediate)
+    return Layer(attention + num_experts * expert + scales, kept)
+
+
+def _co_attention(config: VilbertConfig) -> Layer:
+    parameters = kept = 0
+    for width, intermediate in (
+        (config.visual_width, config.visual_intermediate_width),
+        (config.width, config.intermediate_width),
+    ):
+        attention = _linear(width, 3 * config.co_width) + _linear(config.co_width, width)
+        parameters += attention + _feed_forward(width, intermediate) + 2 * _norm(width)
+        kept += 2 * width + 4 * config.co_width + 2 * (width + intermediate)
+    return Layer(parameters, kept)
+
+
+def _text_embedding(vocab_size: int, num_positions: int, num_segments: int, width: int) -> int:
+    return (vocab_size + num_positions + num_segments) * width + _norm(width)
+
+
+def _region_embedding(region_width: int, width: int) -> int:
+    return _linear(region_width, width) + _linear(BOX_NUMBERS, width) + _norm(width)
+
+
+def _patch_embedding(config: BeitConfig | VlmoConfig) -> int:
+    positions = config.side**2 + 1 if config.absolute_positions else 0
+    patch = COLOURS * config.patch_size**2
+    return _linear(patch, config.width) + (1 + positions) * config.width
+
+
+def _relative_rows(config: BeitConfig | VlmoConfig) -> int:
+    """Offsets between patches, and the class token's three."""
+    return (2 * config.side - 1) ** 2 + 3
+
+
+def _word_head(width: int, vocab_size: int) -> int:
+    """The word table is the decoder, and counted there."""
+    return _linear(width, width) + _norm(width) + vocab_size
+
+
+def _pair_heads(
+    config: VilbertConfig | InterBertConfig | SingleStreamConfig, visual_width: int, pooled: int
+) -> int:
+    regress = getattr(config, "regress_features", False)
+    outputs = config.region_width if regress else config.num_region_classes
+    transform = _linear(visual_width, visual_width) + _norm(visual_width)
+    region_head = transform + _linear(visual_width, outputs)
+    return _word_head(config.width, config.vocab_size) + region_head + _linear(pooled, 2)
+
+
+def _tables(config: BertConfig | VilbertConfig | InterBertConfig | SingleStreamConfig) -> int:
+    return _text_embedding(
+        config.vocab_size, config.num_positions, config.num_segments, config.width
+    )
+
+
+def _bert(config: BertConfig) -> Network:
+    width = config.width
+    heads = _word_head(width, config.vocab_size) + _linear(width, 2)
+    layer = _post_norm(width, config.intermediate_width)
+    beside = _tables(config) + _linear(width, width) + heads
+    return Network(beside, (Stack("both", config.num_layers, layer),))
+
+
+def _imagebert(config: ImageBertConfig) -> Network:
+    width = config.width
+    beside = _text_embedding(config.vocab_size, config.num_positions, 2, width)
+    beside += _region_embedding(config.region_width, width)
+    beside += 2 * _norm(width) if config.image_pre_ln else 0
+    beside += sum(_linear(features, width) for features in config.global_widths)
+    beside += _word_head(width, config.vocab_size) + _linear(width, config.num_region_classes)
+    beside += _linear(width, config.region_width) + _linear(width, config.match_outputs)
+    beside += _linear(width, width) if config.itm_pooler else 0
+    layer = _post_norm(width, config.intermediate_width)
+    return Network(beside, (Stack("both", config.num_layers, layer),))
+
+
+def _interbert(config: InterBertConfig) -> Network:
+    width = config.width
+    poolers = 2 * _linear(width, config.pooled_width)
+    heads = _pair_heads(config, width, config.pooled_width)
+    beside = _tables(config) + _region_embedding(config.region_width, width) + poolers + heads
+    layer = _post_norm(width, config.intermediate_width)
+    visual = _post_norm(width, config.visual_intermediate_width)
+    stacks = (
+        Stack("both", config.num_interaction_layers, layer),
+        Stack("texts", config.num_text_layers, layer),
+        Stack("pictures", config.num_visual_layers, visual),
+    )
+    return Network(beside, stacks)
+
+
+def _vilbert(config: VilbertConfig) -> Network:
+    width, visual = config.width, config.visual_width
+    poolers = _linear(width, config.co_width) + _linear(visual, config.co_width)
+    beside = _tables(config) + config.num_tasks * width + poolers
+    beside += _region_embedding(config.region_width, visual)
+    beside += _pair_heads(config, visual, config.co_width)
+    picture_layer = _post_norm(visual, config.visual_intermediate_width)
+    stacks = (
+        Stack("texts", config.num_layers, _post_norm(width, config.intermediate_width)),
+        Stack("pictures", config.visual_num_layers, picture_layer),
+        Stack("both", len(config.text_co_layers), _co_attention(config)),
+    )
+    return Network(beside, stacks)
+
+
+def _single_stream(config: SingleStreamConfig) -> Network:
+    width = config.width
+    regions = _region_embedding(config.region_width, width) + config.num_segments * width
+    beside = _tables(config) + regions + _linear(width, width) + _pair_heads(config, width, width)
+    layer = _post_norm(width, config.intermediate_width)
+    return Network(beside, (Stack("both", config.num_layers, layer),))
+
+
+def _vlbert(config: VlBertConfig) -> Network:
+    width, vector = config.width, config.vector_width
+    beside = _text_embedding(config.vocab_size, config.num_positions, NUM_SEGMENTS, width)
+    beside += _linear(8 * config.num_wavelengths + config.region_width, vector)
+    beside += 2 * width  # [IMG] and [END]
+    beside += {
+        "appearance": config.region_width + width,
+        "vector": vector,
+        "pixels": width,
+        "none": 0,
+    }[config.masked_region]
+    beside += vector if config.text_only else 0
+    beside += NUM_SPECIAL_WORDS * width if config.frozen_words else 0
+    beside += 2 * (_norm(width) if config.visual_norm else 1)
+    beside += 2 * _linear(vector, width) if vector != width else 0
+    beside += _linear(width, width) if config.pooler else 0
+    beside += _word_head(width, config.vocab_size)
+    beside += _linear(width, width) + _linear(width, config.num_region_classes)
+    beside += _linear(width, 2) if config.matching else 0
+    layer = _post_norm(width, config.intermediate_width)
+    return Network(beside, (Stack("both", config.num_layers, layer),))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int) -> int:
+    """Without bias, and the normalisation of its output."""
+    return kernel**2 * inputs * outputs + _norm(outputs)
+
+
+def _region_cnn(config: RegionCnnConfig) -> int:
+    """Stem and four stages of bottlenecks; the first of a stage has a shortcut if it widens."""
+    total = _convolution(COLOURS, config.stem_channels, 7)
+    outputs = [config.stem_channels, *(EXPANSION * inner for inner in config.widths)]
+    for (before, after), inner, count in zip(
+        pairwise(outputs), config.widths, config.blocks, strict=True
+    ):
+        total += _convolution(before, after, 1) if before != after else 0
+        middle = _convolution(inner, inner, 3) + _convolution(inner, after, 1)
+        total += count * middle
+        total += _convolution(before, inner, 1) + (count - 1) * _convolution(after, inner, 1)
+    return total
+
+
+def _vlbert_end_to_end(config: VlBertEndToEndConfig) -> Network:
+    model = network_of(config.model)
+    return model._replace(beside=model.beside + _region_cnn(config.cnn))
+
+
+def _vlmo(config: VlmoConfig) -> Network:
+    width, num_fused = config.width, config.num_layers - config.first_vl_layer
+    beside = _text_embedding(config.vocab_size, config.max_text_tokens, 2, width)
+    beside += _patch_embedding(config) + (1 + config.num_images) * width + _norm(width)
+    beside += _linear(width, width) if config.pooler else 0
+    if config.relative_positions:
+        rows = _relative_rows(config) + 2 * config.relative_text_span + 2
+        beside += rows * config.num_layers * config.num_heads
+    if config.contrast:  # two heads and a scale for each contrast
+        beside += config.num_contrast_pairs * (2 * width**2 + 1)
+    beside += _linear(width, 2) if config.match else 0
+    if config.mlm:
+        beside += _word_head(width, config.vocab_size) + config.vocab_size * width
+    scaled = config.layer_scale is not None
+    two, three = (_pre_norm(width, config.intermediate_width, n, scaled=scaled) for n in (2, 3))
+    stacks = (Stack("both", config.first_vl_layer, two), Stack("both", num_fused, three))
+    return Network(beside, stacks)
+
+
+def _beit(config: BeitConfig) -> Network:
+    width = config.width
+    beside = _patch_embedding(config) + (_norm(width) if config.final_norm else 0)
+    if config.relative_positions:
+        tables = 1 if config.shared_relative else config.num_layers
+        beside += tables * _relative_rows(config) * config.num_heads
+    if config.num_visual_tokens:
+        beside += width + _linear(width, config.num_visual_tokens)  # with the mask token
+    if config.num_classes:
+        beside += _linear(width, config.num_classes)
+        beside += _norm(width) if config.mean_pooling else 0
+    scaled = config.layer_scale is not None
+    layer = _pre_norm(width, config.intermediate_width, 1, scaled=scaled)
+    return Network(beside, (Stack("both", config.num_layers, layer),))
+
+
+NETWORKS: dict[type[Any], Callable[[Any], Network]] = {
+    BeitConfig: _beit,
+    BertConfig: _bert,
+    ImageBertConfig: _imagebert,
+    InterBertConfig: _interbert,
+    SingleStreamConfig: _single_stream,
+    VilbertConfig: _vilbert,
+    VlBertConfig: _vlbert,
+    VlBertEndToEndConfig: _vlbert_end_to_end,
+    VlmoConfig: _vlmo,
+}

@@ -1,0 +1,154 @@
+"""``train-vl evaluate retrieval`` makes of a checkpoint metrics, neighbours and a page."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmill.schemas.console.report import write_page
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
+from vlmill.train.tasks.retrieval.checks import notes_on_ties
+from vlmill.train.tasks.retrieval.found import found_images, found_texts, neighbours_json
+from vlmill.train.tasks.retrieval.job import (
+    Opened,
+    RetrievalOptions,
+    open_inputs,
+    rank,
+    select,
+    settings_of,
+    survey,
+)
+from vlmill.train.tasks.retrieval.metrics import (
+    KS,
+    image_to_text_ranks,
+    mean_of_folds,
+    retrieval_metrics,
+    text_to_image_ranks,
+)
+from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent, sections
+from vlmill.train.tasks.retrieval.vectors import Ranked
+
+JOB = "train-vl evaluate retrieval"
+METRICS = "metrics.json"
+NEIGHBOURS = 5
+
+
+def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
+    """Rank all pictures against all texts, write the output folder, and return the metrics.
+
+    A finished output of the same inputs is left as it is (its metrics are computed anew only with
+    ``fresh``). Raises InputError for what a user can mend.
+    """
+    opened = open_inputs(options)
+    ids = sorted({pair.image_id for pair in opened.read.pairs if pair.image_id is not None})
+    faults = dict(opened.pictures.missing(ids))
+    candidates, rejects = select(opened, faults)
+    settings = settings_of(opened)
+    state = prepare_output(options.output, job=JOB, settings=settings, fresh=options.fresh)
+    if state is State.FINISHED:
+        print(f"{options.output} is finished; --fresh evaluates again")
+        return read_metrics(options.output)
+    try:
+        opened.loaded.model.to(opened.device)
+        vectors = survey(opened, candidates, faults)
+        candidates, rejects = select(opened, faults)
+        ranked = rank(opened, candidates, vectors)
+        metrics = _metrics(opened, ranked, candidates, rejects)
+    except torch.OutOfMemoryError:
+        raise InputError(
+            f"--batch-size {options.batch_size} does not fit into the memory of --device "
+            f"{options.device}; give a smaller one"
+        ) from None
+    opened.notes += notes_on_ties(metrics)
+    _write(opened, ranked, candidates, metrics, rejects, settings)
+    _print_summary(options.output, metrics, opened.notes)
+    return metrics
+
+
+def read_metrics(folder: str | Path) -> dict[str, float]:
+    """The ``metrics.json`` of a finished evaluation."""
+    metrics: dict[str, float] = json.loads((Path(folder) / METRICS).read_text(encoding="utf-8"))
+    return metrics
+
+
+def _metrics(
+    opened: Opened, ranked: Ranked, candidates: Candidates, rejects: Rejects
+) -> dict[str, float]:
+    owners, fold_images = candidates.owners, opened.options.fold_images
+    try:
+        metrics = retrieval_metrics(ranked.by_text, owners, by_image=ranked.by_image)
+    except ValueError as error:  # the model's weights, as all that is fed was found finite
+        raise InputError(f"--checkpoint {opened.loaded.path}: {error}; use another") from None
+    metrics |= {
+        "pairs": len(candidates.pairs),
+        "images": len(candidates.image_ids),
+        "rejected_pairs": len(rejects),
+        "cut_texts": opened.texts.cut,
+    }
+    if fold_images is not None:
+        folds = mean_of_folds(ranked.by_text, owners, fold_images)
+        metrics |= {f"folds/{name}": value for name, value in folds.items()}
+    return metrics
+
+
+def _write(
+    opened: Opened,
+    ranked: Ranked,
+    candidates: Candidates,
+    metrics: dict[str, float],
+    rejects: Rejects,
+    settings: dict[str, Any],
+) -> None:
+    owners, folder = candidates.owners, opened.options.output
+    text_ranks = text_to_image_ranks(ranked.by_text, owners)
+    image_ranks = image_to_text_ranks(ranked.by_image, owners)
+    by_text = found_images(ranked.by_text, owners, text_ranks, NEIGHBOURS)
+    by_image = found_texts(ranked.by_image, owners, image_ranks, NEIGHBOURS)
+    shard = write_shard(folder, REJECTS, rejects, producer={"job": JOB})
+    write_json(folder / "neighbours.json", neighbours_json(candidates, by_text, by_image))
+    cosines = opened.ranking == "contrast" and opened.options.rerank is None
+    write_page(
+        folder / "report.html",
+        "Retrieval",
+        sections(
+            metrics=metrics,
+            candidates=candidates,
+            by_text=by_text,
+            by_image=by_image,
+            rejects=Counter(str(row["reason"]) for row in rejects),
+            settings=settings,
+            images=opened.options.images,
+            score="cosines" if cosines else "logits of the matching head",
+        ),
+        subtitle=f"{len(candidates.image_ids)} pictures, {len(candidates.pairs)} captions, "
+        f"{settings['recipe']} after {settings['step']} steps",
+        notice=" ".join(opened.notes),
+    )
+    write_json(folder / METRICS, metrics)
+    write_manifest(folder, [shard], job=JOB, settings=settings)
+
+
+def _print_summary(folder: Path, metrics: Mapping[str, float], notes: list[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    for direction, name in DIRECTIONS.items():
+        figures = ", ".join(
+            f"R@{k} {percent(metrics[f'{direction}/r{k}'])} % "
+            f"(chance {percent(metrics[f'{direction}/r{k}_chance'])} %)"
+            for k in KS
+        )
+        print(f"{name}: {figures}")
+    print(
+        f"{folder}: {metrics['pairs']} pairs of {metrics['images']} pictures, "
+        f"{metrics['rejected_pairs']} pairs rejected"
+    )
