@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.places import ShardPlaces, binary_columns, misplaced
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.schemas.tables import TABLES, check_version, conform
 
@@ -55,7 +57,8 @@ def verify_folder(folder: str | Path) -> list[str]:
     """Read everything back against the manifest; return what is wrong, one line each.
 
     Checks that each listed shard is there with its size, checksum and rows, that every column of
-    every row obeys the table's contract, and that no shard lies there that is not listed.
+    every row obeys the table's contract, that binary values lie where the shard says, and that no
+    shard lies there that is not listed.
     """
     folder = Path(folder)
     shards: list[Shard] = read_manifest(folder)["shards"]
@@ -82,8 +85,14 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
             return [f"{path}: {', '.join(wrong)}"]
         file, spec = pq.ParquetFile(path), TABLES[shard.table]
         check_version(file.schema_arrow.metadata, spec, str(path))
+        places, mapped = ShardPlaces(path, file.metadata), pa.memory_map(str(path)).read_buffer()
+        problems = []
         for group in range(file.num_row_groups):
-            conform(file.read_row_group(group), spec)
+            table = conform(file.read_row_group(group), spec)
+            problems += [
+                f"{path}: row group {group}: values of {name} are not where its metadata says"
+                for name in misplaced(places, group, table, binary_columns(spec), mapped)
+            ]
     except (OSError, ValueError, KeyError) as error:
         return [f"{path}: {error}"]
-    return []
+    return problems

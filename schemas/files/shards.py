@@ -1,8 +1,9 @@
 """Shards of a table: Parquet files that appear atomically, with the contract in their metadata.
 
 File metadata: ``vlmill.table``, ``vlmill.version``, ``vlmill.producer`` (JSON: software, settings
-and whatever identifies the producer) and ``vlmill.arrays`` (JSON: dtype and width of each binary
-array).
+and whatever identifies the producer), ``vlmill.arrays`` (JSON: dtype and width of each binary
+array) and ``vlmill.places`` (JSON: where each binary value lies,
+:mod:`vlmill.schemas.files.places`).
 """
 
 import hashlib
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 
 import vlmill
 from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.places import PlacesWriter, binary_columns
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
 SOFTWARE = f"vlmill {vlmill.__version__}"
@@ -60,8 +62,8 @@ class ShardWriter:
     ``producer`` says what wrote it (settings, fingerprints), ``arrays`` the dtype and width of
     binary arrays. Memory is bounded by one ``write``. After the block ``shard`` describes the
     file. On an exception nothing appears. Columns are PLAIN and without statistics where they hold
-    bytes, so that each row's bytes lie contiguously in the file; ``compression`` is pyarrow's name
-    or "none".
+    bytes, so that each row's bytes lie contiguously in the file, whose metadata says where;
+    ``compression`` is pyarrow's name or "none".
     """
 
     def __init__(
@@ -79,22 +81,32 @@ class ShardWriter:
         self._metadata = file_metadata(spec, producer or {}, arrays or {})
         self._compression = compression
         self._stack = ExitStack()
+        self._places: PlacesWriter | None = None
         self._rows = 0
         self.shard: Shard | None = None
 
     def __enter__(self) -> "ShardWriter":
         self._temporary = self._stack.enter_context(atomic_path(self.path))
-        plain = [f.name for f in self.spec.schema if not pa.types.is_large_binary(f.type)]
+        self._sink = self._stack.enter_context(pa.OSFile(str(self._temporary), "wb"))
+        binary = binary_columns(self.spec)
+        plain = [name for name in self.spec.schema.names if name not in binary]
         self._writer = self._stack.enter_context(
             pq.ParquetWriter(
-                self._temporary,
+                self._sink,
                 self.spec.schema.with_metadata(self._metadata),
                 compression=self._compression,
                 use_dictionary=[name for name in plain if name != "boxes"],
                 write_statistics=plain,
             )
         )
+        if self._compression == "none":
+            self._places = PlacesWriter(self._temporary, self.spec)
+        self._stack.push(self._keep_places)
         return self
+
+    def _keep_places(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._places is not None:
+            self._writer.add_key_value_metadata(self._places.metadata())
 
     def write(self, rows: pa.Table | Sequence[dict[str, Any]]) -> None:
         """Append rows as one row group. Raises ValueError for rows that break the contract."""
@@ -103,7 +115,10 @@ class ShardWriter:
         else:
             table = table_of_rows(list(rows), self.spec)
         if table.num_rows:
+            begin = self._sink.tell()
             self._writer.write_table(table, row_group_size=table.num_rows)
+            if self._places is not None:
+                self._places.add(table, begin, self._sink.tell())
             self._rows += table.num_rows
 
     def __exit__(

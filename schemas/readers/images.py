@@ -1,6 +1,5 @@
 """Random access to the pictures of an ``images`` table."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,23 +10,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.places import NULL, Places
 from vlmill.schemas.files.reading import find_shards
-from vlmill.schemas.readers.mapped import MappedShard
-from vlmill.schemas.readers.plain_pages import NULL, Places, plain_places
+from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.row_index import Numbers, RowIndex
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
-CACHED_GROUPS = 1024  # of plain pages: 16 bytes a row each
+CACHED_GROUPS = 1024  # of which it is known where their pictures lie: 12 bytes a row each
 
 
 class ImageReader:
     """The encoded bytes of pictures, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a picture. Files are
-    mapped: a picture of an uncompressed shard costs one copy of its bytes, of another the decoding
-    of its row group, of which the last one stays. Sent to another process the reader leaves the ids
-    behind.
+    mapped: a picture of a shard that knows their places costs one copy of its bytes, of another the
+    decoding of its row group, of which the last one stays. Sent to another process the reader
+    leaves the ids behind.
     """
 
     def __init__(self, argument: str | Path, *, flag: str = "--images") -> None:
@@ -47,15 +46,19 @@ class ImageReader:
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]
         self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
-        self._places: OrderedDict[int, tuple[Places, Places] | None] = OrderedDict()
+        self._places = lru_cache(maxsize=CACHED_GROUPS)(self._read_places)
         self._group = lru_cache(maxsize=1)(self._read_group)
 
-    def _read_footer(self, shard: int) -> pq.ParquetFile:
-        return pq.ParquetFile(self.paths[shard], memory_map=True)
+    def _read_footer(self, shard: int) -> Footer:
+        return read_footer(self.paths[shard])
+
+    def _read_places(self, at: int) -> Places | None:
+        shard, group = self._groups[at]
+        return self._footer(shard).places.of(group, "bytes")
 
     def _read_group(self, at: int) -> Any:
         shard, group = self._groups[at]
-        return self._footer(shard).read_row_group(group, columns=["bytes"]).column(0)
+        return self._footer(shard).file.read_row_group(group, columns=["bytes"]).column(0)
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ("_shards", "_footer", "_places", "_group", "_index")
@@ -104,23 +107,20 @@ class ImageReader:
         at = int(np.searchsorted(self._starts, number, side="right")) - 1
         within, shard = number - int(self._starts[at]), self._groups[at][0]
         try:
-            places = self._places_of(at)
+            places = self._places(at)
             if places is None:
                 value: bytes | None = self._group(at)[within].as_py()
                 return value
+        except InputError:
+            raise
         except (OSError, ValueError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{self.paths[shard]} is damaged: {reason}") from None
-        offset, size = int(places[0][within]), int(places[1][within])
-        if offset == NULL:
+        offset, size = int(places.offsets[within]), int(places.sizes[within])
+        if size == NULL:
             return None
+        if not self._shards[shard].holds(offset, size):
+            raise self._shards[shard].misplaced(
+                f"picture {within} of row group {self._groups[at][1]}"
+            )
         return self._shards[shard].bytes[offset : offset + size].tobytes()
-
-    def _places_of(self, at: int) -> tuple[Places, Places] | None:
-        if at not in self._places:
-            shard, group = self._groups[at]
-            data = self._shards[shard].bytes.data
-            self._places[at] = plain_places(data, self._footer(shard).metadata, group, "bytes")
-            if len(self._places) > CACHED_GROUPS:
-                self._places.popitem(last=False)
-        return self._places[at]

@@ -2,9 +2,27 @@
 
 import mmap
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.places import LENGTH_BYTES, ShardPlaces, length_prefix
+
+
+class Footer(NamedTuple):
+    """A shard's footer has been read: ``file`` reads row groups, ``places`` gives their values."""
+
+    file: pq.ParquetFile
+    places: ShardPlaces
+
+
+def read_footer(path: Path) -> Footer:
+    """Open a shard. Raises InputError where its places cannot be read."""
+    file = pq.ParquetFile(path, memory_map=True)
+    return Footer(file, ShardPlaces(path, file.metadata))
 
 
 class MappedShard:
@@ -23,6 +41,20 @@ class MappedShard:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         return self._bytes
+
+    def holds(self, offset: int, size: int) -> bool:
+        """Whether a value of ``size`` bytes begins at ``offset``, by the length in front of it."""
+        if not size:
+            return True
+        assert self.bytes is not None and self._map is not None
+        before = self._map[max(0, offset - LENGTH_BYTES) : offset]
+        return offset + size <= len(self._map) and before == length_prefix(size)
+
+    def misplaced(self, what: str) -> InputError:
+        """The error for a value that is not where it should be."""
+        return InputError(
+            f"{self.path} is damaged: {what} is not where its metadata says; write the shard again"
+        )
 
     def read_ahead(self, offset: int, size: int) -> None:
         """Have the system read these bytes in the background."""

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.mapped import MappedShard
-from vlmill.schemas.readers.plain_pages import NULL, DamagedPages, plain_places
+from vlmill.schemas.files.places import NULL, binary_columns
+from vlmill.schemas.readers.mapped import Footer, MappedShard
 from vlmill.schemas.readers.region_rows import (
     CLASS_NUMBERS,
     FEATURE_DTYPES,
@@ -22,7 +21,7 @@ from vlmill.schemas.readers.region_rows import (
 from vlmill.schemas.tables import REGIONS
 
 Array = npt.NDArray[Any]
-BINARY = tuple(f.name for f in REGIONS.schema if pa.types.is_large_binary(f.type))
+BINARY = tuple(binary_columns(REGIONS))
 SMALL = tuple(name for name in REGIONS.schema.names if name not in BINARY)
 LISTS: dict[str, np.dtype[Any]] = {
     "class_ids": np.dtype(np.int16),
@@ -55,7 +54,7 @@ class RegionGroup:
         self,
         shards: Sequence[MappedShard],
         number: int,
-        file: pq.ParquetFile,
+        footer: Footer,
         group: int,
         arrays: dict[str, Any],
     ) -> None:
@@ -63,21 +62,23 @@ class RegionGroup:
         self._kinds: dict[str, tuple[np.dtype[Any], int]] = {}
         shard = self._shard
         try:
-            self._read(file, group)
+            self._read(footer, group)
+        except InputError:
+            raise
         except (OSError, ValueError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{shard.path} is damaged: {reason}") from None
 
-    def _read(self, file: pq.ParquetFile, group: int) -> None:
+    def _read(self, footer: Footer, group: int) -> None:
         self._places: dict[str, tuple[list[int], list[int]]] = {}
         copied = []
         for name in BINARY:
-            places = plain_places(self._shard.bytes.data, file.metadata, group, name)
+            places = footer.places.of(group, name)
             if places is None:
                 copied.append(name)
             else:
-                self._places[name] = (places[0].tolist(), places[1].tolist())
-        table = file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
+                self._places[name] = (places.offsets.tolist(), places.sizes.tolist())
+        table = footer.file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
         self._copied = {name: _one_chunk(table, name) for name in copied}
         self.num_rows = table.num_rows
         self._ids: list[str] = _one_chunk(table, "image_id").to_pylist()
@@ -89,7 +90,7 @@ class RegionGroup:
         corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
         starts: list[int] = boxes.offsets.to_pylist()
         if starts and starts[-1] > len(corners):
-            raise DamagedPages("boxes without corners")
+            raise ValueError("boxes without corners")
         self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
     def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
@@ -132,12 +133,17 @@ class RegionGroup:
     def place(self, name: str, number: int) -> tuple[int, int] | None:
         """Where in the file the bytes of a binary column lie: offset and size.
 
-        None where they have to be copied out (compressed), or are missing.
+        None where they have to be copied out (compressed), or are missing. InputError where the
+        file has no value of that size there.
         """
         if name not in self._places:
             return None
-        offsets, sizes = self._places[name]
-        return None if offsets[number] == NULL else (offsets[number], sizes[number])
+        offset, size = (numbers[number] for numbers in self._places[name])
+        if size == NULL:
+            return None
+        if not self._shard.holds(offset, size):
+            raise self._shard.misplaced(f"{name} of {self.image_id(number)}")
+        return offset, size
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a binary column as they are stored; None where they are missing."""

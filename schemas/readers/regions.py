@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
-from vlmill.schemas.readers.mapped import MappedShard
+from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.region_group import RegionGroup
 from vlmill.schemas.readers.region_rows import (
     PER_BOX,
@@ -36,12 +36,12 @@ OPEN_FOOTERS = 64
 class RegionReader:
     """Random access to a regions table by image_id, or by row number in the order of the shards.
 
-    ``argument`` is a folder, a file or a glob. Files are mapped into memory: of uncompressed shards
-    features and probabilities are read-only views, without a copy. The index takes about 100 bytes
-    a picture; of the other columns, the ``cached_rows`` last used stay in memory (3 kB for 100
-    boxes). Raises InputError if nothing is found, an id appears twice, or the shards disagree on
-    dtype, width or detector. Sent to another process it leaves the ids behind and finds them again
-    where they are asked for.
+    ``argument`` is a folder, a file or a glob. Files are mapped into memory: of shards that know
+    the places of their values features and probabilities are read-only views, without a copy. The
+    index takes about 100 bytes a picture; of the other columns, the ``cached_rows`` last used stay
+    in memory (3 kB for 100 boxes). Raises InputError if nothing is found, an id appears twice, or
+    the shards disagree on dtype, width or detector. Sent to another process it leaves the ids
+    behind and finds them again where they are asked for.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class RegionReader:
         self._footer = lru_cache(maxsize=OPEN_FOOTERS)(self._read_footer)
         self._cache: OrderedDict[int, RegionGroup] = OrderedDict()
 
-    def _read_footer(self, shard: int) -> pq.ParquetFile:
-        return pq.ParquetFile(self.paths[shard], memory_map=True)
+    def _read_footer(self, shard: int) -> Footer:
+        return read_footer(self.paths[shard])
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ("_shards", "_footer", "_cache", "_index", "_cached_rows")
@@ -149,7 +149,8 @@ class RegionReader:
     def place(self, name: str, number: int) -> tuple[int, int, int] | None:
         """Where a row's bytes of ``features`` or ``class_probs`` lie: shard, offset and size.
 
-        None where they have to be copied out (compressed shards), or are missing.
+        None where they have to be copied out (compressed shards, or those that do not know), or are
+        missing.
         """
         group, within = self.located(number)
         place = group.place(name, within)

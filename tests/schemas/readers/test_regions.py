@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -201,3 +202,69 @@ def test_a_reader_is_sent_without_its_index(tmp_path: Path) -> None:
     assert again["2-3"].image_id == "2-3"
     with pytest.raises(IndexError):
         again.row(12)
+
+
+def test_features_are_views_of_the_file(tmp_path: Path) -> None:
+    rows = [row(str(i), 3, class_probs=None) for i in range(6)]
+    write(tmp_path, [rows[:4], rows[4:]])
+    path = next(tmp_path.glob("*.parquet"))
+    reader, content = RegionReader(path), np.fromfile(path, np.uint8)
+    for number, expected in enumerate(rows):
+        read, place = reader.row(number), reader.place("features", number)
+        assert_equal(read, expected)
+        assert read.features is not None and place is not None
+        assert not read.features.flags.owndata and not read.features.flags.writeable
+        assert (reader.bytes_at(*place) == content[place[1] : place[1] + place[2]]).all()
+        reader.read_ahead(*place)
+        assert reader.place("class_probs", number) is None
+
+
+def test_a_shard_without_places_is_read_with_a_copy(tmp_path: Path) -> None:
+    rows = [row(str(i), i) for i in range(5)]
+    write(tmp_path / "new", [rows[:3], rows[3:]])
+    path = next((tmp_path / "new").glob("*.parquet"))
+    old = tmp_path / "old" / path.name
+    old.parent.mkdir()
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table, old, compression="none", use_dictionary=False, row_group_size=3)
+    assert b"vlmill.places" in pq.read_metadata(path).metadata
+    assert b"vlmill.places" not in pq.read_metadata(old).metadata
+    reader = RegionReader(old)
+    assert reader.place("features", 2) is None
+    for number, expected in enumerate(rows):
+        assert_equal(reader.row(number), expected)
+
+
+def test_features_that_moved_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path, [[row("a", 3), row("b", 3)]])
+    path = next(tmp_path.glob("*.parquet"))
+    _, offset, size = RegionReader(path).place("features", 1) or (0, 0, 0)
+    content = bytearray(path.read_bytes())
+    assert content[offset - 4 : offset] == size.to_bytes(4, "little")
+    content[offset - 4] ^= 8
+    path.write_bytes(content)
+    reader = RegionReader(path)
+    assert reader["a"].features is not None
+    with pytest.raises(InputError, match="features of b is not where its metadata says"):
+        reader["b"]
+    with pytest.raises(InputError, match="features of b is not where its metadata says"):
+        reader.place("features", 1)
+
+
+def test_a_hostile_shard_gives_errors_and_no_crash(tmp_path: Path) -> None:
+    write(tmp_path, [[row(str(i), 3) for i in range(4)], [row("4", 3), row("5", 3)]])
+    path = next(tmp_path.glob("*.parquet"))
+    whole, metadata = path.read_bytes(), pq.read_metadata(path)
+    last = metadata.row_group(1).column(metadata.num_columns - 1)
+    end = last.data_page_offset + last.total_compressed_size
+    random, refused = np.random.default_rng(0), 0
+    for _ in range(100):
+        content = bytearray(whole)
+        for at in random.integers(4, end, size=3):
+            content[at] = random.integers(256)
+        path.write_bytes(content)
+        try:
+            assert len(list(RegionReader(path))) == 6
+        except (InputError, KeyError):
+            refused += 1
+    assert refused
