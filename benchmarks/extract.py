@@ -37,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.predict import ROI_CHUNK, extract_regions, region_row
+from vlmill.extract.detect.predict import ROI_CHUNK, Query, extract_regions, row_of, row_tensors
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
@@ -128,7 +128,10 @@ def by_parts(
         with parts.part("heads"):
             found = model.classify(boxes, means)
         with parts.part("selection"):
-            row = region_row("picture", found, picture, detector, config)
+            query = Query(image_id="picture", picture=picture)
+            tensors = row_tensors(found, query, spec, config)
+            arrays = {name: values.cpu().numpy() for name, values in tensors.items()}
+            row = row_of(query, arrays, config.storage)
         with parts.part("write"):
             write(row, spec, config, folder)
     elapsed = time.monotonic() - wall

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,3 +129,13 @@ class Tables:
         ]
         write_shard(self.negatives, NEGATIVES, rows)
         return self.negatives
+
+
+class Call:
+    """A pickle of it calls ``function`` when it is loaded."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments

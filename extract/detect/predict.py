@@ -100,27 +100,18 @@ def describe(
     else:
         own = torch.from_numpy(query.boxes).to(detector.device)
         rois = own * own.new_tensor(picture.factors * 2)
-    found = model.describe(features, rois, ROI_CHUNK)
-    chosen = chosen_of(found, picture, model.config, config, query.boxes)
-    kept = kept_tensors(found, chosen, model.config, config.storage)
+    tensors = row_tensors(model.describe(features, rois, ROI_CHUNK), query, model.config, config)
     if config.storage.global_feature:
-        kept["global_feature"] = model.whole_image(features, height, width)
-    return {name: values.cpu().numpy() for name, values in kept.items()}
+        tensors["global_feature"] = model.whole_image(features, height, width)
+    return {name: values.cpu().numpy() for name, values in tensors.items()}
 
 
-def region_row(
-    image_id: str,
-    found: Detections,
-    picture: NetworkInput,
-    detector: Detector,
-    config: ExtractConfig,
-) -> RegionRow:
-    """The row of the regions that are chosen among detections. Raises Rejected."""
-    spec = detector.model.config
-    chosen = chosen_of(found, picture, spec, config, None)
-    kept = kept_tensors(found, chosen, spec, config.storage)
-    arrays = {name: values.cpu().numpy() for name, values in kept.items()}
-    return row_of(Query(image_id=image_id, picture=picture), arrays, config.storage)
+def row_tensors(
+    found: Detections, query: Query, spec: DetectorConfig, config: ExtractConfig
+) -> dict[str, Tensor]:
+    """What a row stores of the regions that are chosen among detections."""
+    chosen = chosen_of(found, query.picture, spec, config, query.boxes)
+    return kept_tensors(found, chosen, spec, config.storage)
 
 
 def chosen_of(

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import lmdb
 
 from vlmill.extract.formats.folders import new_folder
-from vlmill.extract.formats.pickles import BadPickle, loads, plain_value
 from vlmill.extract.formats.records import (
     KINDS,
     Bad,
@@ -22,6 +21,7 @@ from vlmill.extract.formats.records import (
     same_payloads,
     to_base64,
 )
+from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionRow
 

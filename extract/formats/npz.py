@@ -1,7 +1,7 @@
 """MILVLG's ``.npz``, one file a picture: x, bbox, num_bbox, image_h, image_w and info.
 
 ``info`` is an array of one object, a dict, and so a pickle: it is read as plain data only
-(:mod:`~vlmill.extract.formats.pickles`).
+(:mod:`~vlmill.models.convert.plain_pickle`).
 """
 
 import ast
@@ -17,7 +17,6 @@ from urllib.parse import quote
 import numpy as np
 
 from vlmill.extract.formats.folders import new_folder
-from vlmill.extract.formats.pickles import BadPickle, Pickled, loads, plain_value
 from vlmill.extract.formats.records import (
     KINDS,
     LISTS,
@@ -28,6 +27,7 @@ from vlmill.extract.formats.records import (
     payload,
     payloads,
 )
+from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads, plain_value
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX
 from vlmill.schemas.readers.regions import RegionRow

@@ -1,67 +1,133 @@
-"""Reads checkpoint files of other people's without executing anything in them."""
+"""Reads checkpoint files of other people's without executing anything in them.
+
+``.safetensors`` are plain numbers. PyTorch's files, zip archives and the older ones, go through its
+own reader of tensors only. Pickles of numpy arrays, as Detectron2 and its forks publish them, go
+through :mod:`~vlmill.models.convert.plain_pickle`.
+"""
 
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
+
 # What published files wrap their state dict in, the first that is there.
 CONTAINERS = ("state_dict", "module", "model", "weights")
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
+READ_ERRORS = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    # What a broken or hostile file makes the readers' own building blocks raise.
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+)
+
+
+class Unreadable(ValueError):
+    """A file that is no checkpoint, is damaged or wants to run code; says what it is."""
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict of a ``.safetensors`` file or of a PyTorch file of tensors.
+    """The state dict of a checkpoint file.
 
-    Raises ValueError, with the remedy, for a file that is neither, and FileNotFoundError.
+    Raises ValueError, with the remedy, for a file without one, and FileNotFoundError.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file")
-    with path.open("rb") as file:
-        head = file.read(9)
-    is_safetensors = head[8:] == b"{"
-    if not is_safetensors and not head.startswith(TORCH_HEADS):
-        raise ValueError(f"{path} is neither a safetensors file nor one of PyTorch's")
     try:
-        if is_safetensors:
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"{path} holds more than tensors, and reading it would run code from the file; save "
-            "its state_dict() alone, as tensors, on a machine where you trust the file"
-        ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, SafetensorError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"{path} is no readable checkpoint ({reason})") from None
-    try:
-        return unwrapped(content)
+        return unwrapped(read_content(path))
+    except Unreadable as error:
+        raise ValueError(f"{path} is no readable checkpoint ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_content(path: Path) -> Any:
+    """Whatever a file holds, by its first bytes: tensors and arrays in containers.
+
+    Raises Unreadable.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+            if head[8:] == b"{":
+                return load_file(path)
+            if not head.startswith(b"PK"):
+                file.seek(0)
+                content = load(file, path.stat().st_size)
+                if content != TORCH_MAGIC or not isinstance(content, int):
+                    return content
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except BadPickle as error:
+        if head.startswith(TORCH_HEADS):
+            raise Unreadable(str(error)) from None
+        raise Unreadable(
+            f"it is neither a safetensors file nor one of PyTorch's nor a pickle of arrays: {error}"
+        ) from None
+    except pickle.UnpicklingError:
+        raise Unreadable(
+            "it holds more than tensors, and reading it would run code from the file; save its "
+            "state_dict() alone, as tensors, on a machine where you trust the file"
+        ) from None
+    except READ_ERRORS as error:
+        raise Unreadable(next(iter(str(error).splitlines()), type(error).__name__)) from None
 
 
 def unwrapped(content: object) -> dict[str, Tensor]:
     """The state dict in ``content``, out of its containers and without ``module.`` prefixes.
 
-    Entries that are no tensors (counters, optimiser states beside it) are left out. Raises
-    ValueError if nothing is left.
+    Raises ValueError if there is none.
     """
-    if isinstance(content, Mapping):
-        for name in CONTAINERS:
-            if isinstance(inner := content.get(name), Mapping):
-                return unwrapped(inner)
-    held = content if isinstance(content, Mapping) else {}
-    state = {k: v for k, v in held.items() if isinstance(k, str) and isinstance(v, Tensor)}
-    if not state:
-        raise ValueError("no state dict: want parameter names with tensors")
     # Trained under a distributed wrapper.
-    return without_prefix(state, "module.")
+    return without_prefix(tensors_of(state_dict_in(content)), "module.")
+
+
+def state_dict_in(content: object) -> object:
+    """What the containers of ``content`` hold at last."""
+    for _ in CONTAINERS:  # a file may hold itself: no deeper than there are names
+        # By index: PyTorch's reader sets attributes that a file names, and so a dict's methods.
+        entries = content if isinstance(content, Mapping) else {}
+        inner = [entries[name] for name in CONTAINERS if name in entries]
+        content = next((value for value in inner if isinstance(value, Mapping)), content)
+    return content
+
+
+def tensors_of(state: object) -> dict[str, Tensor]:
+    """The tensors of a state dict by name, arrays and numbers of numpy as such.
+
+    Other entries (counters, optimiser states beside it) are left out. Raises ValueError if nothing
+    is left.
+    """
+    entries = {name: state[name] for name in state} if isinstance(state, Mapping) else {}
+    tensors = {name: tensor_of(value) for name, value in entries.items() if isinstance(name, str)}
+    state_dict = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if not state_dict:
+        raise ValueError("no state dict: want parameter names with tensors")
+    return state_dict
+
+
+def tensor_of(value: object) -> Tensor | None:
+    """A tensor; an array in a pickle as one, in this machine's byte order; None for the rest."""
+    plain = value.value if isinstance(value, Pickled) else value
+    if isinstance(plain, np.ndarray | np.generic) and plain.dtype.kind in "biuf":
+        native = plain.dtype.newbyteorder("=")
+        return torch.from_numpy(np.array(plain, dtype=native, order="C"))
+    return plain if isinstance(plain, Tensor) else None
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -50,7 +50,6 @@ _PREFIX = re.compile(
     _I,
 )
 _EDGES = ' \t"“”„«»*•·–—-|,;:/\\_~=+<>^`#'
-_OPENING = frozenset("\"“„«(['‘")
 
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(])(?:mr|mrs|ms|dr|prof|st|mt|sr|jr|vs|etc|ca|c|no|vol|fig|approx|inc|ltd|co|gen|"

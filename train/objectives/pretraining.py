@@ -5,12 +5,13 @@ are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vlmill.models import Beit, VLInputs, Vlmo
+from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.models.vlmo.model import Draw, VlmoOutputs, draw_negatives
 from vlmill.train.devices.gather import world_size
@@ -78,12 +79,14 @@ def pretraining_losses(
     if isinstance(model, Beit):
         return {"mim": _picture_loss(model, batch, picture_tokens)}
     if isinstance(model, VlBertEndToEnd):
-        encoded = model.model(with_features(model, batch), read=batch.read, pack=pack)
-        return _region_losses(model.model, batch, weights, encoded)
+        variant = cast(RegionModel, model.model)
+        encoded = variant(with_features(model, batch), read=batch.read, pack=pack)
+        return _region_losses(variant, batch, weights, encoded)
     if isinstance(model, Vlmo):
         return _vlmo_losses(model, batch, weights, draw, pack=pack)
-    encoded = model(batch.inputs, read=batch.read, pack=pack)
-    return _region_losses(model, batch, weights, encoded)
+    variant = cast(RegionModel, model)
+    encoded = variant(batch.inputs, read=batch.read, pack=pack)
+    return _region_losses(variant, batch, weights, encoded)
 
 
 def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
@@ -104,7 +107,7 @@ def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
 
 
 def _region_losses(
-    model: Any, batch: PretrainBatch, weights: Objectives, encoded: Any
+    model: RegionModel, batch: PretrainBatch, weights: Objectives, encoded: Encoded
 ) -> dict[str, Tensor]:
     """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts

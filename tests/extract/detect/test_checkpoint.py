@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.torch import save_file
+from tests.factories import Call
 
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.schemas.errors import InputError
@@ -73,16 +74,6 @@ def test_types_shapes_and_orders(tmp_path: Path, kind: str, shape: Any, order: A
     state = read_checkpoint(path)
     assert np.array_equal(state["a"].numpy(), values.astype(values.dtype.newbyteorder("=")))
     assert state["s"].item() == values.dtype.type(3)
-
-
-class Call:
-    """A pickle of it calls ``function``."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.function, self.arguments
 
 
 def hostile(tmp_path: Path) -> dict[str, bytes]:

@@ -1,8 +1,9 @@
-"""Strangers' pickles as plain data: containers, text, bytes, numbers and arrays; nothing else.
+"""Reads strangers' pickles as plain data: containers, text, bytes, numbers and arrays.
 
-A pickle is a program that may call whatever it names. Here every name but those of numpy's arrays
-is refused, and these lead to small classes of ours: numpy itself never sees what the file says
-about types, because a forged dtype can make it read wild pointers.
+A pickle is a program that may call whatever it names. Here every name is refused but those of
+numpy's arrays and of ordered dicts, and these lead to small classes of ours: numpy itself never
+sees what the file says about types, because a forged dtype can make it read wild pointers. Nothing
+reserves more memory than the file has bytes.
 """
 
 import io
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-MAX_PICKLE = 64 * 2**20
+MAX_RECORD = 64 * 2**20  # of one picture; a checkpoint may be as large as its file
 _NUMBER = re.compile(r"[<>|=]?([biu][1248]|f[248])")
 _TEXT = re.compile(r"[<>|=]?[SU][0-9]{1,6}")
 
@@ -73,21 +74,60 @@ class Pickled:
             self.value = kind.array(data, shape, "F" if fortran else "C")
 
 
+class PickledDict(dict[Any, Any]):
+    """An ordered dict; ``_metadata`` is what torch's state dicts carry of their modules."""
+
+    __slots__ = ("_metadata",)
+
+    def __init__(self, items: object = ()) -> None:
+        super().__init__()
+        if not isinstance(items, list | tuple):
+            raise BadPickle("a dict of what are no pairs")
+        put(self, [part for pair in items for part in _pair(pair)])
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, dict) or state.keys() - {"_metadata"}:
+            raise BadPickle("a dict with attributes")
+        self._metadata = state.get("_metadata")
+
+
+def _pair(pair: object) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise BadPickle("a dict of what are no pairs")
+    return pair
+
+
+def put(target: object, items: list[Any]) -> None:
+    """Puts keys and values, which take turns, into a dict.
+
+    Containers as keys are refused: hashing one that holds twice the same that holds twice the same
+    ... takes for ever.
+    """
+    if not isinstance(target, dict) or len(items) % 2:
+        raise BadPickle("items of what is no dict")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if key is not None and not isinstance(key, (str, bytes, int, float)):
+            raise BadPickle(f"a dict with a key of type {type(key).__name__}")
+        target[key] = value
+
+
 def _reconstruct(*_: object) -> Pickled:
     return Pickled()
 
 
 def _from_buffer(data: Any, kind: Kind, shape: Any, order: str) -> Pickled:
-    found = Pickled()
-    found.value = kind.array(data, shape, order)
-    return found
+    array = Pickled()
+    array.value = kind.array(data, shape, order)
+    return array
 
 
 def _scalar(kind: Kind, data: Any) -> Any:
-    return kind.array(data, (1,), "C")[0].item()
+    return kind.array(data, (1,), "C")[0]
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise BadPickle(f"text in {str(encoding)[:40]}")
     return text.encode("latin-1")
 
 
@@ -115,6 +155,7 @@ NAMES = {
     ("numpy", "ndarray"): Name(_reconstruct),
     ("numpy", "dtype"): Name(Kind),
     ("_codecs", "encode"): Name(_encode),
+    ("collections", "OrderedDict"): Name(PickledDict),
     # How old protocols say that there are no bytes. With an argument it would reserve memory.
     ("builtins", "bytes"): Name(lambda: b""),
     ("__builtin__", "bytes"): Name(lambda: b""),
@@ -127,23 +168,61 @@ NAMES = {
 }
 
 
+class _Bounded:
+    """A file that is never asked for more bytes than it has, however many a pickle wants."""
+
+    def __init__(self, file: io.BufferedIOBase, size: int) -> None:
+        self.file, self.size, self.readline = file, size, file.readline
+
+    def read(self, count: int) -> bytes:
+        return self.file.read(min(count, self.size))
+
+
 # The Python version: that in C allocates whatever number of slots a memo's index asks for.
 class PlainUnpickler(pickle._Unpickler):
-    """Knows no name but those of arrays."""
+    """Knows no name but those of arrays and ordered dicts."""
 
-    read: Any  # set by load(), as append is
+    read: Any  # set by load(), as append and stack are
     append: Any
+    stack: Any
+    pop_mark: Any
 
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
 
     def load_bytearray8(self) -> None:
         """Bytes; the original reserves as many as the file says before it has read any."""
         (size,) = struct.unpack("<Q", self.read(8))
-        if size > MAX_PICKLE:
-            raise BadPickle(f"{size} bytes, limit {MAX_PICKLE}")
-        self.append(self.read(size))
+        data = self.read(size)
+        if len(data) < size:
+            raise BadPickle(f"{size} bytes, and {len(data)} are there")
+        self.append(data)
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        put(self.stack[-1], [key, value])
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        put(self.stack[-1], items)
+
+    def load_dict(self) -> None:
+        items: dict[Any, Any] = {}
+        put(items, self.pop_mark())
+        self.append(items)
+
+    def refuse(self) -> None:
+        """Sets, which hash what they hold, and names by a number that other code has given them."""
+        raise BadPickle("a set or an extension's object")
 
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
+    for _opcode in (
+        *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET),
+        *(pickle.EXT1, pickle.EXT2, pickle.EXT4),
+    ):
+        dispatch[_opcode[0]] = refuse
 
     def find_class(self, module: str, name: str) -> Any:
         """One of NAMES."""
@@ -154,11 +233,16 @@ class PlainUnpickler(pickle._Unpickler):
 
 
 def loads(data: bytes) -> Any:
-    """Plain data; arrays are :class:`Pickled`. Raises BadPickle."""
-    if len(data) > MAX_PICKLE:
-        raise BadPickle(f"{len(data)} bytes, limit {MAX_PICKLE}")
+    """Plain data of one record; arrays are :class:`Pickled`. Raises BadPickle."""
+    if len(data) > MAX_RECORD:
+        raise BadPickle(f"{len(data)} bytes, limit {MAX_RECORD}")
+    return load(io.BytesIO(data), len(data))
+
+
+def load(file: io.BufferedIOBase, size: int) -> Any:
+    """The same of the first pickle in an open file of ``size`` bytes."""
     try:
-        return PlainUnpickler(io.BytesIO(data), encoding="latin1").load()
+        return PlainUnpickler(_Bounded(file, size), encoding="latin1").load()
     except BadPickle:
         raise
     # A damaged pickle can fail in any instruction, with whatever error its operands give.
@@ -172,7 +256,9 @@ def plain_value(value: Any) -> Any:
     Containers are refused because even printing one can take for ever: a list of twice the same
     list of twice the same list ...
     """
-    found = value.value if isinstance(value, Pickled) else value
-    if isinstance(found, bytes):
-        return found.decode("utf-8", "replace")
-    return found if isinstance(found, (str, int, float, np.ndarray)) else None
+    plain = value.value if isinstance(value, Pickled) else value
+    if isinstance(plain, np.generic):
+        plain = plain.item()
+    if isinstance(plain, bytes):
+        return plain.decode("utf-8", "replace")
+    return plain if isinstance(plain, (str, int, float, np.ndarray)) else None

@@ -1,0 +1,252 @@
+"""Parity proves what commands run: no recording is compared with code that no command reaches.
+
+A function that a faster one has replaced would go on passing its recording while the other runs.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.behaviour.reached import Tree, reached, read_tree, sources_below
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("schemas", "models", "extract", "pipelines", "train")
+COMMANDS = ("vlmill.extract.cli.main", "vlmill.train.cli.main")
+PUBLIC = ("vlmill.models.load_reference", "vlmill.models.export_reference")
+
+# What only fine-tuning will reach, each with its task. The list is empty once fine-tuning stands.
+FINE_TUNING = {
+    "vlmill.models.beit.model.Beit.class_logits": "BEiT's classes of ImageNet, before VLMo",
+    "vlmill.models.layers.pair_heads.ScoreHeads.region_scores": "RefCOCO+",
+    "vlmill.models.layers.pair_heads.ScoreHeads.token_scores": "none: a head of published files",
+    "vlmill.models.vilbert.tasks.Vilbert12in1.entailment_logits": "SNLI-VE",
+    "vlmill.models.vilbert.tasks.Vilbert12in1.gqa_logits": "GQA",
+    "vlmill.models.vilbert.tasks.Vilbert12in1.two_picture_logits": "NLVR2",
+    "vlmill.models.vilbert.tasks.VilbertClassifier.label_logits": "VQA and NLVR2",
+    "vlmill.models.vlbert.published.load_backbone": "VL-BERT's pixels",
+    "vlmill.schemas.answers.process_answer": "VQA",
+    "vlmill.schemas.answers.soft_score": "VQA",
+    "vlmill.train.objectives.losses.summed_binary_cross_entropy": "VQA",
+    "vlmill.train.optim.schedule.constant": "GLUE",
+    "vlmill.train.optim.schedule.milestones": "VCR",
+    "vlmill.train.tasks.retrieval.losses.binary_candidates": "retrieval fine-tuning",
+    "vlmill.train.tasks.retrieval.losses.hardest_triplet": "retrieval fine-tuning",
+    "vlmill.train.tasks.retrieval.losses.softmax_candidates": "retrieval fine-tuning",
+    "vlmill.train.tasks.vcr.texts.choice_texts": "VCR",
+    "vlmill.train.tasks.vcr.texts.merge_regions": "VCR",
+    "vlmill.train.tasks.vcr.texts.name_objects": "VCR",
+    "vlmill.train.tasks.vlbert_texts.SpecialIds": "VQA, VCR and RefCOCO+ of VL-BERT",
+    "vlmill.train.tasks.vlbert_texts.TaskText": "VQA, VCR and RefCOCO+ of VL-BERT",
+    "vlmill.train.tasks.vlbert_texts.expression_text": "RefCOCO+ of VL-BERT",
+    "vlmill.train.tasks.vlbert_texts.vcr_text": "VCR of VL-BERT",
+    "vlmill.train.tasks.vlbert_texts.vqa_text": "VQA of VL-BERT",
+}
+# Second forms of rules, and rules that no run follows yet: each goes, or a run takes it. Beside
+# each is what a run has in its place. The list is empty once every rule has one form.
+TO_BE_UNIFIED = {
+    "vlmill.train.loading.boxes.box_locations": "padded_locations",
+    "vlmill.train.loading.masking.regions.blank": "nothing",
+    "vlmill.train.loading.masking.regions.mask_regions": "masked_by",
+    "vlmill.train.loading.masking.regions.mean_after_masking": "the means of loading/batch.py",
+    "vlmill.train.loading.masking.regions.without": "the features of loading/batch.py",
+    "vlmill.train.loading.masking.words.MaskedTokens.labels": "the labels of collate",
+    "vlmill.train.loading.masking.words.mask_tokens": "mask_drawn",
+    "vlmill.train.loading.pairing.draw_other": "choose_pairing",
+    "vlmill.train.loading.vlbert_sample.Regions": "SampledRegions",
+    "vlmill.train.loading.vlbert_sample.Regions.first": "SampledRegions",
+    "vlmill.train.loading.vlbert_sample.hide_pixels": "without_pixels of the model",
+    "vlmill.train.loading.vlbert_sample.is_mirrored": "sample_regions",
+    "vlmill.train.loading.vlbert_sample.joined_lines": "joined_texts",
+    "vlmill.train.loading.vlbert_sample.mask_caption": "mask_texts",
+    "vlmill.train.loading.vlbert_sample.mask_picture_regions": "mask_picture",
+    "vlmill.train.loading.vlbert_sample.own_caption": "choose_pairing",
+    "vlmill.train.loading.vlbert_sample.with_picture": "sample_regions, which does not sort",
+    "vlmill.train.objectives.losses.mean_of_samples": "mean_divergence",
+    "vlmill.train.objectives.losses.mean_soft_cross_entropy": "mean_divergence",
+    "vlmill.train.objectives.losses.soft_cross_entropies": "mean_divergence",
+    "vlmill.train.optim.groups.vlmo_rule": "is_decayed",
+    "vlmill.train.optim.schedule.linear": "learning_rate",
+}
+
+
+@cache
+def tree() -> Tree:
+    sources: dict[str, str] = {}
+    for folder in FOLDERS:
+        sources |= sources_below(ROOT / folder, f"vlmill.{folder}")
+    return read_tree(sources | sources_below(ROOT / "tests/parity", "tests.parity"))
+
+
+@cache
+def reached_by_commands() -> frozenset[str]:
+    jobs = sorted((ROOT / "pipelines").glob("*/__main__.py"))
+    assert jobs
+    mains = [f"vlmill.pipelines.{path.parent.name}.__main__" for path in jobs]
+    return frozenset(reached(tree(), [*COMMANDS, *PUBLIC, *mains]))
+
+
+@cache
+def proved_by_parity() -> frozenset[str]:
+    """What the tests of parity use of the package, and methods that only their name tells.
+
+    A method counts when the tests mention its name and no command reaches a method of that name:
+    then it cannot be another's.
+    """
+    whole = tree()
+    names = whole.used_by("tests.parity") & whole.definitions()
+    asked = whole.attributes_in("tests.parity")
+    named = {m for m in whole.methods() if m.rpartition(".")[2] in asked}
+    known = {m.rpartition(".")[2] for m in named & reached_by_commands()}
+    methods = {m for m in named if m.rpartition(".")[2] not in known}
+    return frozenset(name for name in names | methods if name.startswith("vlmill."))
+
+
+def test_parity_proves_what_commands_reach() -> None:
+    proved = proved_by_parity()
+    assert len(proved) > 50
+    listed = FINE_TUNING.keys() | TO_BE_UNIFIED.keys()
+    unreached = sorted(proved - reached_by_commands() - listed)
+    assert not unreached, f"recordings prove what no command reaches: {', '.join(unreached)}"
+
+
+@pytest.mark.parametrize("name", [*FINE_TUNING, *TO_BE_UNIFIED])
+def test_what_is_listed_is_there_and_reached_by_no_command(name: str) -> None:
+    assert name in tree().definitions() | tree().methods(), f"{name} is gone: take it off the list"
+    assert name not in reached_by_commands(), f"{name} is reached: take it off the list"
+
+
+@pytest.mark.parametrize("name", TO_BE_UNIFIED)
+def test_what_is_to_be_unified_is_still_proved(name: str) -> None:
+    assert name in proved_by_parity(), f"no recording needs {name}: delete it, here and there"
+
+
+def test_no_name_is_listed_twice() -> None:
+    assert not FINE_TUNING.keys() & TO_BE_UNIFIED.keys()
+    assert all([*FINE_TUNING.values(), *TO_BE_UNIFIED.values()])
+
+
+def reached_in(sources: dict[str, str], *roots: str) -> set[str]:
+    """What is reached in the files of a small package ``p``, without its prefix."""
+    return {name.removeprefix("p.") for name in reached(read_tree(sources), roots)}
+
+
+def test_a_call_reaches_and_an_import_does_not() -> None:
+    sources = {
+        "p.a": "from p.b import called, imported\ndef main():\n    called()\ndef other(): main()",
+        "p.b": "def called(): helper()\ndef helper(): ...\ndef imported(): ...",
+    }
+    assert reached_in(sources, "p.a.main") == {"a", "b", "a.main", "b.called", "b.helper"}
+
+
+def test_a_module_is_reached_by_attribute() -> None:
+    sources = {
+        "p": "",
+        "p.a": "import p.b\nfrom p import c as other\ndef main():\n    p.b.f()\n    other.g()",
+        "p.b": "def f(): ...\ndef g(): ...",
+        "p.c": "def f(): ...\ndef g(): ...",
+    }
+    reached_names = reached_in(sources, "p.a.main")
+    assert {"b.f", "c.g"} <= reached_names and not {"b.g", "c.f"} & reached_names
+
+
+def test_a_method_is_reached_by_its_name() -> None:
+    sources = {
+        "p.a": (
+            "from p.b import Model\n"
+            "def main(): run(Model())\n"
+            "def run(model): return model.encode()\n"
+        ),
+        "p.b": (
+            "class Model:\n"
+            "    def __init__(self): start()\n"
+            "    def encode(self): deep()\n"
+            "    def unasked(self): unreached()\n"
+            "class Other:\n"
+            "    def encode(self): unreached()\n"
+            "def start(): ...\n"
+            "def deep(): ...\n"
+            "def unreached(): ...\n"
+        ),
+    }
+    reached_names = reached_in(sources, "p.a.main")
+    assert {"b.Model.__init__", "b.Model.encode", "b.start", "b.deep"} <= reached_names
+    assert not {"b.Model.unasked", "b.Other", "b.Other.encode", "b.unreached"} & reached_names
+
+
+def test_a_method_is_reached_through_a_base_of_another_library() -> None:
+    sources = {
+        "p.a": (
+            "import threading as t\n"
+            "class Base(t.Thread): ...\n"
+            "class Work(Base):\n"
+            "    def run(self): done()\n"
+            "    def walk(self): undone()\n"
+            "def done(): ...\n"
+            "def undone(): ...\n"
+            "def main(): Work()\n"
+        ),
+    }
+    reached_names = reached_in(sources, "p.a.main")
+    assert {"a.Base", "a.Work.run", "a.done"} <= reached_names
+    assert not {"a.Work.walk", "a.undone"} & reached_names
+
+
+def test_lazy_imports_are_followed() -> None:
+    sources = {
+        "p": (
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n"
+            "    from p.b import Face, Unasked\n"
+            "if not TYPE_CHECKING:\n"
+            "    def __getattr__(name): ...\n"
+        ),
+        "p.a": (
+            "from p import Face\ndef main():\n    from p.c import late as later\n    later(Face)\n"
+        ),
+        "p.b": "class Face: ...\nclass Unasked: ...",
+        "p.c": "def late(face): ...\ndef early(): ...",
+    }
+    reached_names = reached_in(sources, "p.a.main")
+    assert {"b.Face", "c.late"} <= reached_names
+    assert not {"b.Unasked", "c.early"} & reached_names
+
+
+def test_a_table_reaches_what_it_holds() -> None:
+    sources = {
+        "p.a": "from p.b import TABLE\ndef main(name): return TABLE[name]()",
+        "p.b": (
+            "from p.c import f, g, h\n"
+            "TABLE = {'f': f, 'i': 'p.c:i', 'j': 'c.j'}\n"
+            "UNASKED: dict = {'g': g}\n"
+        ),
+        "p.c": "\n".join(f"def {name}(): ..." for name in "fghij"),
+    }
+    reached_names = reached_in(sources, "p.a.main")
+    assert {"b.TABLE", "c.f", "c.i", "c.j"} <= reached_names
+    assert not {"b.UNASKED", "c.g", "c.h"} & reached_names
+
+
+def test_what_stands_in_a_module_is_reached_with_it() -> None:
+    sources = {
+        "p.a": "import p.b\nif __name__ == '__main__':\n    p.b.main()",
+        "p.b": "def main(): ...\nfor f in (listed,):\n    f()\ndef listed(): ...\ndef g(): ...",
+    }
+    assert reached_in(sources, "p.a") == {"a", "b", "b.main", "b.listed"}
+
+
+def test_a_name_of_a_function_is_not_the_modules() -> None:
+    sources = {
+        "p.a": (
+            "def main(f, *, g=k):\n"
+            "    h = f(g)\n"
+            "    return [i + j(h) for i in h], lambda f: f, type_of\n"
+            "def f(): ...\ndef g(): ...\ndef h(): ...\ndef i(): ...\ndef j(): ...\n"
+            "def k(): ...\ndef type_of(): ...\n"
+        ),
+    }
+    assert reached_in(sources, "p.a.main") == {"a", "a.main", "a.j", "a.k", "a.type_of"}
+
+
+def test_a_root_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(LookupError, match=r"p\.a\.gone"):
+        reached_in({"p.a": "def main(): ..."}, "p.a.gone")

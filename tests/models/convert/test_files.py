@@ -1,0 +1,97 @@
+"""One reader of checkpoint files: every kind gives its tensors, and none runs what it holds."""
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.factories import Call
+from torch import Tensor
+
+from vlmill.models.convert.files import read_state, unwrapped
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.count": torch.tensor(7)}
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """The same tensors as a file of each kind."""
+    paths = {kind: folder / kind for kind in ("safetensors", "zip", "legacy", "arrays", "old")}
+    arrays = {name: tensor.numpy() for name, tensor in STATE.items()}
+    save_file(STATE, paths["safetensors"])
+    torch.save({"state_dict": STATE}, paths["zip"])
+    torch.save({"model": STATE, "epoch": 3}, paths["legacy"], _use_new_zipfile_serialization=False)
+    paths["arrays"].write_bytes(pickle.dumps({"model": OrderedDict(arrays), "author": "x"}))
+    paths["old"].write_bytes(pickle.dumps(arrays, 0))
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy", "arrays", "old"])
+def test_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    state = read_state(files(tmp_path)[kind])
+    assert state.keys() == STATE.keys()
+    for name, tensor in STATE.items():
+        assert torch.equal(state[name], tensor) and state[name].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy", "arrays", "old"])
+def test_a_cut_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = files(tmp_path)[kind]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{kind} is no readable checkpoint"):
+        read_state(path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "arrays", "old"])
+def test_nothing_is_executed(tmp_path: Path, kind: str) -> None:
+    mark, path = tmp_path / "ran", tmp_path / "weights"
+    content = {**STATE, "x": Call(Path.touch, mark)}
+    if kind in ("zip", "legacy"):
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
+    else:
+        path.write_bytes(pickle.dumps({"x": content["x"]}, 4 if kind == "arrays" else 0))
+    with pytest.raises(ValueError, match=r"would run code|the pickle asks for"):
+        read_state(path)
+    assert not mark.exists()
+
+
+def test_a_file_of_nothing_known(tmp_path: Path) -> None:
+    for content in (b"", b"weights", b"\x00" * 40):
+        (tmp_path / "w").write_bytes(content)
+        with pytest.raises(ValueError, match="neither a safetensors file nor one of PyTorch's"):
+            read_state(tmp_path / "w")
+    with pytest.raises(FileNotFoundError, match="no such checkpoint file"):
+        read_state(tmp_path / "gone")
+
+
+def test_text_and_objects_are_no_tensors(tmp_path: Path) -> None:
+    arrays = {"a": np.zeros(2), "text": np.array(["a"]), "o": np.array({}, dtype=object), "n": 5}
+    (tmp_path / "w").write_bytes(pickle.dumps(arrays))
+    assert read_state(tmp_path / "w").keys() == {"a"}
+    del arrays["a"]
+    (tmp_path / "w").write_bytes(pickle.dumps(arrays))
+    with pytest.raises(ValueError, match="no state dict: want parameter names with tensors"):
+        read_state(tmp_path / "w")
+
+
+def test_a_file_that_holds_itself_has_no_state_dict(tmp_path: Path) -> None:
+    ring: dict[str, Any] = {}
+    ring["model"] = ring
+    with pytest.raises(ValueError, match="no state dict"):
+        unwrapped(ring)
+    torch.save(ring, tmp_path / "zip")
+    (tmp_path / "arrays").write_bytes(pickle.dumps(ring))
+    for kind in ("zip", "arrays"):
+        with pytest.raises(ValueError, match="no state dict"):
+            read_state(tmp_path / kind)
+
+
+def test_attributes_of_a_stored_dict_are_not_called(tmp_path: Path) -> None:
+    """PyTorch's reader sets what a file says on ordered dicts."""
+    state: OrderedDict[str, Tensor] = OrderedDict(STATE)
+    state.__dict__.update(get=1, keys=1, values=1)
+    torch.save({"model": state}, tmp_path / "w")
+    assert read_state(tmp_path / "w").keys() == STATE.keys()
