@@ -58,7 +58,9 @@ class Feeding:
     ``kind``: text with ``regions``, text with ``pixels``, ``text`` alone, ``pictures`` alone, or
     ``picture-regions``: text with pictures and the boxes of their regions (VL-BERT end to end).
     ``max_tokens`` counts [CLS] and [SEP]; null: as many as the model takes. ``max_regions``: the
-    first of a picture's row, which the extractor has ranked. ``whole_image`` is a further region in
+    first of a picture by ``region_order``, that of the ``table``, or by falling ``confidence``: the
+    highest probability of any class, background included (VL-BERT), or where only the class's own
+    score is stored, that; where neither is, the table's. ``whole_image`` is a further region in
     row 0: the ``mean`` of the masked features (ViLBERT, InterBERT), or of the ``rest`` that is not
     masked (VL-BERT). ``max_elements`` bounds tokens and regions together (VL-BERT).
     ``region_targets``: the detector's ``class``, or its ``distribution`` where the regions have it.
@@ -73,6 +75,7 @@ class Feeding:
     kind: Literal["regions", "pixels", "text", "pictures", "picture-regions"] = "regions"
     max_tokens: int | None = None
     max_regions: int = 100
+    region_order: Literal["table", "confidence"] = "table"
     whole_image: Literal["none", "mean", "rest"] = "none"
     max_elements: int | None = None
     region_targets: Literal["class", "distribution"] = "class"
