@@ -153,7 +153,9 @@ class Optimizer:
     ``inverted`` hold for runs with ``--init`` alone, as in those scripts.
 
     ``schedule``: up in a line over the first ``warmup_steps`` (null: the share ``warmup`` of the
-    steps), then down in a line, by a ``cosine``, or ``constant``; down to ``end`` of the peak.
+    steps, without its fraction), then down in a line, by a ``cosine``, or ``constant``; down to
+    ``end`` of the peak. ``first_step`` is the first step's number: 0, so that its rate under
+    warm-up is 0 (the codes of BERT, ViLBERT, InterBERT, VLMo and BEiT), or 1 (VL-BERT's).
     """
 
     lr: float
@@ -169,6 +171,7 @@ class Optimizer:
     warmup: float = 0.1
     warmup_steps: int | None = None
     end: float = 0.0
+    first_step: Literal[0, 1] = 0
 
     def __post_init__(self) -> None:
         if min(self.lr, self.eps) <= 0 or min(self.weight_decay, self.clip) < 0:
