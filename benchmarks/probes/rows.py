@@ -74,7 +74,8 @@ class ShownRegions:
             kept = kept_tokens(len(original), words)
             original = original[kept]
             tokens = MaskedTokens(tokens=tokens.tokens[kept], masked=tokens.masked[kept])
-        return _row(question, original, tokens, found), source_of(group, within, found.count), {}
+        source = source_of(group, within, found.count, found.order)
+        return _row(question, original, tokens, found), source, {}
 
 
 class ShownPixels:
@@ -110,8 +111,9 @@ def hiding(found: SampledRegions, region: int | None) -> SampledRegions:
     """The regions with one to be guessed; its feature and those of the same thing are zeros."""
     if region is None:
         return found
-    asked = np.arange(found.count) == region
-    hidden = overlapping(asked, overlaps(found.row.boxes[: found.count]), threshold=OVERLAP)
+    places = found.places(np.arange(found.count))
+    asked = places == region
+    hidden = overlapping(asked, overlaps(found.row.boxes[places]), threshold=OVERLAP)
     return replace(found, masks=MaskedRegions(masked=asked, zeroed=hidden))
 
 

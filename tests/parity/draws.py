@@ -9,9 +9,11 @@ from tests.parity.golden import NotComparable
 
 from vlmill.train.loading.arrays import Flags
 from vlmill.train.loading.masking.words import Replacement
+from vlmill.train.loading.random import Numbers, Uniforms
+from vlmill.train.recipes.spec import Masking
 
 
-class Recorded:
+class Recorded(Uniforms):
     """Numbers from lists: uniform ones, and integers of any range, each list to its end."""
 
     def __init__(self, uniforms: Iterable[float] = (), integers: Iterable[int] = ()) -> None:
@@ -19,6 +21,9 @@ class Recorded:
 
     def random(self) -> float:
         return float(self.uniforms.pop(0))
+
+    def many(self, count: int) -> Numbers:
+        return np.array([self.random() for _ in range(count)])
 
     def integers(self, low: int, high: int) -> int:
         value = int(self.whole.pop(0))
@@ -32,6 +37,24 @@ class Recorded:
         """Complain of what was drawn then and not now."""
         if self.uniforms or self.whole:
             raise NotComparable(f"{len(self.uniforms) + len(self.whole)} recorded draws are left")
+
+
+def laid_out(
+    begins: Flags, maskable: Flags, draws: Recorded, masking: Masking, vocabulary_size: int
+) -> Numbers:
+    """What was drawn word by word as a run draws it, two numbers for each piece [T, 2].
+
+    The first is the word's fate, where the piece ``begins`` a word; the second picks the id that
+    the piece becomes, which was drawn only where it becomes any.
+    """
+    numbers, fate = np.zeros((len(begins), 2)), 1.0
+    for i in np.flatnonzero(maskable).tolist():
+        if begins[i]:
+            fate = numbers[i, 0] = draws.random()
+        other = fate / masking.words - masking.word_to_mask
+        if fate < masking.words and 0 <= other < masking.word_to_random:
+            numbers[i, 1] = (draws.integers(0, vocabulary_size) + 0.5) / vocabulary_size
+    return numbers
 
 
 class Python:

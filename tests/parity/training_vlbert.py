@@ -1,21 +1,31 @@
-"""VL-BERT's samples of pretraining, fed the recorded draws."""
+"""VL-BERT's samples of pretraining, made as a run makes them, fed the recorded draws."""
 
+import io
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from tests.parity.draws import Recorded
+from tests.parity.draws import Recorded, laid_out
 from tests.parity.golden import GoldenSet, Results
 from tokenizers import Tokenizer
 
-from vlmill.train.loading import vlbert_sample as ours
+from vlmill.models.vlbert.end_to_end import without_pixels
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
+from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.boxes import Size, resized_boxes, scales
-from vlmill.train.loading.masking.words import NO_WORD, MaskedTokens, Replacement
-from vlmill.train.loading.pairing import draw_other
-from vlmill.train.loading.sample import kept_lengths, kept_tokens
-from vlmill.train.loading.vocabulary import CLS, MASK, SEP, read_vocabulary
+from vlmill.train.loading.boxes import Size, scales
+from vlmill.train.loading.collate import plan
+from vlmill.train.loading.features import assemble, source_of
+from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
+from vlmill.train.loading.pairing import choose_pairing
+from vlmill.train.loading.pictures.boxed import boxed_picture
+from vlmill.train.loading.sample import Sample, columns_of, joined_texts, sample_regions
+from vlmill.train.loading.vocabulary import read_vocabulary
+from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
 
 IGNORED = -1
 SETTINGS = (
@@ -28,7 +38,7 @@ SETTINGS = (
     "max_size",
     "flip_prob",
 )
-BGR_MEAN = (102.9801, 115.9465, 122.7717)
+MASKING = vlbert_masking()
 
 
 def pretraining_samples(golden: GoldenSet, results: Results) -> None:
@@ -36,18 +46,49 @@ def pretraining_samples(golden: GoldenSet, results: Results) -> None:
     tokenizer = read_vocabulary(golden.folder / "vocab.txt")
     results.given("cases:conceptual_captions_samples.*", "tensors:cc.sample*", "cases:meta.*")
     results.given("cases:text_corpus_lines", "cases:*.draws")
-    for prefix, names, compare in (
-        ("conceptual_captions", SETTINGS, caption),
-        ("text_corpus", ("index", "seq_len", "min_seq_len"), text_alone),
+    for prefix, names in (
+        ("conceptual_captions", SETTINGS),
+        ("text_corpus", ("index", "seq_len", "min_seq_len")),
     ):
         results.given(*(f"cases:{prefix}.*.{name}" for name in names))
-        for case in entries(golden, prefix):
-            compare(golden, results, tokenizer, case)
+    with TemporaryDirectory() as folder:
+        regions = region_table(golden, folder)
+        for case in entries(golden, "conceptual_captions"):
+            caption(golden, results, tokenizer, regions, case)
+    for case in entries(golden, "text_corpus"):
+        text_alone(golden, results, tokenizer, case)
 
 
 def entries(golden: GoldenSet, prefix: str) -> list[str]:
     keys = [key for key in golden.values if key.startswith(f"cases:{prefix}.")]
     return list(dict.fromkeys(".".join(key.split(".")[:2]) for key in keys))
+
+
+def region_table(golden: GoldenSet, folder: str) -> RegionReader:
+    """The recorded pictures' regions, in the recorded order."""
+    rows = []
+    for sample in range(len(entries(golden, "conceptual_captions_samples"))):
+        boxes, probs, features = (
+            golden.tensors[f"tensors:cc.sample{sample}.{name}"].numpy()
+            for name in ("boxes", "class_scores", "features")
+        )
+        recorded = f"cases:conceptual_captions_samples.{sample}.image"
+        width, height = golden.values[f"{recorded}_w"], golden.values[f"{recorded}_h"]
+        rows.append(
+            RegionRow(
+                image_id=str(sample),
+                width=width,
+                height=height,
+                boxes=boxes,
+                features=features,
+                class_probs=probs,
+            )
+        )
+    arrays = region_arrays(
+        dtype="float32", feature_dim=features.shape[1], class_probs_dim=probs.shape[1]
+    )
+    write_shard(folder, REGIONS, encode_regions(rows, dtype="float32"), arrays=arrays)
+    return RegionReader(folder)
 
 
 def recorded_draws(golden: GoldenSet, tokenizer: Any, case: str) -> Recorded:
@@ -61,101 +102,155 @@ def recorded_draws(golden: GoldenSet, tokenizer: Any, case: str) -> Recorded:
     )
 
 
-def masked(tokenizer: Tokenizer, words: list[str], draws: Recorded) -> tuple[Ids, MaskedTokens]:
-    """[CLS] text [SEP], whole words masked."""
-    encoded = tokenizer.encode(" ".join(words))
-    numbers = np.array([NO_WORD if i is None else i for i in encoded.word_ids])
-    ids = np.array(encoded.ids, dtype=np.int64)
-    return ids, ours.mask_caption(ids, numbers, draws, replacement(tokenizer))
+def words_begin(tokenizer: Tokenizer, text: str) -> tuple[Ids, Any]:
+    """[CLS] text [SEP], and which pieces begin a word of the text."""
+    encoded = tokenizer.encode(text)
+    words = [-1 if word is None else word for word in encoded.word_ids]
+    begins = np.diff([-1, *words], prepend=-1)[1:] != 0
+    return np.array(encoded.ids, dtype=np.int64), begins & (np.array(words) >= 0)
 
 
-def replacement(tokenizer: Any) -> Replacement:
-    return Replacement(mask_id=tokenizer.token_to_id(MASK), vocab_size=tokenizer.get_vocab_size())
+def masked(tokenizer: Tokenizer, ids: Ids, numbers: Any, *, specials: bool = True) -> MaskedTokens:
+    """Whole words of a text, masked by ``numbers`` of each piece."""
+    (text,) = mask_texts(
+        [ids],
+        [Recorded(numbers.ravel().tolist())],
+        MASKING,
+        Lexicon.of(tokenizer),
+        longest=len(ids),
+        specials=specials,
+    )
+    return text
 
 
-def caption(golden: GoldenSet, results: Results, tokenizer: Tokenizer, case: str) -> None:
+class Captions:
+    """A table in which every picture has one caption, its row's."""
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        return text_row == image_row
+
+    def hard_negatives(self, row: int) -> Ids:
+        return np.empty(0, dtype=np.int64)
+
+
+def paired(draws: Recorded, row: int, rows: int, *, relation: bool) -> tuple[int, bool]:
+    """Whose caption a picture gets; the published code draws without the task of relations too.
+
+    It keeps the own caption below one half and has no other negatives; a run asks two numbers more
+    for these.
+    """
+    asked = Recorded([1 - draws.random(), *[0.5] * relation * 2], draws.whole)
+    text_row, image_row, matching = choose_pairing(
+        row,
+        np.arange(rows),
+        Captions(),
+        asked,
+        negative_share=0.5 if relation else 0.0,
+        hard_share=0.0,
+        text_share=1.0,
+    )
+    assert image_row == row
+    draws.whole = asked.whole
+    return text_row, matching
+
+
+def caption(
+    golden: GoldenSet, results: Results, tokenizer: Tokenizer, table: RegionReader, case: str
+) -> None:
     """One sample: mirroring, relation, words, regions, and the cut to its length."""
     setting = {name: golden.values[f"{case}.{name}"] for name in SETTINGS}
-    draws = recorded_draws(golden, tokenizer, case)
-    mirrored = ours.is_mirrored(draws, setting["flip_prob"])
-    row, samples = setting["sample"], len(entries(golden, "conceptual_captions_samples"))
-    own = ours.own_caption(draws, relation=setting["with_rel_task"])
-    text_row = row if own else draw_other(draws, samples, lambda i: i != row)
-    words = golden.values[f"cases:conceptual_captions_samples.{text_row}.caption"]
-    ids, text = masked(tokenizer, words, draws)
-    size = Size(
-        **{
-            name: golden.values[f"cases:conceptual_captions_samples.{row}.image_{name[0]}"]
-            for name in ("width", "height")
-        }
+    draws, sample = recorded_draws(golden, tokenizer, case), setting["sample"]
+    mirror = draws.random()
+    row, matching = paired(draws, sample, len(table), relation=setting["with_rel_task"])
+    words = golden.values[f"cases:conceptual_captions_samples.{row}.caption"]
+    ids, begins = words_begin(tokenizer, " ".join(words))
+    inner = np.arange(len(ids)) % (len(ids) - 1) > 0  # neither [CLS] nor [SEP]
+    numbers = laid_out(begins, inner, draws, MASKING, Lexicon.of(tokenizer).size)
+    text = masked(tokenizer, ids, numbers)
+    feeding = replace(
+        vlbert_feeding(),
+        flip=setting["flip_prob"],
+        max_elements=setting["seq_len"],
+        short_side=setting["min_size"],
+        long_side=setting["max_size"],
     )
-    new = size.resized(setting["min_size"], setting["max_size"])
-    regions = ours.with_picture(source_regions(golden, row, setting["precomputed"]), size)
-    regions = ours.Regions(
-        boxes=resized_boxes(regions.boxes, size, new, mirrored=mirrored),
-        distributions=regions.distributions,
-        features=regions.features,
+    group, within = table.located(sample)
+    # A run that never mirrors asks no number for it.
+    of_regions = Recorded([mirror] * bool(feeding.flip) + draws.uniforms, draws.whole)
+    regions, length = sample_regions(
+        group.row(within, columns_of(feeding)), text, of_regions, feeding, MASKING
     )
-    regions, masks = ours.mask_picture_regions(regions, draws)
-    draws.finish()
-    kept, number = kept_lengths(len(ids), len(regions.boxes), setting["seq_len"])
-    places = kept_tokens(len(ids), kept)
+    of_regions.finish()
+    whole = Sample(pair_id=case, original=ids, tokens=text, regions=None, matching=matching)
+    picture = boxed_picture(picture_of(golden, sample), regions, feeding)
+    planned = plan(
+        [whole.with_regions(regions, length)],
+        [source_of(group, within, regions.count, regions.order)],
+        feeding,
+        mismatched_words=MASKING.mismatched_words,
+        mismatched_regions=MASKING.mismatched_regions,
+        pixels=[picture],
+    )
+    batch = assemble(planned, table).to("cpu")
+    inputs, pictures = batch.inputs, batch.picture_regions
+    assert inputs.masked_regions is not None and pictures is not None
+    hidden = inputs.masked_regions
     name = f"tensors:cc.case{setting['case']}"
     if f"{name}.image" in golden.tensors:
-        picture = pixels(golden, row, new, mirrored)
-        hidden = ours.hide_pixels(picture, regions.boxes, masks.zeroed)
-        results.check(f"{name}.image", torch.from_numpy(hidden))
-    regions = regions.first(number)
-    table = [regions.boxes, *([] if regions.features is None else [regions.features])]
-    results.check(f"{name}.boxes", torch.from_numpy(np.concatenate(table, axis=1)))
-    results.check(f"{name}.mvrc_labels", torch.from_numpy(regions.distributions))
-    seen = text.tokens[places]
+        results.check(f"{name}.image", without_pixels(pictures.pictures, pictures.boxes, hidden)[0])
+    # The features of hidden regions stay in the published sample; its model takes them out.
+    features = inputs.region_features[0].clone()
+    features[batch.masked_regions] = batch.feature_targets
+    shown = [pictures.boxes[0], *([features] if setting["precomputed"] else [])]
+    results.check(f"{name}.boxes", torch.cat(shown, dim=1))
+    assert batch.class_distributions is not None
+    labels = torch.zeros(len(features), batch.class_distributions.shape[1])
+    labels[batch.masked_regions] = batch.class_distributions
+    results.check(f"{name}.mvrc_labels", labels)
+    words_asked = torch.full_like(inputs.tokens[0], IGNORED)
+    words_asked[batch.masked_tokens] = batch.token_targets
+    size = Size(width=regions.row.width, height=regions.row.height)
+    seen = inputs.tokens[0].tolist()
     results.check_all(
         {
-            f"{case}.text": seen.tolist(),
-            f"{case}.tokens": [tokenizer.id_to_token(int(token)) for token in seen],
-            f"{case}.mlm_labels": text.labels(ids, IGNORED)[places].tolist(),
-            f"{case}.relationship_label": int(own),
-            f"{case}.mvrc_ops": masks.zeroed[:number].astype(int).tolist(),
-            f"{case}.im_info": image_info(size, new, row),
+            f"{case}.text": seen,
+            f"{case}.tokens": [tokenizer.id_to_token(token) for token in seen],
+            f"{case}.mlm_labels": words_asked.tolist(),
+            f"{case}.relationship_label": int(batch.matching[0]),
+            f"{case}.mvrc_ops": hidden[0].int().tolist(),
+            f"{case}.im_info": image_info(size, pictures.sizes[0].int().tolist(), sample),
         }
     )
 
 
-def source_regions(golden: GoldenSet, row: int, precomputed: bool) -> ours.Regions:
-    boxes, distributions, features = (
-        golden.tensors[f"tensors:cc.sample{row}.{name}"].numpy()
-        for name in ("boxes", "class_scores", "features")
-    )
-    return ours.Regions(
-        boxes=boxes, distributions=distributions, features=features if precomputed else None
-    )
+def image_info(size: Size, new: list[int], row: int) -> list[float]:
+    width, height = new
+    factors = scales(size, Size(width=width, height=height))
+    return [float(x) for x in (width, height, *factors, row)]
 
 
-def image_info(size: Size, new: Size, row: int) -> list[float]:
-    return [float(x) for x in (new.width, new.height, *scales(size, new), row)]
-
-
-def pixels(golden: GoldenSet, row: int, new: Size, mirrored: bool) -> Any:
-    """The picture as the detector takes it [3, H, W]."""
-    source = Image.fromarray(golden.tensors[f"tensors:cc.sample{row}.image_uint8"].numpy())
-    resized = np.asarray(source.resize((new.width, new.height), Image.Resampling.BILINEAR))
-    values = resized[:, ::-1] if mirrored else resized
-    centred = values[..., ::-1].astype(np.float32) - np.array(BGR_MEAN, dtype=np.float32)
-    return np.ascontiguousarray(centred.transpose(2, 0, 1))
+def picture_of(golden: GoldenSet, sample: int) -> bytes:
+    encoded = io.BytesIO()
+    pixels = golden.tensors[f"tensors:cc.sample{sample}.image_uint8"].numpy()
+    Image.fromarray(pixels).save(encoded, "PNG")
+    return encoded.getvalue()
 
 
 def text_alone(golden: GoldenSet, results: Results, tokenizer: Tokenizer, case: str) -> None:
-    """Lines joined to at least the sample's length in words, masked, cut in pieces."""
+    """Lines joined to the sample's length in pieces, masked.
+
+    The published code masks all words of its lines, some behind the end: their draws are left.
+    """
     lines = golden.values["cases:text_corpus_lines"]
-    longest, fewest = (golden.values[f"{case}.{name}"] for name in ("seq_len", "min_seq_len"))
-    numbers = [set(tokenizer.encode(line).word_ids) - {None} for line in lines]
-    counts = [len(words) for words in numbers]
-    chosen = ours.joined_lines(counts, golden.values[f"{case}.index"], fewest)
+    longest, first = (golden.values[f"{case}.{name}"] for name in ("seq_len", "index"))
     draws = recorded_draws(golden, tokenizer, case)
-    ids, text = masked(tokenizer, [lines[i] for i in chosen], draws)
+    round_the_end = [*lines[first:], *lines[:first]] * longest
+    texts = [words_begin(tokenizer, line) for line in round_the_end]
+    ids = joined_texts((text for text, _ in texts), longest)
+    begins = np.concatenate([flags[1:-1] for _, flags in texts])
+    several = begins[: np.flatnonzero(np.cumsum(begins) == len(draws.uniforms))[-1] + 1]
+    numbers = laid_out(several, np.ones_like(several), draws, MASKING, Lexicon.of(tokenizer).size)
     draws.finish()
-    inner = slice(1, -1)
-    assert [tokenizer.id_to_token(int(i)) for i in ids[[0, -1]]] == [CLS, SEP]
-    results.check(f"{case}.ids", text.tokens[inner][:longest].tolist())
-    results.check(f"{case}.mlm_labels", text.labels(ids, IGNORED)[inner][:longest].tolist())
+    text = masked(tokenizer, ids, numbers[:longest], specials=False)
+    results.check(f"{case}.ids", text.tokens.tolist())
+    results.check(f"{case}.mlm_labels", text.labels(ids, IGNORED).tolist())

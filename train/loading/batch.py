@@ -15,7 +15,7 @@ from torch import Tensor
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
 from vlmill.models.places import Cells
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.arrays import Arrays
+from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.pictures.boxed import picture_regions_of
 
 NAMED = 8  # pictures that a message names
@@ -209,12 +209,17 @@ def _normalised(pixels: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the features of a picture's first ``count`` regions lie, or the bytes themselves."""
+    """Where the features of a picture's regions lie, or the bytes themselves.
+
+    Read are the row's first ``count`` regions, or those at the places ``order`` [count], in this
+    order.
+    """
 
     image_id: str
     count: int
     place: tuple[int, int, int] | None
     data: npt.NDArray[np.uint8] | None = None
+    order: Ids | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,7 +149,9 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
 def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
     """Of the shown regions; negative where there is none."""
     found = regions.row.class_ids
-    return np.full(regions.kept, IGNORED) if found is None else found[: regions.kept]
+    if found is None:
+        return np.full(regions.kept, IGNORED)
+    return found[: regions.kept] if regions.order is None else found[regions.order[: regions.kept]]
 
 
 def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
@@ -170,12 +172,16 @@ def _distributions(found: Sequence[SampledRegions | None], masked: Flags) -> Arr
     """The stored distributions of the regions to be guessed, of ``masked`` [B, R]; nothing where
     the table has none.
     """
-    picked = [(regions.row, flags) for regions, flags in zip(found, masked, strict=True) if regions]
+    picked = [
+        (regions.row, regions.places(np.flatnonzero(flags)))
+        for regions, flags in zip(found, masked, strict=True)
+        if regions
+    ]
     if any(row.class_probs is None for row, _ in picked):
         return {}
     arrays: Arrays = {}
     for name in ("class_probs", "class_prob_ids"):
-        values = [(getattr(row, name), np.flatnonzero(flags)) for row, flags in picked]
+        values = [(getattr(row, name), places) for row, places in picked]
         parts = [of_row[at] for of_row, at in values if of_row is not None]
         if parts:
             arrays[name] = np.concatenate(parts)

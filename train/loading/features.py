@@ -19,9 +19,10 @@ from torch import Tensor
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.region_group import RegionGroup
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import PlannedBatch, Source, StoredBatch
 from vlmill.train.loading.boxes import padded_locations
-from vlmill.train.loading.sample import global_feature_of
+from vlmill.train.loading.sample import global_feature_of, surest_first
 
 KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use
 LARGER = 1.5  # times as large as needed: a block may be
@@ -138,16 +139,20 @@ def region_batch(
     return {"features": features, **found}
 
 
-def source_of(group: RegionGroup, at: int, count: int) -> Source:
-    """Where the features of a row's first ``count`` regions lie. InputError if it has none."""
+def source_of(group: RegionGroup, at: int, count: int, order: Ids | None = None) -> Source:
+    """Where the features of a row's first ``count`` regions lie, or of those at ``order`` [count].
+
+    Raises InputError if the row has none.
+    """
     image_id = group.image_id(at)
     place = group.feature_place(at)
     if place is not None:
-        return Source(image_id=image_id, count=count, place=(group.shard_number, *place))
+        where = (group.shard_number, *place)
+        return Source(image_id=image_id, count=count, place=where, order=order)
     data = group.stored_bytes("features", at)
     if data is None:
         raise _lacking(image_id)
-    return Source(image_id=image_id, count=count, place=None, data=data)
+    return Source(image_id=image_id, count=count, place=None, data=data, order=order)
 
 
 def fill(
@@ -164,9 +169,18 @@ def fill(
         end = first + source.count * width
         data = source.data if source.place is None else reader.bytes_at(*source.place)
         assert data is not None
-        flat[i, first:end] = data[: end - first]
+        if source.order is None:
+            flat[i, first:end] = data[: end - first]
+        else:
+            rows = flat[i, first:end].reshape(-1, width)
+            np.take(data.reshape(-1, width), source.order, axis=0, out=rows, mode="clip")
         flat[i, :first] = flat[i, end:] = 0
     flat[len(sources) :] = 0
+
+
+def are_ranked(regions: RegionReader) -> bool:
+    """Whether the table says how sure the detector was of its regions, by its first row."""
+    return not len(regions) or surest_first(regions.row(0)) is not None
 
 
 def check_global_features(regions: RegionReader, config: Any) -> None:

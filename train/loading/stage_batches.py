@@ -1,5 +1,6 @@
 """Batches by number: batch ``i`` of a stage is a pure function of the tables and the seed."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -218,13 +219,10 @@ class PretrainBatches(Dataset[PlannedBatch]):
 
     def _lengthened(self, row: int) -> Ids:
         """A row of text without [CLS] and [SEP], with the texts after it (VL-BERT)."""
-        feeding, rows = self.stage.feeding, self.texts.rows
-        at, texts, count = int(np.searchsorted(rows, row)), list[Ids](), 0
-        while count < feeding.text_row_tokens and len(texts) < feeding.text_row_tokens:
-            texts.append(self.table.tokens(int(rows[at])))
-            count += len(texts[-1]) - 2
-            at = (at + 1) % len(rows)
-        return joined_texts(texts, feeding.text_row_tokens)
+        rows = self.texts.rows
+        first = int(np.searchsorted(rows, row))
+        following = (self.table.tokens(int(rows[at % len(rows)])) for at in itertools.count(first))
+        return joined_texts(following, self.stage.feeding.text_row_tokens)
 
     def _masked(
         self, texts: Sequence[Ids], draws: Sequence[Uniforms], *, specials: bool = True
@@ -245,7 +243,8 @@ class PretrainBatches(Dataset[PlannedBatch]):
         columns = columns_of(stage.feeding, global_features=self.global_features)
         row = group.row(within, columns)
         regions, words = sample_regions(row, text.tokens, draws, stage.feeding, stage.masking)
-        return text.with_regions(regions, words), source_of(group, within, regions.count)
+        source = source_of(group, within, regions.count, regions.order)
+        return text.with_regions(regions, words), source
 
     def _boxed(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         assert self.images is not None and sample.regions is not None

@@ -25,13 +25,15 @@ def vilbert_masking() -> Masking:
 
 
 def vlbert_feeding(*, text_rows: int = 0) -> Feeding:
-    """Up to 100 regions (arXiv:1908.08530, sec. 4.1), of which 64 elements with the text [code].
+    """Up to 100 regions (arXiv:1908.08530, sec. 4.1), the surest first, of which 64 elements with
+    the text [code].
 
     The code flips boxes, not features, and learns from as many rows of text alone as of captions.
     """
     return Feeding(
         max_tokens=63,
         max_regions=100,
+        region_order="confidence",
         whole_image="rest",
         max_elements=64,
         region_targets="distribution",

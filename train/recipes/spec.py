@@ -58,7 +58,9 @@ class Feeding:
     ``kind``: text with ``regions``, text with ``pixels``, ``text`` alone, ``pictures`` alone, or
     ``picture-regions``: text with pictures and the boxes of their regions (VL-BERT end to end).
     ``max_tokens`` counts [CLS] and [SEP]; null: as many as the model takes. ``max_regions``: the
-    first of a picture's row, which the extractor has ranked. ``whole_image`` is a further region in
+    first of a picture by ``region_order``, that of the ``table``, or by falling ``confidence``: the
+    highest probability of any class, background included (VL-BERT), or where only the class's own
+    score is stored, that; where neither is, the table's. ``whole_image`` is a further region in
     row 0: the ``mean`` of the masked features (ViLBERT, InterBERT), or of the ``rest`` that is not
     masked (VL-BERT). ``max_elements`` bounds tokens and regions together (VL-BERT).
     ``region_targets``: the detector's ``class``, or its ``distribution`` where the regions have it.
@@ -73,6 +75,7 @@ class Feeding:
     kind: Literal["regions", "pixels", "text", "pictures", "picture-regions"] = "regions"
     max_tokens: int | None = None
     max_regions: int = 100
+    region_order: Literal["table", "confidence"] = "table"
     whole_image: Literal["none", "mean", "rest"] = "none"
     max_elements: int | None = None
     region_targets: Literal["class", "distribution"] = "class"
@@ -150,7 +153,9 @@ class Optimizer:
     ``inverted`` hold for runs with ``--init`` alone, as in those scripts.
 
     ``schedule``: up in a line over the first ``warmup_steps`` (null: the share ``warmup`` of the
-    steps), then down in a line, by a ``cosine``, or ``constant``; down to ``end`` of the peak.
+    steps, without its fraction), then down in a line, by a ``cosine``, or ``constant``; down to
+    ``end`` of the peak. ``first_step`` is the first step's number: 0, so that its rate under
+    warm-up is 0 (the codes of BERT, ViLBERT, InterBERT, VLMo and BEiT), or 1 (VL-BERT's).
     """
 
     lr: float
@@ -166,6 +171,7 @@ class Optimizer:
     warmup: float = 0.1
     warmup_steps: int | None = None
     end: float = 0.0
+    first_step: Literal[0, 1] = 0
 
     def __post_init__(self) -> None:
         if min(self.lr, self.eps) <= 0 or min(self.weight_decay, self.clip) < 0:

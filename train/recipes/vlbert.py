@@ -30,7 +30,7 @@ def vlbert_objectives(*, texts: bool) -> Objectives:
 
 
 def vlbert_optimizer(warmup_steps: int) -> Optimizer:
-    """[code]: decay on everything, clipped at 10; 1e-7 times 256 rows."""
+    """[code]: decay on everything, clipped at 10; 1e-7 times 256 rows; steps counted from 1."""
     return Optimizer(
         kind="transformers-adamw",
         lr=2.56e-5,
@@ -38,6 +38,7 @@ def vlbert_optimizer(warmup_steps: int) -> Optimizer:
         decay="everything",
         clip=10.0,
         warmup_steps=warmup_steps,
+        first_step=1,
     )
 
 

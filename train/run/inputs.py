@@ -8,6 +8,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
 from vlmill.train.loading.store.pairs import pairs_digest
 from vlmill.train.loading.store.prepare import Pictures, RegionFacts, region_facts
@@ -127,6 +128,12 @@ def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe
         say(
             f"warning: --regions {where} has no distribution over classes; the class itself is the "
             "target (extract with --class-probs full or topk:K for the distribution)"
+        )
+    ranked = any(stage.feeding.region_order == "confidence" for stage in recipe.stages)
+    if ranked and not are_ranked(regions):
+        say(
+            f"warning: --regions {where} does not say how sure the detector was; regions are taken "
+            "in the table's order (extract with --class-probs, or feeding.region_order=table)"
         )
 
 

@@ -20,7 +20,6 @@ from vlmill.train.optim.groups import (
     parameter_groups,
     vlmo_rule,
 )
-from vlmill.train.optim.schedule import constant, cosine, linear, milestones, polynomial
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=5), st.floats(0.1, 10))
@@ -130,16 +129,6 @@ def test_groups_hold_every_trained_parameter_once() -> None:
         (["1.bias"], 1.0, 0.0, 1.0),
         (["0.bias"], 0.1, 0.0, 0.1),
     ]
-
-
-def test_schedules_by_hand() -> None:
-    assert [linear(i, warmup=2, total=6) for i in range(8)] == [0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0]
-    assert [constant(i, warmup=2) for i in range(4)] == [0, 0.5, 1, 1]
-    squares = [polynomial(i, warmup=0, total=2, power=2, end=0.5) for i in range(4)]
-    assert squares == [1, 0.625, 0.5, 0.5]
-    assert [cosine(i, warmup=1, total=3) for i in range(4)] == pytest.approx([0, 1, 0.5, 0])
-    dropped = [milestones(i, warmup=2, drops=(1, 3)) for i in range(4)]
-    assert dropped == pytest.approx([0, 0.05, 0.1, 0.01])
 
 
 def test_the_average_follows_the_weights_and_can_stand_in_for_them() -> None:

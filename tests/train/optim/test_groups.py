@@ -1,4 +1,3 @@
-import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -8,32 +7,7 @@ from vlmill.models.published import FAMILIES
 from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.optim.groups import beit_rule, is_decayed, make_optimizer, vlmo_rule
-from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import Optimizer
-
-
-def test_the_schedule_by_hand() -> None:
-    settings = Optimizer(lr=1.0, warmup=0.2)
-    rates = [learning_rate(s, steps=10, settings=settings) for s in range(1, 12)]
-    assert rates == pytest.approx([0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0])
-
-
-@pytest.mark.parametrize("warmup", [0.0, 1.0])
-def test_schedules_of_one_line(warmup: float) -> None:
-    settings = Optimizer(lr=1.0, warmup=warmup)
-    rates = [learning_rate(s, steps=4, settings=settings) for s in range(1, 5)]
-    assert rates == (sorted(rates) if warmup else sorted(rates, reverse=True))
-    assert max(rates) == 1 and min(rates) == 0.25
-
-
-def test_a_warm_up_in_steps_and_other_ways_down() -> None:
-    cosine = Optimizer(lr=2.0, warmup_steps=2, schedule="cosine", end=0.1)
-    rates = [learning_rate(s, steps=6, settings=cosine) for s in range(1, 8)]
-    assert rates[:3] == pytest.approx([1, 2, 2])
-    assert rates[4] == pytest.approx(2 * (0.1 + 0.9 / 2))
-    assert rates[6] == pytest.approx(0.2)
-    constant = Optimizer(lr=1.0, warmup_steps=1, schedule="constant")
-    assert [learning_rate(s, steps=3, settings=constant) for s in (1, 2, 3)] == [1, 1, 1]
 
 
 def test_kinds_of_optimizers_and_groups() -> None:

@@ -17,8 +17,10 @@ from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
+from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.masking.regions import mean_after_masking, mean_of_unmasked, without
 from vlmill.train.loading.masking.words import Lexicon
+from vlmill.train.loading.sample import surest_first
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.pairs import pair_rows
 from vlmill.train.loading.store.prepare import Pictures, Wanted, prepare_samples
@@ -185,9 +187,9 @@ def test_vl_bert(tables: Tables) -> None:
     assert hidden.shape[1] == 60
     ids = [row["pair_id"] for b in pair_rows(tables.pairs) for row in b]
     for i, pair_id in enumerate(batch.pair_ids[:4]):
-        features = regions.row(ids.index(pair_id)).features
-        assert features is not None
-        features = features.astype(np.float32)
+        row = regions.row(ids.index(pair_id))
+        assert row.features is not None
+        features = row.features[surest_first(row)].astype(np.float32)
         whole = mean_of_unmasked(features, features.mean(0), hidden[i])
         np.testing.assert_allclose(inputs.region_features[i, 0].numpy(), whole, rtol=1e-3)
     expected = torch.tensor([0, 0, 199 / 200, 99 / 100, 199 / 200 * 99 / 100])
@@ -195,6 +197,44 @@ def test_vl_bert(tables: Tables) -> None:
     assert inputs.region_locations[:4, :, 2].max() <= 199 / 200
     assert inputs.masked_regions is not None and not inputs.masked_regions[:, 0].any()
     assert batches.assembled(1).pair_ids[4:] != batch.pair_ids[4:]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("most", [100, 20])
+def test_vl_bert_keeps_the_surest_regions(tables: Tables, compression: str, most: int) -> None:
+    """Boxes, features, classes and distributions of a place are one region's of the table."""
+    regions = write_regions(tables.regions, boxes=60, compression=compression)
+    feeding = dataclasses.replace(feeds.vlbert_feeding(), flip=0.0, max_regions=most)
+    masking = dataclasses.replace(feeds.vlbert_masking(), regions=0.6)
+    batches = make(tables, feeding, masking, regions=regions, negative_share=0.0)
+    ids = [row["pair_id"] for b in pair_rows(tables.pairs) for row in b]
+    batch = (stored := batches.assembled(0)).to("cpu")
+    inputs, asked = batch.inputs, 0
+    assert inputs.masked_regions is not None and batch.class_distributions is not None
+    for i, pair_id in enumerate(batch.pair_ids):
+        row = regions.row(ids.index(pair_id))
+        assert row.features is not None and row.class_probs is not None
+        surest = np.argsort(-row.class_probs.astype(np.float64).max(1), kind="stable")[:most]
+        assert surest.tolist() != sorted(surest.tolist())
+        shown = surest[: int(inputs.region_mask[i].sum()) - 1]
+        corners = row.boxes[shown].clip(0, (199, 99, 199, 99)) / (200, 100, 200, 100)
+        places = slice(1, 1 + len(shown))
+        torch.testing.assert_close(
+            inputs.region_locations[i, places, :4], torch.from_numpy(corners).float()
+        )
+        seen = without(row.features[shown], inputs.masked_regions[i, places].numpy())
+        np.testing.assert_array_equal(inputs.region_features[i, places].numpy(), seen)
+        numbers = stored.tensors["features"][i, 1 : 1 + len(surest), 1] - 1
+        assert numbers.tolist() == surest.tolist()
+        width = inputs.region_mask.shape[1]
+        at = batch.masked_regions // width == i
+        targets = surest[batch.masked_regions[at] % width - 1]
+        assert batch.feature_targets[at, 1].tolist() == (targets + 1).tolist()
+        probs = row.class_probs[targets].astype(np.float32)
+        np.testing.assert_array_equal(batch.class_distributions[at].numpy(), probs)
+        assert batch.class_targets[at].tolist() == (probs[:, 1:].argmax(1) + 1).tolist()
+        asked += len(targets)
+    assert asked
 
 
 def test_interbert(tables: Tables) -> None:
@@ -277,6 +317,12 @@ def test_whole_words_stay_together(tables: Tables) -> None:
         assert (left == right)[goes_on[:, 1:] & batch.inputs.token_mask[:, 1:]].all()
         if rule == "budget":
             assert (masked.sum(1) <= 20).all()
+
+
+def test_whether_a_table_says_how_sure_its_detector_was(tables: Tables) -> None:
+    assert are_ranked(write_regions(tables.regions, boxes=3))
+    tables.write_regions(["picture-0"], boxes=3)
+    assert not are_ranked(RegionReader(tables.regions))
 
 
 def test_hard_labels_where_regions_have_no_distribution(tables: Tables) -> None:

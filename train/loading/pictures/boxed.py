@@ -25,7 +25,8 @@ def boxed_picture(
     data: bytes | None, regions: SampledRegions, feeding: Feeding
 ) -> dict[str, npt.NDArray[Any]]:
     """``picture`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
-    float32 [1 + kept, 4] in its pixels; both mirrored if the sample is.
+    float32 [1 + kept, 4] in its pixels, the whole picture's resized like the others; both
+    mirrored if the sample is.
 
     Raises InputError for a picture that cannot be decoded.
     """
@@ -35,11 +36,12 @@ def boxed_picture(
     image = decode(data, row.image_id).resize((new.width, new.height), Image.Resampling.BILINEAR)
     if mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    whole = np.array([[0, 0, new.width - 1, new.height - 1]], dtype=np.float32)
-    boxes = resized_boxes(row.boxes[: regions.kept], size, new, mirrored=mirrored)
+    whole = np.array([[0, 0, size.width - 1, size.height - 1]], dtype=np.float32)
+    shown = regions.places(np.arange(regions.kept))
+    boxes = np.concatenate([whole, row.boxes[shown]])
     return {
         "picture": planes(np.asarray(image)[..., ::-1]),
-        "boxes": np.concatenate([whole, boxes]),
+        "boxes": resized_boxes(boxes, size, new, mirrored=mirrored),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.loading.features import check_global_features
+from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.loading.store.pairs import HELD_OUT_SPLITS
 from vlmill.train.recipes.feeding import PUBLISHED_FEEDING
 from vlmill.train.recipes.spec import Feeding
@@ -79,7 +79,9 @@ def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
     return min(feeding.max_tokens or longest, longest)
 
 
-def notes_on_regions(loaded: LoadedCheckpoint, regions: RegionReader) -> list[str]:
+def notes_on_regions(
+    loaded: LoadedCheckpoint, regions: RegionReader, feeding: Feeding
+) -> list[str]:
     """What a reader of the figures must know of the regions.
 
     Raises InputError if they are another detector's than the checkpoint was trained on.
@@ -104,6 +106,8 @@ def notes_on_regions(loaded: LoadedCheckpoint, regions: RegionReader) -> list[st
         )
     if str(regions.producer.get("weights", "")).startswith("random"):
         notes.append("The regions' detector has random weights: it recognises nothing.")
+    if feeding.region_order == "confidence" and not are_ranked(regions):
+        notes.append("The regions do not say how sure they are: they are fed in the table's order.")
     return notes
 
 

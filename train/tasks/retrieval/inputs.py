@@ -16,7 +16,7 @@ from torch import Tensor
 from vlmill.models.places import Places
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import ABSENT, RegionReader
+from vlmill.schemas.readers.regions import ABSENT, RegionReader, RegionRow
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import StoredBatch
@@ -123,8 +123,10 @@ class RegionPictures:
 
     def fault(self, image_id: str) -> Reason | None:
         """Features or boxes that are not finite, among those that the model is fed."""
-        row, most = self._reader[image_id], self._feeding.max_regions
-        parts = [row.boxes[:most], *([] if row.features is None else [row.features[:most]])]
+        row = self._reader[image_id]
+        regions = self._regions(row)
+        shown = regions.places(np.arange(regions.count))
+        parts = [row.boxes[shown], *([] if row.features is None else [row.features[shown]])]
         if self._global_features:
             parts.append(global_feature_of(row))
         return None if all(np.isfinite(part).all() for part in parts) else Reason.NOT_FINITE
@@ -134,13 +136,10 @@ class RegionPictures:
         samples, sources = [], []
         for image_id, number in zip(image_ids, self._reader.find(image_ids), strict=True):
             group, within = self._reader.located(int(number))
-            draws = Uniforms()  # that nothing comes of
             columns = columns_of(self._feeding, global_features=self._global_features)
-            regions, _ = sample_regions(
-                group.row(within, columns), NO_TEXT, draws, self._feeding, NOTHING_MASKED
-            )
+            regions = self._regions(group.row(within, columns))
             samples.append(_without_text(image_id, regions))
-            sources.append(source_of(group, within, regions.count))
+            sources.append(source_of(group, within, regions.count, regions.order))
         planned = plan(
             samples,
             sources,
@@ -150,6 +149,10 @@ class RegionPictures:
             global_features=self._global_features,
         )
         return assemble(planned, self._reader)
+
+    def _regions(self, row: RegionRow) -> SampledRegions:
+        draws = Uniforms()  # that nothing comes of
+        return sample_regions(row, NO_TEXT, draws, self._feeding, NOTHING_MASKED)[0]
 
 
 class PixelPictures:

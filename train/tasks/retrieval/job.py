@@ -50,7 +50,7 @@ from vlmill.train.tasks.retrieval.vectors import (
 
 # The fields of a feeding that act where nothing is learnt.
 FED = {
-    "regions": ("max_tokens", "max_regions", "whole_image", "max_elements"),
+    "regions": ("max_tokens", "max_regions", "region_order", "whole_image", "max_elements"),
     "pixels": ("max_tokens", "image_size"),
 }
 
@@ -139,7 +139,7 @@ def _open_pictures(
     if options.images is not None:
         find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work
     regions = RegionReader(options.regions)
-    return regions, None, notes_on_regions(loaded, regions)
+    return regions, None, notes_on_regions(loaded, regions, feeding)
 
 
 def _device(name: str) -> torch.device:

@@ -74,6 +74,7 @@ CASES: dict[str, Case] = {
         Feeding(
             max_tokens=8,
             max_regions=6,
+            region_order="confidence",
             whole_image="rest",
             max_elements=8,
             flip=0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ NAMES = [f"picture-{i}" for i in range(len(BOXES))]
 
 
 def write_regions(folder: str, *, spoil: str | None = None) -> RegionReader:
-    """Pictures of 1 to 7 regions; the last one of ``spoil`` has a NaN."""
+    """Pictures of 1 to 7 regions, the surest last; the last one of ``spoil`` has a NaN."""
     rng, rows = np.random.default_rng(0), []
     for name, count in zip(NAMES, BOXES, strict=True):
         corners = rng.random((count, 2, 2)) * (200, 100)
@@ -78,6 +79,7 @@ def write_regions(folder: str, *, spoil: str | None = None) -> RegionReader:
                 boxes=np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32),
                 features=rng.random((count, FEATURES)).astype(np.float16),
                 class_ids=np.arange(count) % CLASSES,
+                class_scores=np.linspace(0.1, 0.9, count, dtype=np.float32),
             )
         )
     table = encode_regions(rows, dtype="float16").to_pylist()
@@ -209,6 +211,10 @@ def test_regions_that_cannot_be_used_are_named(tables: Tables) -> None:
     # Of its seven regions the model is fed five.
     pictures = RegionPictures(write_regions(tables.regions, spoil="picture-1"), feeding)
     assert pictures.fault("picture-1") is None
+    # It is fed the last one where the surest come first.
+    surest = dataclasses.replace(feeding, region_order="confidence")
+    pictures = RegionPictures(RegionReader(tables.regions), surest)
+    assert pictures.fault("picture-1") == Reason.NOT_FINITE
 
 
 def vlmo_inputs(folder: Path, **changes: Any) -> tuple[Any, PixelPictures, Any, ImageReader]:
