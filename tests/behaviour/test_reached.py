@@ -27,7 +27,6 @@ FINE_TUNING = {
     "vlmill.schemas.answers.process_answer": "VQA",
     "vlmill.schemas.answers.soft_score": "VQA",
     "vlmill.train.objectives.losses.summed_binary_cross_entropy": "VQA",
-    "vlmill.train.optim.schedule.constant": "GLUE",
     "vlmill.train.optim.schedule.milestones": "VCR",
     "vlmill.train.tasks.retrieval.losses.binary_candidates": "retrieval fine-tuning",
     "vlmill.train.tasks.retrieval.losses.hardest_triplet": "retrieval fine-tuning",
@@ -52,20 +51,10 @@ TO_BE_UNIFIED = {
     "vlmill.train.loading.masking.words.MaskedTokens.labels": "the labels of collate",
     "vlmill.train.loading.masking.words.mask_tokens": "mask_drawn",
     "vlmill.train.loading.pairing.draw_other": "choose_pairing",
-    "vlmill.train.loading.vlbert_sample.Regions": "SampledRegions",
-    "vlmill.train.loading.vlbert_sample.Regions.first": "SampledRegions",
-    "vlmill.train.loading.vlbert_sample.hide_pixels": "without_pixels of the model",
-    "vlmill.train.loading.vlbert_sample.is_mirrored": "sample_regions",
-    "vlmill.train.loading.vlbert_sample.joined_lines": "joined_texts",
-    "vlmill.train.loading.vlbert_sample.mask_caption": "mask_texts",
-    "vlmill.train.loading.vlbert_sample.mask_picture_regions": "mask_picture",
-    "vlmill.train.loading.vlbert_sample.own_caption": "choose_pairing",
-    "vlmill.train.loading.vlbert_sample.with_picture": "sample_regions, which does not sort",
     "vlmill.train.objectives.losses.mean_of_samples": "mean_divergence",
     "vlmill.train.objectives.losses.mean_soft_cross_entropy": "mean_divergence",
     "vlmill.train.objectives.losses.soft_cross_entropies": "mean_divergence",
     "vlmill.train.optim.groups.vlmo_rule": "is_decayed",
-    "vlmill.train.optim.schedule.linear": "learning_rate",
 }
 
 
