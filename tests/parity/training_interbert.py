@@ -132,6 +132,7 @@ def check_regions(results: Results, case: str, given: dict[str, Any], draws: Rec
     masked = torch.from_numpy(features).masked_fill(torch.from_numpy(masks.zeroed)[:, None], 0)
     labels = np.where(masks.masked, 1, IGNORED)
     hidden, count = torch.from_numpy(masks.zeroed)[None], torch.tensor([len(features)])
+    (whole,) = whole_picture(masked[None], count, hidden, "mean")
     results.check_all(
         {
             f"{case}.out.image_loc": rows(locations),
@@ -139,9 +140,7 @@ def check_regions(results: Results, case: str, given: dict[str, Any], draws: Rec
             f"{case}.out.image_label": torch.from_numpy(
                 np.pad(labels, (0, ROWS - len(labels)), constant_values=IGNORED)
             ),
-            f"{case}.out.global_feat_first_dims": whole_picture(
-                masked[None], count, hidden, "mean"
-            )[0],
+            f"{case}.out.global_feat_first_dims": whole,
             f"{case}.out.global_loc": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]),
         }
     )
