@@ -4,25 +4,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.parity.draws import Recorded
+from tests.parity.draws import Recorded, laid_out
 from tests.parity.golden import GoldenSet, Results
 
-from vlmill.train.loading.boxes import box_locations, overlaps
-from vlmill.train.loading.masking.regions import (
-    blank,
-    mask_groups,
-    mask_regions,
-    mean_after_masking,
-    without,
-)
+from vlmill.train.loading.batch import whole_picture
+from vlmill.train.loading.boxes import overlaps, padded_locations
+from vlmill.train.loading.masking.regions import mask_groups, masked_by
 from vlmill.train.loading.masking.words import (
+    Lexicon,
     MaskedTokens,
     Replacement,
-    mask_tokens,
+    mask_texts,
     one_span,
     replace_masked,
 )
-from vlmill.train.loading.pairing import draw_other
+from vlmill.train.loading.pairing import choose_pairing
+from vlmill.train.recipes.spec import Masking
 from vlmill.train.tasks.retrieval.metrics import rank_summary, ranks_among
 from vlmill.train.tasks.vcr.texts import choice_texts, merge_regions, name_objects
 
@@ -65,6 +62,19 @@ def numbered(golden: GoldenSet, words: list[str]) -> np.ndarray[Any, np.dtype[np
     return np.array([vocabulary.index(word) for word in words], dtype=np.int64)
 
 
+class Captions:
+    """A table of captions, whose ids end with their number of a picture's."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        return self.ids[text_row][:-1] == self.ids[image_row][:-1]
+
+    def hard_negatives(self, row: int) -> Any:
+        return np.empty(0, dtype=np.int64)
+
+
 def sample(golden: GoldenSet, results: Results, case: str) -> None:
     """A whole sample of pretraining with spans and groups."""
     given = {
@@ -77,15 +87,22 @@ def sample(golden: GoldenSet, results: Results, case: str) -> None:
     integers = [*drawn.tolist(), *given["vocab_choice_draws"].tolist()]
     draws = Recorded(given["uniform_draws"], integers)
     ids = list(CAPTIONS)
-    row, kept = ids.index(OWN), draws.random() > 0.5
-    if not kept:
-        other = draw_other(draws, len(ids), lambda i: ids[i][:-1] != OWN[:-1])
-        assert other is not None
-        row = other
+    # A run asks two numbers more where it takes another caption, for what it draws that from.
+    asked = Recorded([draws.random(), 0.5, 0.5], draws.whole)
+    row, _, matching = choose_pairing(
+        ids.index(OWN),
+        np.arange(len(ids)),
+        Captions(ids),
+        asked,
+        negative_share=0.5,
+        hard_share=0.0,
+        text_share=1.0,
+    )
+    draws.whole = asked.whole
     tokens = numbered(golden, CAPTIONS[ids[row]][: LENGTH - 2])
     text = replace_masked(tokens, one_span(len(tokens), draws), draws, replacement(golden))
     check_text(golden, results, case, tokens, text)
-    results.check(f"{case}.out.is_next", torch.tensor(int(not kept)))
+    results.check(f"{case}.out.is_next", torch.tensor(int(not matching)))
     check_regions(results, case, given, draws)
     draws.finish()
     words = torch.arange(LENGTH) < len(tokens) + 2
@@ -109,19 +126,21 @@ def check_regions(results: Results, case: str, given: dict[str, Any], draws: Rec
     """Groups by overlaps in whole pixels; every region without a feature is to be guessed."""
     boxes, features = given["boxes_xyxy"], given["feature_sum_check"]
     width, height = given["image_wh"].tolist()
-    locations = box_locations(boxes, int(width), int(height))
+    (locations,) = padded_locations([boxes], [(int(width), int(height))], len(boxes))
     overlap = overlaps(locations[:, :4], pixel=(1 / width, 1 / height))
     masks = mask_groups(overlap, draws, inclusive=True)
-    masked = without(features, masks.zeroed)
-    labels = np.where(blank(masked), 1, IGNORED)
+    masked = torch.from_numpy(features).masked_fill(torch.from_numpy(masks.zeroed)[:, None], 0)
+    labels = np.where(masks.masked, 1, IGNORED)
+    hidden, count = torch.from_numpy(masks.zeroed)[None], torch.tensor([len(features)])
+    (whole,) = whole_picture(masked[None], count, hidden, "mean")
     results.check_all(
         {
             f"{case}.out.image_loc": rows(locations),
-            f"{case}.out.image_feat_first_dims": rows(masked),
+            f"{case}.out.image_feat_first_dims": rows(masked.numpy()),
             f"{case}.out.image_label": torch.from_numpy(
                 np.pad(labels, (0, ROWS - len(labels)), constant_values=IGNORED)
             ),
-            f"{case}.out.global_feat_first_dims": torch.from_numpy(mean_after_masking(masked)),
+            f"{case}.out.global_feat_first_dims": whole,
             f"{case}.out.global_loc": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]),
         }
     )
@@ -134,8 +153,7 @@ def rows(values: Any) -> torch.Tensor:
 def object_masks(golden: GoldenSet, results: Results, case: str) -> None:
     """15 % and 90 %, a region for itself."""
     uniforms = golden.tensors[f"{case}.in.uniform_draws"].tolist()
-    draws = Recorded(uniforms)
-    masks = mask_regions(len(uniforms), draws, share=0.15, to_zero=0.9)
+    masks = masked_by(np.array(uniforms), share=0.15, to_zero=0.9)
     results.check(f"{case}.out.label", torch.from_numpy(np.where(masks.masked, 1, IGNORED)))
     results.check(f"{case}.out.zeroed", torch.from_numpy(masks.zeroed))
 
@@ -191,7 +209,18 @@ def word_masks(golden: GoldenSet, results: Results, key: str, name: str) -> None
     if name == "span":
         text = replace_masked(tokens, one_span(len(tokens), draws), draws, fate)
     else:
-        text = mask_tokens(tokens, tokens >= 0, draws, share=0.15, replacement=fate)
+        every = np.ones(len(tokens), dtype=np.bool_)
+        numbers = laid_out(every, every, draws, Masking(), fate.vocab_size)
+        lexicon = Lexicon(
+            mask_id=fate.mask_id,
+            size=fate.vocab_size,
+            continues=np.zeros(fate.vocab_size, dtype=np.bool_),
+            specials=frozenset(),
+        )
+        drawn = Recorded(numbers.ravel().tolist())
+        (text,) = mask_texts(
+            [tokens], [drawn], Masking(), lexicon, longest=len(tokens), specials=False
+        )
     draws.finish()
     vocabulary = golden.values["text_cases:vocab"]
     results.check(f"{key}.masked_tokens", [vocabulary[i] for i in text.tokens])

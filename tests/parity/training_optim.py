@@ -8,9 +8,12 @@ import torch
 from tests.parity.golden import GoldenSet, Results
 from torch import Tensor, nn
 
+from vlmill.models import Vlmo, preset
+from vlmill.models.published import FAMILIES
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.optim.average import MovingAverage
-from vlmill.train.optim.groups import parameter_groups, vlmo_rule
+from vlmill.train.optim.groups import Treatment, is_decayed, parameter_groups
 from vlmill.train.optim.schedule import learning_rate, milestones, polynomial
 from vlmill.train.recipes import Optimizer
 
@@ -185,13 +188,50 @@ def vlmo(golden: GoldenSet, results: Results) -> None:
     vlmo_adamw(golden, results)
 
 
+def our_names(names: list[str]) -> dict[str, str]:
+    """Our name of each parameter of the published model that has these."""
+    layers = 1 + max(int(name.split(".")[2]) for name in names if ".blocks." in name)
+    with_pairs = [int(name.split(".")[2]) for name in names if ".mlp_vl." in name]
+    relative = "relative_position_bias_table" in names
+    task = next((n.split("_")[0] for n in names if "_classifier." in n), "")
+    encoder = preset(
+        "vlmo-base",
+        width=8,
+        num_layers=layers,
+        num_heads=2,
+        intermediate_width=8,
+        vocab_size=9,
+        image_size=32,
+        first_vl_layer=min(with_pairs, default=layers),
+        relative_positions=relative,
+        absolute_positions=not relative,
+        num_images=2 if task == "nlvr2" else 1,
+    )
+    model: nn.Module = Vlmo(encoder)
+    if task == "vqa":
+        model = VlmoForVqa(VlmoVqaConfig(encoder=encoder))
+    elif task == "nlvr2":
+        model = VlmoForNlvr2(VlmoNlvr2Config(encoder=encoder))
+    return {
+        theirs: link.ours
+        for link in FAMILIES["vlmo"].links(model)
+        for theirs in (*link.theirs, *link.also)
+    }
+
+
 def vlmo_groups(
     golden: GoldenSet, results: Results, prefix: str, peak: float, classifier_rate: float
 ) -> None:
     """Every name of the run, sorted into the four groups again."""
     keys = [f"{prefix}.groups.{i}" for i in range(len(VLMO_GROUPS))]
     names = [name for key in keys for name in golden.values[f"{key}.params"]]
-    rule = partial(vlmo_rule, classifier_rate=classifier_rate)
+    of_ours = our_names(names)
+
+    def rule(name: str, parameter: Tensor) -> Treatment:
+        head = name.split(".")[0].endswith("_classifier")
+        rate = classifier_rate if head else 1.0
+        return Treatment(is_decayed(of_ours[name], parameter, "vlmo"), rate, head)
+
     named = [(name, nn.Parameter(torch.zeros(1))) for name in names]
     groups = parameter_groups(named, rule, lr=peak, weight_decay=0.01)
     for key, (decayed, head) in zip(keys, VLMO_GROUPS, strict=True):

@@ -14,8 +14,10 @@ from vlmill.train.loading.arrays import Array, Flags
 def padded_locations(
     boxes: Sequence[Array], sizes: Sequence[tuple[int, int]], longest: int
 ) -> Array:
-    """:func:`~vlmill.train.loading.boxes.box_locations` of all pictures at once, padded with zeros:
-    [B, R, 5]. One by one they would cost as much as the features.
+    """Corners and areas as fractions of the pictures, padded with zeros [B, R, 5] (ImageBERT,
+    sec. 3.2).
+
+    Of all pictures at once: one by one they would cost as much as the features.
     """
     corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
     for i, of_picture in enumerate(boxes):
@@ -57,14 +59,6 @@ def overlapping(
     near = overlap >= threshold if inclusive else overlap > threshold
     reached: Flags = masked | (near & masked).any(axis=1)
     return reached
-
-
-def box_locations(boxes: Array, width: int, height: int) -> Array:
-    """Corners and area as fractions of the picture [R, 5] (ImageBERT, sec. 3.2)."""
-    size = np.array([width, height, width, height], dtype=np.float32)
-    corners = np.clip(boxes.reshape(-1, 4) / np.maximum(size, 1), 0, 1).astype(np.float32)
-    area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    return np.concatenate([corners, area[:, None]], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,12 @@ Nothing here depends on workers, devices or what was drawn before, so any number
 the same batches, and a resumed run needs no more than the number of its next step.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.random import Draws, generator
+from vlmill.train.loading.random import Draws
 
 MAX_DRAWS = 64
-
-
-def epoch_order(seed: int, stage: int, epoch: int, count: int) -> Ids:
-    """The order in which an epoch visits ``count`` pairs."""
-    return generator(seed, stage, epoch, 0).permutation(count)
 
 
 class PairsLike(Protocol):
@@ -56,15 +50,3 @@ def choose_pairing(
             if not table.matches(text_row, image_row):
                 return text_row, image_row, False
     return row, row, True
-
-
-def draw_other(draws: Draws, count: int, allowed: Callable[[int], bool]) -> int | None:
-    """A row below ``count`` that is allowed, drawn again and again; None where none is found.
-
-    The released codes' way to another caption: VL-BERT forbids the pair's own row, InterBERT the
-    captions of its picture, ViLBERT nothing.
-    """
-    for _ in range(MAX_DRAWS if count else 0):
-        if allowed(row := int(draws.integers(0, count))):
-            return row
-    return None

@@ -62,55 +62,6 @@ class Treatment(NamedTuple):
 Rule = Callable[[str, Tensor], Treatment]
 
 
-def vectors_rule(name: str, parameter: Tensor) -> Treatment:
-    """No decay on vectors, which are the biases and layer norms: the papers' usual split."""
-    return Treatment(parameter.ndim > 1)
-
-
-def everything_rule(name: str, parameter: Tensor) -> Treatment:
-    """Decay on everything (VL-BERT)."""
-    return Treatment(True)
-
-
-def bert_rule(
-    name: str,
-    parameter: Tensor,
-    *,
-    inverted: bool = False,
-    from_bert: Callable[[str], bool] = lambda name: False,
-    bert_rate: float = 0.1,
-) -> Treatment:
-    """ViLBERT's and InterBERT's released scripts, on their names of parameters.
-
-    ``inverted``: decay on biases and layer norms alone, as these scripts have it by mistake when
-    they start from a checkpoint; there "LayerNorm1.weight" counts as no layer norm. ``from_bert``
-    names what starts from BERT, which is trained at ``bert_rate`` of the rate.
-    """
-    exempt = any(part in name for part in ("bias", "LayerNorm.weight"))
-    return Treatment(exempt == inverted, bert_rate if from_bert(name) else 1.0)
-
-
-VLMO_EXEMPT = ("bias", "LayerNorm.weight", "norm.weight", "norm1.weight", "norm2.weight")
-VLMO_CLASSIFIERS = ("vqa_classifier", "nlvr2_classifier")
-
-
-def vlmo_rule(name: str, parameter: Tensor, *, classifier_rate: float = 1.0) -> Treatment:
-    """VLMo's code, on its names: parts of names decide, with side effects that it has.
-
-    The table of relative positions ("bias") is exempt from decay; the experts' norms
-    ("norm2_text.weight") and the scales of layers are not.
-    """
-    head = any(part in name for part in VLMO_CLASSIFIERS)
-    exempt = any(part in name for part in VLMO_EXEMPT)
-    return Treatment(not exempt, classifier_rate if head else 1.0, head)
-
-
-def beit_rule(name: str, parameter: Tensor) -> Treatment:
-    """BEiT's code, on its names: no decay on vectors, positions and the class token."""
-    kept = parameter.ndim > 1 and not name.endswith((".bias", "pos_embed", "cls_token"))
-    return Treatment(kept)
-
-
 def parameter_groups(
     named: Iterable[tuple[str, Tensor]], rule: Rule, *, lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, without
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionRow
@@ -19,15 +20,10 @@ from vlmill.train.loading.batch import (
     not_finite,
     whole_picture,
 )
-from vlmill.train.loading.boxes import box_locations
+from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.collate import plan
 from vlmill.train.loading.features import features_of
-from vlmill.train.loading.masking.regions import (
-    MaskedRegions,
-    mean_after_masking,
-    mean_of_unmasked,
-    without,
-)
+from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.recipes import Feeding
@@ -170,6 +166,17 @@ def test_the_pictures_feature_is_that_of_the_rules(
     np.testing.assert_allclose(rest, mean_of_unmasked(features, whole, zeroed), atol=1e-4)
 
 
+def test_the_rules_of_the_picture_s_feature_by_hand() -> None:
+    features = np.array([[2, 4], [4, 8], [6, 3]], dtype=np.float32)
+    zeroed = np.array([False, True, False])
+    masked = without(features, zeroed)
+    assert masked.tolist() == [[2, 4], [0, 0], [6, 3]]
+    np.testing.assert_allclose(mean_after_masking(masked), [8 / 3, 7 / 3], rtol=1e-6)
+    mean = features.mean(axis=0)
+    np.testing.assert_allclose(mean_of_unmasked(features, mean, zeroed), [4, 3.5], rtol=1e-5)
+    assert mean_of_unmasked(features, mean, np.ones(3, dtype=np.bool_)).tolist() == [0, 0]
+
+
 def test_distributions_of_the_guessed_regions() -> None:
     probs = np.array([[0.5, 0.5, 0], [0, 0, 1]], np.float16)
     with_probs = sample(2, 2, True, (1,), class_probs=probs)
@@ -255,8 +262,9 @@ def test_pictures_that_are_not_finite_are_found(dtype: torch.dtype, value: float
 
 def test_boxes_beyond_the_picture_are_cut_at_its_edge() -> None:
     boxes = np.array([[-10, -10, 300, 50]], np.float32)
-    np.testing.assert_allclose(box_locations(boxes, 200, 100), np.array([[0, 0, 1, 0.5, 0.5]]))
-    assert box_locations(np.empty((0, 4), np.float32), 200, 100).shape == (0, 5)
+    (locations,) = padded_locations([boxes], [(200, 100)], 2)
+    np.testing.assert_allclose(locations, np.array([[0, 0, 1, 0.5, 0.5], [0] * 5]))
+    assert padded_locations([boxes[:0]], [(200, 100)], 0).shape == (1, 0, 5)
 
 
 def test_a_source_holds_a_place_or_bytes() -> None:

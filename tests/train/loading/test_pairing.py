@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmill.schemas.ids import key64
-from vlmill.train.loading.pairing import choose_pairing, epoch_order
+from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.random import generator, mix
 
 Ids = npt.NDArray[np.int64]
@@ -72,14 +72,6 @@ def test_a_hard_negative_that_matches_after_all_is_not_taken() -> None:
 def test_without_any_negative_pairs_stay() -> None:
     table = Captions([(0, 0), (1, 0)])
     assert set(draw(table, 0, 50)) == {(0, 0, True)}
-
-
-def test_an_epoch_visits_every_pair_once_and_epochs_differ() -> None:
-    first, second = epoch_order(1, 0, 0, 100), epoch_order(1, 0, 1, 100)
-    assert sorted(first) == sorted(second) == list(range(100))
-    assert first.tolist() != second.tolist()
-    assert first.tolist() == epoch_order(1, 0, 0, 100).tolist()
-    assert first.tolist() != epoch_order(2, 0, 0, 100).tolist()
 
 
 def test_keys_are_the_same_everywhere() -> None:

@@ -14,11 +14,7 @@ from vlmill.train.optim.adam import BertAdam, TransformersAdamW, clip_each_
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import (
     Treatment,
-    beit_rule,
-    bert_rule,
-    everything_rule,
     parameter_groups,
-    vlmo_rule,
 )
 
 
@@ -90,28 +86,6 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(torch.ones(4, 2)).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def test_groups_by_the_released_names() -> None:
-    def treated(rule: object, name: str, ndim: int = 2) -> Treatment:
-        return rule(name, torch.zeros([1] * ndim))  # type: ignore[operator, no-any-return]
-
-    assert treated(everything_rule, "x.bias", 1).decayed
-    assert treated(bert_rule, "x.dense.weight").decayed
-    assert not treated(bert_rule, "x.LayerNorm.weight", 1).decayed
-    assert bert_rule("x.bias", torch.zeros(1), inverted=True).decayed
-    assert not bert_rule("x.LayerNorm1.weight", torch.zeros(1), inverted=True).decayed
-    from_bert = bert_rule("x.weight", torch.zeros(1, 1), from_bert=lambda name: True)
-    assert from_bert == Treatment(True, 0.1)
-    assert not treated(vlmo_rule, "relative_position_bias_table").decayed
-    assert treated(vlmo_rule, "transformer.blocks.0.norm2_text.weight", 1).decayed
-    head = vlmo_rule("vqa_classifier.0.bias", torch.zeros(1), classifier_rate=20)
-    assert head == Treatment(False, 20, True)
-    assert [treated(beit_rule, n).decayed for n in ("pos_embed", "cls_token", "mask_token")] == [
-        False,
-        False,
-        True,
-    ]
 
 
 def test_groups_hold_every_trained_parameter_once() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, without
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
@@ -18,7 +19,6 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.features import are_ranked
-from vlmill.train.loading.masking.regions import mean_after_masking, mean_of_unmasked, without
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.sample import surest_first
 from vlmill.train.loading.stage_batches import PretrainBatches

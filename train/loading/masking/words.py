@@ -16,8 +16,6 @@ from vlmill.train.loading.random import Draws, Uniforms
 from vlmill.train.loading.vocabulary import CLS, MASK, PAD, SEP, UNK
 from vlmill.train.recipes.spec import Masking
 
-NO_WORD = -1  # a token that no rule may mask, such as [CLS]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTokens:
@@ -53,38 +51,6 @@ class Replacement:
         return token
 
 
-def mask_tokens(
-    tokens: Ids, maskable: Flags, draws: Draws, *, share: float, replacement: Replacement
-) -> MaskedTokens:
-    """BERT's masking: each maskable token [T] with chance ``share``, each for itself.
-
-    That of ViLBERT (its code, 15 %), ImageBERT, InterBERT without segments and VLMo without whole
-    words. Special tokens are not ``maskable``.
-    """
-    words = np.where(maskable, np.arange(len(tokens)), NO_WORD)
-    return mask_words(tokens, words, draws, share=share, replacement=replacement)
-
-
-def mask_words(
-    tokens: Ids, words: Ids, draws: Draws, *, share: float, replacement: Replacement
-) -> MaskedTokens:
-    """Whole words [T] with chance ``share``: all pieces of a word have one fate (VL-BERT, 15 %).
-
-    ``words`` gives each token's word, :data:`NO_WORD` for none; pieces of a word are neighbours.
-    One number u decides: masked below ``share``, and u/share between the kinds of replacement.
-    """
-    seen, masked = tokens.astype(np.int64), np.zeros(len(tokens), dtype=np.bool_)
-    word, drawn = NO_WORD, 1.0
-    for i, own in enumerate(words.tolist()):
-        if own != word and own != NO_WORD:
-            drawn = draws.random()
-        word = own
-        if own != NO_WORD and drawn < share:
-            masked[i] = True
-            seen[i] = replacement.of(int(tokens[i]), drawn / share, draws)
-    return MaskedTokens(tokens=seen, masked=masked)
-
-
 def mask_drawn(
     tokens: Ids,
     maskable: Flags,
@@ -94,10 +60,14 @@ def mask_drawn(
     share: float,
     replacement: Replacement,
 ) -> MaskedTokens:
-    """:func:`mask_words` of many texts at once: tokens [N], which begin a word ``first`` [N].
+    """Masks words with chance ``share``, many texts at once: tokens [N], which begin a word where
+    ``first`` [N].
 
-    Of the numbers ``drawn`` [N, 2] from [0, 1), the first of a word's first token is the word's
-    fate, and the second of each token says which it becomes where it becomes any.
+    All pieces of a word have one fate (VL-BERT, 15 %); where every token is a word this is BERT's
+    masking, that of ViLBERT (its code), ImageBERT and InterBERT without segments. Special tokens
+    are not ``maskable`` [N]. Of the numbers ``drawn`` [N, 2] from [0, 1), the first of a word's
+    first token is the word's fate: masked below ``share``, and divided by it between the kinds of
+    replacement. The second of each token says which it becomes where it becomes any.
     """
     places = np.arange(len(tokens))
     fates = drawn[np.maximum.accumulate(np.where(first, places, 0)), 0]
@@ -206,11 +176,6 @@ class Lexicon:
             continues=np.array([word.startswith("##") for word in words]),
             specials=frozenset(i for i in ids if i is not None),
         )
-
-    def words(self, tokens: Ids, maskable: Flags) -> Ids:
-        """Each token's word, counted from 0; none where it is not maskable."""
-        starts = ~self.continues[tokens] | ~maskable
-        return np.where(maskable, np.cumsum(starts), NO_WORD).astype(np.int64)
 
 
 def mask_texts(

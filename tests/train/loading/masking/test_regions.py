@@ -7,18 +7,11 @@ from hypothesis import strategies as st
 from tests.train.loading.masking.test_words import DRAWS, within_3_sigma
 
 from vlmill.train.loading.boxes import overlapping, overlaps
-from vlmill.train.loading.masking.regions import (
-    blank,
-    mask_groups,
-    mask_regions,
-    mean_after_masking,
-    mean_of_unmasked,
-    without,
-)
+from vlmill.train.loading.masking.regions import mask_groups, masked_by
 
 
 def test_regions_are_masked_15_and_90_10() -> None:
-    masks = mask_regions(DRAWS, np.random.default_rng(0), share=0.15, to_zero=0.9)
+    masks = masked_by(np.random.default_rng(0).random(DRAWS), share=0.15, to_zero=0.9)
     chosen = int(masks.masked.sum())
     assert within_3_sigma(chosen, DRAWS, 0.15)
     assert within_3_sigma(int(masks.zeroed.sum()), chosen, 0.9)
@@ -27,10 +20,9 @@ def test_regions_are_masked_15_and_90_10() -> None:
 
 def test_nothing_to_mask() -> None:
     rng, none = np.random.default_rng(0), np.zeros((0, 4), dtype=np.float32)
-    masks = mask_regions(0, rng, share=0.15, to_zero=0.9)
+    masks = masked_by(rng.random(0), share=0.15, to_zero=0.9)
     assert len(masks.masked) == len(masks.zeroed) == 0
     assert len(mask_groups(overlaps(none), rng).masked) == 0
-    assert mean_after_masking(none).tolist() == [0, 0, 0, 0]
 
 
 def test_overlaps_by_hand() -> None:
@@ -61,15 +53,3 @@ def test_an_overlap_of_just_the_threshold(inclusive: bool, reached: list[bool]) 
     overlap = np.array([[1, 0.5], [0.5, 1]], dtype=np.float32)
     masked = np.array([True, False])
     assert overlapping(masked, overlap, threshold=0.5, inclusive=inclusive).tolist() == reached
-
-
-def test_the_picture_s_feature_after_masking() -> None:
-    features = np.array([[2, 4], [4, 8], [6, 3]], dtype=np.float32)
-    zeroed = np.array([False, True, False])
-    masked = without(features, zeroed)
-    assert masked.tolist() == [[2, 4], [0, 0], [6, 3]] and blank(masked).tolist() == [0, 1, 0]
-    np.testing.assert_allclose(mean_after_masking(masked), [8 / 3, 7 / 3], rtol=1e-6)
-    np.testing.assert_allclose(mean_after_masking(masked, count=2), [4, 3.5], rtol=1e-6)
-    mean = features.mean(axis=0)
-    np.testing.assert_allclose(mean_of_unmasked(features, mean, zeroed), [4, 3.5], rtol=1e-5)
-    assert mean_of_unmasked(features, mean, np.ones(3, dtype=np.bool_)).tolist() == [0, 0]

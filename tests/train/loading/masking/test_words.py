@@ -7,14 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.train.loading.arrays import Flags
+from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.masking.words import (
-    NO_WORD,
     MaskedTokens,
     Replacement,
     mask_drawn,
-    mask_tokens,
-    mask_words,
     one_span,
     replace_masked,
     segments,
@@ -22,7 +19,6 @@ from vlmill.train.loading.masking.words import (
 )
 
 DRAWS = 100_000
-RANDOM = -7
 REPLACEMENT = Replacement(mask_id=4, vocab_size=30_522)
 
 
@@ -40,9 +36,16 @@ def check_80_10_10(masked: MaskedTokens) -> None:
     assert (masked.tokens[~masked.masked] == 7).all()
 
 
+def masked_at_random(tokens: Ids, words: Ids, seed: int, share: float) -> MaskedTokens:
+    """Tokens [T] of the ``words`` [T], of none where it is below 0, masked by random numbers."""
+    first = np.diff(words, prepend=-1) != 0
+    drawn = np.random.default_rng(seed).random((len(tokens), 2))
+    return mask_drawn(tokens, words >= 0, first, drawn, share=share, replacement=REPLACEMENT)
+
+
 def test_words_are_masked_15_and_80_10_10() -> None:
     tokens, rng = np.full(DRAWS, 7), np.random.default_rng(0)
-    masked = mask_tokens(tokens, tokens > 0, rng, share=0.15, replacement=REPLACEMENT)
+    masked = masked_at_random(tokens, np.arange(DRAWS), 0, 0.15)
     assert within_3_sigma(int(masked.masked.sum()), DRAWS, 0.15)
     check_80_10_10(masked)
     check_80_10_10(replace_masked(tokens, tokens > 0, rng, REPLACEMENT))
@@ -52,9 +55,9 @@ def test_words_are_masked_15_and_80_10_10() -> None:
 def test_only_maskable_tokens_are_masked(share: float) -> None:
     tokens, maskable = np.array([2, 9, 8, 3]), np.array([False, True, True, False])
     always = Replacement(mask_id=4, vocab_size=10, to_mask=1, to_random=0)
-    masked = mask_tokens(
-        tokens, maskable, np.random.default_rng(0), share=share, replacement=always
-    )
+    drawn = np.random.default_rng(0).random((4, 2))
+    every = np.ones(4, dtype=np.bool_)
+    masked = mask_drawn(tokens, maskable, every, drawn, share=share, replacement=always)
     assert masked.masked.tolist() == (maskable & (share == 1)).tolist()
     assert masked.tokens.tolist() == ([2, 4, 4, 3] if share else [2, 9, 8, 3])
     assert masked.labels(tokens, -1).tolist() == ([-1, 9, 8, -1] if share else [-1] * 4)
@@ -62,15 +65,15 @@ def test_only_maskable_tokens_are_masked(share: float) -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.integers(0, 2**32))
 def test_pieces_of_a_word_have_one_fate(lengths: list[int], seed: int) -> None:
-    words = np.array([NO_WORD, *(w for w, n in enumerate(lengths) for _ in range(n)), NO_WORD])
-    tokens, rng = np.arange(len(words)) + 100, np.random.default_rng(seed)
-    masked = mask_words(tokens, words, rng, share=0.5, replacement=REPLACEMENT)
+    words = np.array([-1, *(w for w, n in enumerate(lengths) for _ in range(n)), -1])
+    tokens = np.arange(len(words)) + 100
+    masked = masked_at_random(tokens, words, seed, 0.5)
     assert not masked.masked[[0, -1]].any()
     assert (masked.tokens == tokens)[~masked.masked].all()
     for word in set(words.tolist()):
-        own = words == word
-        assert len(set(masked.masked[own].tolist())) == 1
-        assert len(set((masked.tokens[own] == REPLACEMENT.mask_id).tolist())) == 1
+        pieces = words == word
+        assert len(set(masked.masked[pieces].tolist())) == 1
+        assert len(set((masked.tokens[pieces] == REPLACEMENT.mask_id).tolist())) == 1
 
 
 @pytest.mark.parametrize("rule", [segments, one_span])
@@ -109,33 +112,23 @@ def test_whole_words_keep_to_their_budget(continues: list[bool], seed: int) -> N
     share=st.sampled_from([0.0, 0.15, 0.6, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_texts_at_once_are_masked_as_word_by_word(
+def test_texts_at_once_are_masked_as_token_by_token(
     words: list[tuple[bool, bool]], share: float, seed: int
 ) -> None:
     """Given for each token whether it may be masked and whether it goes on with a word."""
     maskable = np.array([may for may, _ in words], dtype=np.bool_)
-    goes_on = np.array([on for _, on in words], dtype=np.bool_)
-    first = ~(maskable & goes_on)
-    first[1:] |= ~maskable[:-1]
+    first = np.array([not on for _, on in words], dtype=np.bool_)
     first[:1] = True
-    numbers = np.where(maskable, np.cumsum(first), NO_WORD)
     tokens = np.arange(100, 100 + len(words))
     drawn = np.random.default_rng(seed).random((len(words), 2))
-    found = mask_drawn(tokens, maskable, first, drawn, share=share, replacement=REPLACEMENT)
-
-    class Given:
-        fates = iter(drawn[first & maskable, 0].tolist())
-
-        def random(self) -> float:
-            return float(next(self.fates))
-
-        def integers(self, low: int, high: int) -> int:
-            return RANDOM
-
-        def shuffle(self, x: list[int]) -> None: ...
-
-    expected = mask_words(tokens, numbers, Given(), share=share, replacement=REPLACEMENT)
-    assert found.masked.tolist() == expected.masked.tolist()
-    others = (drawn[:, 1] * REPLACEMENT.vocab_size).astype(np.int64)
-    wanted = np.where(expected.tokens == RANDOM, others, expected.tokens)
-    assert found.tokens.tolist() == wanted.tolist()
+    masked = mask_drawn(tokens, maskable, first, drawn, share=share, replacement=REPLACEMENT)
+    seen, flags, fate = tokens.copy(), np.zeros(len(words), dtype=np.bool_), 1.0
+    for i, (number, other) in enumerate(drawn.tolist()):
+        fate = number if first[i] else fate
+        flags[i] = maskable[i] and fate < share
+        if flags[i] and fate / share < 0.8:
+            seen[i] = REPLACEMENT.mask_id
+        elif flags[i] and fate / share < 0.9:
+            seen[i] = int(other * REPLACEMENT.vocab_size)
+    assert masked.masked.tolist() == flags.tolist()
+    assert masked.tokens.tolist() == seen.tolist()
