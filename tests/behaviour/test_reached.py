@@ -43,18 +43,10 @@ FINE_TUNING = {
 # Second forms of rules, and rules that no run follows yet: each goes, or a run takes it. Beside
 # each is what a run has in its place. The list is empty once every rule has one form.
 TO_BE_UNIFIED = {
-    "vlmill.train.loading.boxes.box_locations": "padded_locations",
-    "vlmill.train.loading.masking.regions.blank": "nothing",
-    "vlmill.train.loading.masking.regions.mask_regions": "masked_by",
-    "vlmill.train.loading.masking.regions.mean_after_masking": "the means of loading/batch.py",
-    "vlmill.train.loading.masking.regions.without": "the features of loading/batch.py",
     "vlmill.train.loading.masking.words.MaskedTokens.labels": "the labels of collate",
-    "vlmill.train.loading.masking.words.mask_tokens": "mask_drawn",
-    "vlmill.train.loading.pairing.draw_other": "choose_pairing",
     "vlmill.train.objectives.losses.mean_of_samples": "mean_divergence",
     "vlmill.train.objectives.losses.mean_soft_cross_entropy": "mean_divergence",
     "vlmill.train.objectives.losses.soft_cross_entropies": "mean_divergence",
-    "vlmill.train.optim.groups.vlmo_rule": "is_decayed",
 }
 
 

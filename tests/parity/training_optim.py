@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from vlmill.models import Vlmo, preset
 from vlmill.models.published import FAMILIES
-from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa, VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import Treatment, is_decayed, parameter_groups

@@ -28,7 +28,7 @@ def test_kinds_of_optimizers_and_groups() -> None:
 
 
 def test_what_the_scripts_of_region_models_decay() -> None:
-    """Vectors are biases and norms; the scripts miss co-attention's LayerNorm1, which counts here."""
+    """Vectors are biases and norms; the scripts miss co-attention's LayerNorm1, we count it."""
     weight, bias = torch.zeros(1, 1), torch.zeros(1)
     for decay, decayed in (("matrices", (1, 0)), ("inverted", (0, 1)), ("everything", (1, 1))):
         assert is_decayed("x.dense.weight", weight, decay) == bool(decayed[0])
