@@ -350,8 +350,10 @@ def test_retrieval_keeps_the_matching_layer_and_adds_a_score() -> None:
 COMPILED = """
 import torch
 from vlmill.models import VLInputs
-from vlmill.models.bert.model import Bert, bert_small
-from vlmill.models.imagebert.model import ImageBert, imagebert_small
+from vlmill.models.bert.config import bert_small
+from vlmill.models.bert.model import Bert
+from vlmill.models.imagebert.config import imagebert_small
+from vlmill.models.imagebert.model import ImageBert
 
 def pairs(batch, tokens, regions):
     return VLInputs(
