@@ -37,9 +37,9 @@ $(READY): setup.py constraints.txt
 demo: $(READY) ## web pages to a retrieval report: demo/report.html (about 5 minutes)
 	$(BIN)/python examples/demo.py --output demo
 
-# As many processes as cores, but no more than memory is for: each takes 1 to 3 GB. Tests that share
-# what takes long to make are kept together (xdist_group).
-TEST = $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadgroup
+# As many processes as cores, but no more than memory is for: each takes 1 to 5 GB. The tests of a file
+# stay together, as they share what takes long to make.
+TEST = $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 test: $(READY) ## all tests
 	$(TEST) --durations 15

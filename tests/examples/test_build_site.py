@@ -21,8 +21,6 @@ from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-pytestmark = pytest.mark.xdist_group("site")
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED: dict[str, Any] = json.loads((EXAMPLES / "expected.json").read_text(encoding="utf-8"))
 HOST = "http://photos.example/"

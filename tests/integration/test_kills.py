@@ -22,7 +22,7 @@ from tests.pipelines.conftest import make_picture, write_archive
 
 from vlmill.schemas.readers.regions import RegionReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kills")]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CLOCK = {"samples_per_second", "mfu", "seconds"}  # what no two runs have alike
 EARLIEST = 0.2  # of the time: before, a process has only begun to import

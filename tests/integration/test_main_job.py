@@ -23,7 +23,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REJECTS
 from vlmill.train import cli as train_cli
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("main job")]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED: dict[str, Any] = json.loads((EXAMPLES / "expected.json").read_text(encoding="utf-8"))

@@ -26,8 +26,6 @@ from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import IMAGES, PAIRS
 
-pytestmark = pytest.mark.xdist_group("worlds")
-
 ROOT = Path(__file__).parents[3]
 WORLD = World()
 NAMED = World(num_shapes=3, num_textures=2, name_textures=True)

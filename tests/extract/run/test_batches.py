@@ -26,8 +26,6 @@ from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import REJECTS
 
-pytestmark = pytest.mark.xdist_group("batches of extraction")
-
 SIDES = ((96, 72), (72, 96), (90, 90), (96, 72), (96, 72))
 
 

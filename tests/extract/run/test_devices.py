@@ -21,8 +21,6 @@ from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 
-pytestmark = pytest.mark.xdist_group("devices of extraction")
-
 ROOT = Path(__file__).parents[3]
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
 SMALL += ["--min-boxes", "6", "--pictures-per-shard", "4"]

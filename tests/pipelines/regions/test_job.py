@@ -14,8 +14,6 @@ from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 
-pytestmark = pytest.mark.xdist_group("regions job")
-
 FLAGS = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "5"]
 FLAGS += ["--pictures-per-shard", "3"]
 

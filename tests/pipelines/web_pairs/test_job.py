@@ -13,8 +13,6 @@ from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import image_id_of, pair_id_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
-pytestmark = pytest.mark.xdist_group("web_pairs job")
-
 Make = Callable[..., bytes]
 Pack = Callable[[Path, Sequence[tuple[str, bytes, str]]], Path]
 

@@ -20,8 +20,6 @@ from vlmill.models.vlmo.config import text_stage
 from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 
-pytestmark = pytest.mark.xdist_group("compiled steps")
-
 META = torch.device("meta")
 SIZES = table_sizes(CASES["imagebert"], tiny=True)
 TEXTS = dataclasses.replace(SIZES, texts=24)
