@@ -26,6 +26,7 @@ from vlmill.extract.pictures.resize import (
 from vlmill.models.detector.batch import BatchDetections, detect_batch
 from vlmill.models.detector.boxes import constants
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.inputs import sent
 
 # RoIs that pass through res5 together: 300 of 14 x 14 bins are 58,800 rows of a matrix product, and
 # with R-101 about 2 GB in float32.
@@ -65,10 +66,10 @@ def uploaded(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """The pictures, their measures and given boxes on the device."""
     device, spec = detector.device, detector.model.config
-    sent = [torch.tensor([measures_of(query, spec) for query in queries])]
+    tables = [torch.tensor([measures_of(query, spec) for query in queries])]
     if queries[0].boxes is not None:
-        sent += padded([query.boxes for query in queries if query.boxes is not None])
-    there = [to_device(tensor, device) for tensor in sent]
+        tables += padded([query.boxes for query in queries if query.boxes is not None])
+    there = [sent(tensor, device) for tensor in tables]
     pictures = pictures_there([query.picture for query in queries], spec, device)
     return pictures, there[0], (there[1], there[2]) if len(there) > 1 else None
 
@@ -80,9 +81,9 @@ def pictures_there(
     small = [one for one in pictures if isinstance(one, PixelInput)]
     tensors = [one.tensor for one in pictures if isinstance(one, NetworkInput)]
     if not small:
-        return to_device(torch.cat(tensors), device)
+        return sent(torch.cat(tensors), device)
     resized = iter(resized_there(small, spec, device))
-    whole = iter(to_device(torch.cat(tensors), device) if tensors else ())
+    whole = iter(sent(torch.cat(tensors), device) if tensors else ())
     return torch.stack(
         [next(resized if isinstance(one, PixelInput) else whole) for one in pictures]
     )
@@ -96,7 +97,7 @@ def resized_there(
     """
     assert spec.resize == "opencv"
     flat = [torch.from_numpy(one.pixels).flatten() for one in pictures]
-    there = torch.split(to_device(torch.cat(flat), device), [len(one) for one in flat])
+    there = torch.split(sent(torch.cat(flat), device), [len(one) for one in flat])
     different = {axis for one in pictures for axis in axes_of(one)}
     axes = {axis: positions_there(axis, device) for axis in different}
     like = torch.empty(0, device=device)
@@ -121,14 +122,7 @@ def axes_of(picture: PixelInput) -> tuple[Axis, Axis]:
 def positions_there(axis: Axis, device: torch.device) -> Positions:
     """Where an axis is sampled; computed here, in double."""
     low, high, weight = sample_positions(*axis)
-    return to_device(low, device), to_device(high, device), to_device(weight, device)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copied without waiting; from pinned memory, as only that is copied so."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return sent(low, device), sent(high, device), sent(weight, device)
 
 
 def padded(boxes: Sequence[np.ndarray]) -> list[Tensor]:

@@ -27,13 +27,6 @@ class _Gather(torch.autograd.Function):
         return summed[dist.get_rank()]
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``, which nobody waits for; only pinned memory goes so."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def world_size() -> int:
     """Processes that train together; 1 without any set up."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vlmill.models.inputs import PixelInputs
+from vlmill.models.inputs import PixelInputs, sent
 from vlmill.models.vlmo.model import Contrast, Draw, Vlmo, draw_negatives, negative_weights
-from vlmill.train.devices.gather import gather_first, sent, world_size
+from vlmill.train.devices.gather import gather_first, world_size
 from vlmill.train.objectives.losses import contrast, mean_cross_entropy
 
 NEGATIVES = 1 << 20  # apart from the streams of stages

@@ -5,6 +5,7 @@ are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -30,12 +31,9 @@ from vlmill.train.recipes.spec import Objectives
 PictureTokens = Callable[[Tensor], Tensor]  # `tokenizer.PictureTokenizer.reader`
 
 
-COUNTED = ("mlm", "text_mlm", "moc", "mrkl", "mrfr", "itm", "itc", "mim")
-
-
 def weighted(weights: Objectives) -> tuple[str, ...]:
     """The objectives with a weight above 0."""
-    return tuple(name for name in COUNTED if getattr(weights, name))
+    return tuple(field.name for field in fields(weights) if getattr(weights, field.name))
 
 
 def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from vlmill.models.inputs import sent
 from vlmill.schemas.console.progress import Progress
-from vlmill.train.devices.gather import sent
 from vlmill.train.devices.setup import reducing
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.batch import StoredBatch, said_of

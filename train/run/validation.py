@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vlmill.train.devices.gather import sent
+from vlmill.models.inputs import sent
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.objectives.contrast import negative_numbers
 from vlmill.train.objectives.pretraining import label_counts
