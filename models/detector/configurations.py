@@ -63,6 +63,9 @@ def configuration_of(values: Mapping[str, Value]) -> Configuration:
     """
     family = family_of(list(values))
     if family == "hf-frcnn":  # which reads its names in either case
+        for name in values:
+            if name != name.lower() and name.lower() in values:
+                raise WrongKey(name, values[name], "the key once, in one case")
         values = {name.lower(): value for name, value in values.items()}
     names = NAMES[family]
     # Another architecture is told by its name, before keys that only it has.

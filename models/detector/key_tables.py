@@ -120,21 +120,21 @@ DETECTRON2_KEYS: dict[str, Key] = {
     "MODEL.RESNETS.STRIDE_IN_1X1": sets("stride_in_1x1", True, flag),
     "MODEL.RESNETS.RES2_OUT_CHANNELS": sets("res2_channels", 256, whole(1, MAX_CHANNELS // 8)),
     "MODEL.RESNETS.STEM_OUT_CHANNELS": sets("stem_channels", 64, whole(1, MAX_CHANNELS)),
-    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": sets("min_proposal_size", 0, number(0, MAX_SIDE)),
+    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": sets("min_proposal_size", 0, number(0.0, 1e4)),
     "MODEL.ANCHOR_GENERATOR.SIZES": sets(
-        "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, MAX_SIDE, MAX_ANCHORS, 1 / 16)
+        "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, 1e4, MAX_ANCHORS, 1 / 16)
     ),
     "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": sets(
         "anchor_ratios", [[0.5, 1.0, 2.0]], one_level(1e-3, 1e3, MAX_ANCHORS)
     ),
-    "MODEL.ANCHOR_GENERATOR.OFFSET": sets("anchor_offset", 0.0, number(0, 0.999)),
+    "MODEL.ANCHOR_GENERATOR.OFFSET": sets("anchor_offset", 0.0, number(0.0, 0.999)),
     "MODEL.RPN.BBOX_REG_WEIGHTS": sets("rpn_box_weights", [1.0] * 4, numbers(4, 1e-6, 1e6)),
     "MODEL.RPN.PRE_NMS_TOPK_TEST": sets("pre_nms_top", 6000, whole(1, MAX_BOXES)),
     "MODEL.RPN.POST_NMS_TOPK_TEST": sets("post_nms_top", 1000, whole(1, MAX_BOXES)),
-    "MODEL.RPN.NMS_THRESH": sets("rpn_nms_threshold", 0.7, number(0, 1)),
+    "MODEL.RPN.NMS_THRESH": sets("rpn_nms_threshold", 0.7, number(0.0, 1.0)),
     "MODEL.RPN.CONV_DIMS": sets("rpn_channels", [-1], single(RPN_WIDTH)),
     "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, whole(1, MAX_CLASSES)),
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.5, alone(number(0, 1))),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.5, alone(number(0.0, 1.0))),
     "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": sets(
         "box_weights", [10.0, 10.0, 5.0, 5.0], numbers(4, 1e-6, 1e6)
     ),
@@ -181,10 +181,10 @@ MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
         1, one_of({1: (2, 1), 2: (1, 2)}), ("res5_stride", "res5_dilation")
     ),
     "MODEL.ANCHOR_GENERATOR.SIZES": sets(
-        "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, MAX_SIDE, MAX_ANCHORS)
+        "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, 1e4, MAX_ANCHORS)
     ),
     "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, less_one(whole(2, MAX_CLASSES))),
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.3, alone(number(0, 1))),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.3, alone(number(0.0, 1.0))),
 }
 
 
@@ -215,7 +215,7 @@ HF_KEYS = {
     "model.max_pool": sets("stem_ceil_pool", MISSING, flag),
     "proposal_generator.hidden_channels": sets("rpn_channels", MISSING, RPN_WIDTH),
     "roi_heads.nms_thresh_test": sets(
-        "class_nms_thresholds", MISSING, either(alone(number(0, 1)), each(number(0, 1), 32))
+        "class_nms_thresholds", MISSING, either(alone(number(0.0, 1.0)), each(number(0.0, 1.0), 32))
     ),
 }
 
