@@ -71,7 +71,8 @@ def differences(
             one.model.describe(their_map, their_boxes, ROI_CHUNK) for one in (ours, theirs)
         )
         apart = distances(their_boxes, own_boxes)
-        own_refined, their_refined = (refined(one, size, ours) for one in (own, reference))
+        own_refined = refined(own, size, ours)
+        their_refined = refined(reference, size, theirs)
     same = apart[apart < SAME_BOX_PX]
     rows = [predict_regions("picture", picture, one, config) for one in (ours, theirs)]
     return Differences(
@@ -87,12 +88,11 @@ def differences(
     )
 
 
-def refined(found: Detections, size: tuple[int, int], ours: Detector) -> Float[Tensor, "R B 4"]:
+def refined(found: Detections, size: tuple[int, int], of: Detector) -> Float[Tensor, "R B 4"]:
     """The boxes that the regressions make of the proposals, inside the picture."""
     assert found.box_deltas is not None
-    height, width = size
-    spec = ours.model.config
-    return refine_boxes(found.boxes, found.box_deltas, float(height), float(width), spec)
+    height, width = map(float, size)
+    return refine_boxes(found.boxes, found.box_deltas, height, width, of.model.config)
 
 
 def others(own: RegionRow, reference: RegionRow) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, MAX_TEXT = 1 << 16, 16, 20_000, 4096
+MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES = 1 << 16, 16, 20_000
+MAX_TEXT, MAX_DIGITS = 4096, 100
 CORE = "tag:yaml.org,2002:"
 PLAIN = ("null", "bool", "int", "float")
 
@@ -122,6 +123,8 @@ class Reader:
         kind = tag.removeprefix(CORE)
         if kind not in PLAIN:  # dates too are texts here
             return self.text(event.value)
+        if len(event.value) > MAX_DIGITS:
+            raise BadYaml(f"a number of over {MAX_DIGITS} characters", line)
         build = getattr(self.parser, f"construct_yaml_{kind}")
         try:
             return build(yaml.ScalarNode(tag, event.value))
