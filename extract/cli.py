@@ -206,8 +206,8 @@ def command_compare(arguments: argparse.Namespace) -> int:
     theirs = open_detectron2(file, weights, device=device)
     ours = open_detector(None, weights, config_file=file, device=device)
     pictures: list[Path] = arguments.pictures
-    found = list(compare(pictures, ours, theirs, config))
-    print("\n".join(lines([path.name for path in pictures], found)))
+    differences = list(compare(pictures, ours, theirs, config))
+    print("\n".join(lines([path.name for path in pictures], differences)))
     return 0
 
 

@@ -88,11 +88,12 @@ def differences(
     )
 
 
-def refined(found: Detections, size: tuple[int, int], of: Detector) -> Float[Tensor, "R B 4"]:
+def refined(detections: Detections, size: tuple[int, int], of: Detector) -> Float[Tensor, "R B 4"]:
     """The boxes that the regressions make of the proposals, inside the picture."""
-    assert found.box_deltas is not None
+    assert detections.box_deltas is not None
     height, width = map(float, size)
-    return refine_boxes(found.boxes, found.box_deltas, height, width, of.model.config)
+    deltas = detections.box_deltas
+    return refine_boxes(detections.boxes, deltas, height, width, of.model.config)
 
 
 def others(own: RegionRow, reference: RegionRow) -> int:
@@ -117,9 +118,9 @@ def distances(boxes: Float[Tensor, "R B"], among: Float[Tensor, "N B"]) -> Float
     return apart.amin(dim=1)
 
 
-def share(found: Tensor, reference: Tensor) -> float:
+def share(ours: Tensor, reference: Tensor) -> float:
     """The largest difference as a share of the reference's largest number."""
-    return largest((found - reference).abs()) / max(largest(reference.abs()), 1e-30)
+    return largest((ours - reference).abs()) / max(largest(reference.abs()), 1e-30)
 
 
 def largest(values: Tensor) -> float:
@@ -127,12 +128,12 @@ def largest(values: Tensor) -> float:
     return float(values.max()) if values.numel() else 0.0
 
 
-def lines(names: Sequence[str], found: Sequence[Differences]) -> Iterator[str]:
+def lines(names: Sequence[str], pictures: Sequence[Differences]) -> Iterator[str]:
     """A table of the differences, the largest of all pictures last."""
     columns = [field.name for field in fields(Differences)]
     width = max(len("largest"), *(len(name) for name in names))
     yield "  ".join(["picture".ljust(width), *columns])
-    rows = [[getattr(one, name) for name in columns] for one in found]
+    rows = [[getattr(one, name) for name in columns] for one in pictures]
     rows.append([max(column) for column in zip(*rows, strict=True)])
     for name, row in zip((*names, "largest"), rows, strict=True):
         cells = [

@@ -19,9 +19,9 @@ MISSING = object()
 class WrongKey(ValueError):
     """A key of a configuration that cannot be honoured: which, what it holds, what it should."""
 
-    def __init__(self, key: str, found: Value, expected: str) -> None:
-        super().__init__(f"{key} is {shown(found)}; expected {expected}")
-        self.key, self.found, self.expected = key, found, expected
+    def __init__(self, key: str, value: Value, expected: str) -> None:
+        super().__init__(f"{key} is {shown(value)}; expected {expected}")
+        self.key = key
 
 
 @dataclass(frozen=True)

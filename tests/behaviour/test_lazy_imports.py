@@ -56,6 +56,7 @@ COMMANDS = {
     (EXTRACT, "run", "--help"): 0,
     (EXTRACT, "import", "--help"): 0,
     (EXTRACT, "show", "--help"): 0,
+    (EXTRACT, "compare", "--help"): 0,
     (EXTRACT, "run", "--nonsense"): 2,
     ("vlmill.pipelines.web_pairs", "--help"): 0,
     ("vlmill.pipelines.hard_negatives", "--help"): 0,
