@@ -35,6 +35,7 @@ REGION_NETWORK = (
     *("cnn.blocks=[1,1,1,1]", "cnn.widths=[1,2,3,4]", "cnn.stem_channels=4", "cnn.pool_size=2"),
     *(f"model.{field}" for field in (*BERT, "num_layers=1", "num_wavelengths=2")),
     "model.region_width=16",
+    "cnn.frozen_stages=0",  # without --init they would be random (test_end_to_end.py has one)
 )
 MODELS = {
     "beit": (*BERT, "num_layers=1", "image_size=32"),
