@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vlmill.extract.detect.checkpoint import read_checkpoint
+from vlmill.extract.whole.networks import WholePictures
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.cpu_stages import fuse_stages
 from vlmill.models.detector.faster_rcnn import FasterRCNN
@@ -28,6 +29,7 @@ class Detector:
     fingerprint: str
     weights: str  # the file's name, or "random weights, seed S"
     device: torch.device
+    whole: WholePictures | None = None  # networks that describe its pictures as wholes
 
 
 def open_detector(
