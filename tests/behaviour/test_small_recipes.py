@@ -54,6 +54,8 @@ def shrunk(name: str) -> list[str]:
     """The changes that make the recipe small: sizes alone, nothing of what it does."""
     recipe = recipe_named(name)
     changes = [*RUN, *(f"model.{field}" for field in MODELS[recipe.variant])]
+    if getattr(recipe.model, "global_widths", ()):
+        changes.append("model.global_widths=[4,8,4]")
     for number, stage in enumerate(recipe.stages):
         fields: dict[str, Any] = {"steps": 2, "batch_size": 4, "optimizer.warmup_steps": 1}
         fields |= {"masking.words": 0.6, "masking.regions": 0.6}
@@ -76,7 +78,8 @@ def write_tables(tables: Tables) -> list[str]:
     rows += [(None, f"text {i} of {source} on cats") for source in TEXTS for i in range(5)]
     sources += [source for source in TEXTS for _ in range(5)]
     ids = tables.write_pairs(rows, {"source": sources})  # type: ignore[arg-type]
-    tables.write_regions([f"picture-{i}" for i in range(PICTURES)])
+    pictures = [f"picture-{i}" for i in range(PICTURES)]
+    tables.write_regions(pictures, whole=tuple(pictures))
     tables.write_negatives({ids[0]: [ids[1]]})
     images = write_images(tables.folder / "images", PICTURES)
     flags = ["--pairs", tables.pairs, "--regions", tables.regions, "--images", images]
