@@ -33,6 +33,9 @@ RUN_EXAMPLES = """examples:
       --device cuda:0,cuda:1
   extract-rois run vcr1images/ --boxes vcr1images/ --output regions/ --weights detector.pth
   extract-rois run pictures/ --output regions/ --weights model_final.pth --config my_c4.yaml
+  extract-rois run pictures/ --output regions/ --weights detector.pth \\
+      --global-cnn densenet121,resnet152,googlenet \\
+      --global-weights densenet121.pth resnet152.pth googlenet.pth
 
 The second takes a table of images (the folder that the web_pairs job wrote), without weights.
 Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is

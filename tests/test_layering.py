@@ -47,7 +47,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "extract": (
         "config",
-        "pictures",
+        "pictures whole",
         "detect formats",
         "run show verify compare",
         "flags",

@@ -12,6 +12,7 @@ import torch
 
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
+from vlmill.extract.whole.networks import WholePictures
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.cpu_stages import fuse_stages
 from vlmill.models.detector.faster_rcnn import FasterRCNN
@@ -32,6 +33,7 @@ class Detector:
     device: torch.device
     # What the output's metadata says of the configuration file, where there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
+    whole: WholePictures | None = None  # networks that describe its pictures as wholes
 
 
 def open_detector(

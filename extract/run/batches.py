@@ -5,15 +5,19 @@ plan, one whenever enough of a shape are there, the rest at the window's end: th
 but the window. No picture is ever padded.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from vlmill.extract.config import ExtractConfig
+from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.detect.predict import Outcome, Query, predict
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import Outcome, Query, predict, stored
 from vlmill.extract.detect.predict_fixed import start_batch
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture
@@ -149,19 +153,48 @@ def resizes_pixels(detector: Detector) -> bool:
 
 
 def start(
-    queries: Sequence[Query], detector: Detector, config: ExtractConfig
+    seats: Sequence[Seat], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
     """Starts a batch; what it gives waits for the results."""
+    finish = start_regions([seat.query for seat in seats], detector, config)
+    if detector.whole is None:
+        return finish
+    with computing(config.precision, detector.device):
+        vectors = detector.whole.vectors([seat.ready.crops for seat in seats])
+    return lambda: described(finish(), vectors.float().cpu().numpy(), config.storage)
+
+
+def start_regions(
+    queries: Sequence[Query], detector: Detector, config: ExtractConfig
+) -> Callable[[], Sequence[Outcome]]:
+    """Starts what the detector makes of a batch."""
     if sizes_are_fixed(detector):
         return start_batch(queries, detector, config)
     outcomes = predict(queries, detector, config)
     return lambda: outcomes
 
 
+def described(
+    outcomes: Sequence[Outcome], vectors: npt.NDArray[np.float32], storage: Storage
+) -> list[Outcome]:
+    """The rows with the vectors of their whole pictures, which the stored type has to hold."""
+    whole: list[Outcome] = []
+    for outcome, vector in zip(outcomes, vectors, strict=True):
+        if isinstance(outcome, Rejected):
+            whole.append(outcome)
+            continue
+        try:
+            kept = stored(vector, storage.dtype)
+            whole.append(dataclasses.replace(outcome, global_feature=kept))
+        except Rejected as why:
+            whole.append(why)
+    return whole
+
+
 def started(seats: Sequence[Seat], detector: Detector, config: ExtractConfig) -> Flight:
     """Starts a batch; one that cannot be started fails when it lands."""
     try:
-        return Flight(seats=seats, finish=start([s.query for s in seats], detector, config))
+        return Flight(seats=seats, finish=start(seats, detector, config))
     except RuntimeError as error:
         failure = error
 
@@ -179,15 +212,15 @@ def land(flight: Flight, detector: Detector, config: ExtractConfig) -> None:
         if len(flight.seats) == 1:
             outcomes = [failed(error, detector)]
         else:
-            outcomes = [alone(seat.query, detector, config) for seat in flight.seats]
+            outcomes = [alone(seat, detector, config) for seat in flight.seats]
     for seat, outcome in zip(flight.seats, outcomes, strict=True):
         seat.fill(outcome)
 
 
-def alone(query: Query, detector: Detector, config: ExtractConfig) -> Outcome:
+def alone(seat: Seat, detector: Detector, config: ExtractConfig) -> Outcome:
     """The result of a picture whose batch failed."""
     try:
-        (outcome,) = start([query], detector, config)()
+        (outcome,) = start([seat], detector, config)()
     except RuntimeError as error:
         return failed(error, detector)
     return outcome

@@ -19,7 +19,7 @@ from torch import Tensor
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
 
 # What published files wrap their state dict in, the first that is there.
-CONTAINERS = ("state_dict", "module", "model", "weights")
+CONTAINERS = ("state_dict", "module", "model", "weights", "blobs")
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
 READ_ERRORS = (
@@ -135,3 +135,19 @@ def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
     if all(name.startswith(prefix) for name in state):
         return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
+
+
+def without_old_norms(state: dict[str, Tensor], metadata: Any) -> dict[str, Tensor]:
+    """Undoes what Detectron2's frozen norms stored before their version 3: variance plus eps.
+
+    Only modules that say so in the checkpoint's metadata; nn.BatchNorm2d, whose version is 2 too,
+    is known by its counter of batches.
+    """
+    if not isinstance(metadata, Mapping):
+        return state
+    for module in metadata:
+        notes, key = metadata[module], f"{module}.running_var"
+        old = isinstance(notes, Mapping) and "version" in notes and notes["version"] in (1, 2)
+        if old and key in state and f"{module}.num_batches_tracked" not in state:
+            state[key] = state[key] - 1e-5
+    return state

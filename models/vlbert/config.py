@@ -16,6 +16,7 @@ MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
 NUM_SEGMENTS = 3  # A and B for text, C for regions and [END]
 VISUAL_SEGMENT = 2
 NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
+MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255, taken off end to end
 EXPANSION = 4  # a bottleneck's outputs by its inner channels
 
 

@@ -105,7 +105,9 @@ class RegionGroup:
             if name in self._lists:
                 found[name] = self._lists[name][number]
             elif name == "global_feature":
-                whole = self._values(name, "features", number, 1)
+                # Another width than the regions' where networks of their own give it.
+                like = name if name in self._arrays else "features"
+                whole = self._values(name, like, number, 1)
                 found[name] = None if whole is None else whole[0]
             else:
                 found[name] = self._values(name, name, number, len(boxes))

@@ -67,11 +67,13 @@ def region_arrays(
     feature_dim: int,
     class_probs_dim: int | None = None,
     top_k: int | None = None,
+    global_dim: int | None = None,
 ) -> dict[str, Any]:
     """The ``arrays`` metadata of a regions shard
     (:class:`~vlmill.schemas.files.shards.ShardWriter`).
 
-    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept.
+    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept,
+    ``global_dim`` the width of a whole picture's feature where it is not the regions'.
     """
     if dtype not in FEATURE_DTYPES:
         raise ValueError(f"dtype {dtype}: must be one of {', '.join(FEATURE_DTYPES)}")
@@ -81,6 +83,8 @@ def region_arrays(
         if top_k is not None:
             arrays["class_probs"] = {"dtype": dtype, "dim": top_k, "of": class_probs_dim}
             arrays["class_prob_ids"] = {"dtype": "uint16", "dim": top_k}
+    if global_dim is not None:
+        arrays["global_feature"] = {"dtype": dtype, "dim": global_dim}
     return arrays
 
 

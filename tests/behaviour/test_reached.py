@@ -23,7 +23,6 @@ FINE_TUNING = {
     "vlmill.models.vilbert.tasks.Vilbert12in1.gqa_logits": "GQA",
     "vlmill.models.vilbert.tasks.Vilbert12in1.two_picture_logits": "NLVR2",
     "vlmill.models.vilbert.tasks.VilbertClassifier.label_logits": "VQA and NLVR2",
-    "vlmill.models.vlbert.published.load_backbone": "VL-BERT's pixels",
     "vlmill.schemas.answers.process_answer": "VQA",
     "vlmill.schemas.answers.soft_score": "VQA",
     "vlmill.train.objectives.losses.summed_binary_cross_entropy": "VQA",

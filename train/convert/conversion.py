@@ -27,6 +27,7 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
     save_tensors,
 )
+from vlmill.train.convert.backbone import check_backbone, start_region_network
 from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
 from vlmill.train.convert.published import (
     CONFIGS,
@@ -107,6 +108,8 @@ def _check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise InputError("--as and --to reference: write ours first, then convert that")
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
+    if args.backbone is not None and args.preset is None:
+        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
     if stray := [word for word in words if "=" not in word]:
@@ -166,6 +169,7 @@ def _start(
     """A new model that starts from BERT or BEiT."""
     state = FAMILIES[args.family].prepare(read_weights(weights))
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), words)
+    check_backbone(args, config)
     torch.manual_seed(args.seed)
     variant = next(v for v in VARIANTS.values() if v.config is type(config))
     model: nn.Module = variant.model(config).eval()
@@ -176,6 +180,9 @@ def _start(
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
     unused = unused_tensors(state, origins, (*FAMILIES[args.family].ignored, *TIED))
+    if args.backbone is not None:
+        of_network, beside_it = start_region_network(args, model)
+        origins, unused = origins | of_network, unused + beside_it
     return Converted(model, origins, unused)
 
 

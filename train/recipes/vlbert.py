@@ -21,6 +21,7 @@ from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, St
 DISTRIBUTIONS = "regions with distributions of classes"
 TEXTS = "texts of source books and wikipedia (pairs without image_id)"
 BERT = "--init from BERT: train-vl convert --family bert --as"
+BACKBONE = "--backbone FILE, a ResNet or a detector"
 CAPTIONS = 128  # of a step, in all released settings with texts alone
 
 
@@ -95,7 +96,7 @@ def vl_bert_end_to_end() -> Recipe:
         model=vlbert_base_end_to_end(),
         stages=(replace(stage, feeding=replace(stage.feeding, kind="picture-regions")),),
         about="VL-BERT from pixels on Conceptual Captions and texts alone, as released",
-        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base-end-to-end",
+        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base-end-to-end {BACKBONE}",
         precision="fp16",
     )
 
@@ -109,7 +110,7 @@ def vl_bert_end_to_end_large() -> Recipe:
         model=vlbert_large_end_to_end(),
         stages=(replace(recipe.stages[0], accumulation=2),),
         about="VL-BERT large from pixels on Conceptual Captions and texts alone, as released",
-        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large-end-to-end",
+        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large-end-to-end {BACKBONE}",
     )
 
 

@@ -14,6 +14,7 @@ from vlmill.models import VARIANTS, Vlmo
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.models.published import export_reference
+from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.models.vlmo.stages import start_from
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
@@ -95,6 +96,7 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
 
     Raises InputError for a checkpoint that does not fit the recipe's model.
     """
+    refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
     init = sources.init
@@ -110,6 +112,18 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"--init {init.path} does not fit {recipe.name}: {reason}") from None
     return fresh
+
+
+def refuse_random_constants(recipe: Recipe, init: LoadedCheckpoint | None) -> None:
+    """Raises InputError where stages of a region network would keep their random weights."""
+    if init is not None or not isinstance(recipe.model, VlBertEndToEndConfig):
+        return
+    if stages := recipe.model.cnn.frozen_stages:
+        raise InputError(
+            f"model.cnn.frozen_stages={stages}: they are never trained, and random without --init; "
+            "give --init from train-vl convert --as vl-bert-*-end-to-end --backbone FILE, or set "
+            "model.cnn.frozen_stages=0"
+        )
 
 
 def _take(fresh: nn.Module, init: LoadedCheckpoint, recipe: Recipe) -> None:

@@ -13,12 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions
+from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.train.loading.boxes import Size, resized_boxes
 from vlmill.train.loading.pictures.crop import decode, planes
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.recipes.spec import Feeding
-
-MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255
 
 
 def boxed_picture(
