@@ -12,9 +12,9 @@ from vlmill.models.checks import check_dtype
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
-from vlmill.models.layers.cpu.linear import Linear
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
+from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import layout_of
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, side_by_side

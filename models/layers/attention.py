@@ -1,18 +1,11 @@
 """Multi-head attention.  B sequences, N positions, H width; rows in either layout (`Layout`)."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.layers.cpu.attention import cpu_attention
-from vlmill.models.layers.cpu.linear import Linear, linear
-from vlmill.models.layers.packed_attention import (
-    adds_bias,
-    biased_attention,
-    packed_attention,
-    reads_packed,
-)
+from vlmill.models.layers.operators import Linear, attention, linear
+from vlmill.models.layers.packed_attention import packed_attention, reads_packed
 from vlmill.models.layers.packing import Kept, Layout
 
 Bias = Float[Tensor, "heads N N"]
@@ -24,37 +17,6 @@ def _check_heads(width: int, num_heads: int) -> None:
             f"width {width} is no multiple of num_heads {num_heads}; each head takes an "
             "equal share of the width"
         )
-
-
-def attend(
-    q: Float[Tensor, "B N heads d"],
-    k: Float[Tensor, "B M heads d"],
-    v: Float[Tensor, "B M heads d"],
-    keys: Layout,
-    dropout: float,
-    bias: Float[Tensor, "heads N M"] | None = None,
-) -> Float[Tensor, "B N H"]:
-    """softmax(q k^T / sqrt(d) + bias) v over the real keys, heads side by side again.
-
-    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The key mask is
-    broadcast over heads and queries; only a ``bias`` makes it a full matrix, where it is neither
-    trained nor in half precision on a GPU.
-    """
-    learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    plain = q.dtype == torch.float32 or torch.is_autocast_enabled("cpu")
-    if on_cpu and plain and (dropout > 0 or learned):
-        return cpu_attention(q, k, v, keys.key_mask, dropout, bias).to(v.dtype).flatten(2)
-    mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
-    if bias is not None and adds_bias(q) and dropout == 0:
-        q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
-        return biased_attention(q, k, v, keys.key_mask, bias).transpose(1, 2).flatten(2)
-    if bias is not None:
-        full = bias.to(q.dtype)[None]
-        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
-    q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    return mixed.transpose(1, 2).flatten(2)
 
 
 def by_heads(
@@ -123,7 +85,8 @@ class SelfAttention(nn.Module):
         if bias is None and reads_packed(q, layout, layout):
             return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
         q, k, v = by_heads(layout.unpack(projected), self.num_heads)
-        return layout.pack(attend(q, k, v, layout, dropout, bias))
+        mixed = attention(q, k, v, layout.key_mask, dropout, bias)
+        return layout.pack(mixed.flatten(2))
 
     def _mixed_kept(
         self,
@@ -141,7 +104,8 @@ class SelfAttention(nn.Module):
         (q,) = by_heads(kept.narrow.unpack(queries), self.num_heads, 1)
         k, v = by_heads(layout.unpack(others), self.num_heads, 2)
         bias = None if bias is None else bias[:, : q.shape[1]]
-        return kept.narrow.pack(attend(q, k, v, layout, dropout, bias))
+        mixed = attention(q, k, v, layout.key_mask, dropout, bias)
+        return kept.narrow.pack(mixed.flatten(2))
 
     def _bias(self) -> Float[Tensor, " three_H"]:
         if self.query_bias is None or self.value_bias is None:
@@ -188,6 +152,6 @@ class CoAttention(nn.Module):
             return to_first.flatten(-2), to_second.flatten(-2)
         q1, k1, v1 = by_heads(first_layout.unpack(one), self.num_heads)
         q2, k2, v2 = by_heads(second_layout.unpack(two), self.num_heads)
-        to_first = attend(q1, k2, v2, second_layout, rates[0])
-        to_second = attend(q2, k1, v1, first_layout, rates[1])
-        return first_layout.pack(to_first), second_layout.pack(to_second)
+        to_first = attention(q1, k2, v2, second_layout.key_mask, rates[0])
+        to_second = attention(q2, k1, v1, first_layout.key_mask, rates[1])
+        return first_layout.pack(to_first.flatten(2)), second_layout.pack(to_second.flatten(2))

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
 from vlmill.models.layers.attention import Bias, CoAttention, SelfAttention
-from vlmill.models.layers.cpu.dropout import Dropout
-from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.operators import Dropout, Linear
 from vlmill.models.layers.packing import Kept, Layout
 from vlmill.models.places import Places
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.layers.blocks import activation, layer_norm
-from vlmill.models.layers.cpu.linear import Linear, linear
+from vlmill.models.layers.operators import Linear, linear
 
 
 class Transform(nn.Module):

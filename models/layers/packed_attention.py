@@ -104,7 +104,7 @@ def _starts(layout: Layout, like: Tensor) -> Int32[Tensor, " B1"]:
     return first_cells((sequences + 1, columns), like).int()
 
 
-def adds_bias(q: Float[Tensor, "B N heads d"]) -> bool:
+def adds_bias(q: Float[Tensor, "B heads N d"]) -> bool:
     """Whether `biased_attention` is the way to add a bias: on CUDA, in half precision."""
     return q.device.type == "cuda" and q.dtype in HALF
 

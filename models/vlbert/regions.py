@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.checks import check_dtype
 from vlmill.models.layers.blocks import layer_norm
-from vlmill.models.layers.cpu.dropout import Dropout
-from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.operators import Dropout, Linear
 from vlmill.models.vlbert.config import Geometry, VlBertConfig
 
 LONGEST_WAVE = 1000.0

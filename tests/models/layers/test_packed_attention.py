@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.attention import flex_attention
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.layers import attention
+from vlmill.models.layers import attention, operators
 from vlmill.models.layers import packed_attention as kernels
 from vlmill.models.layers import packing as compaction
 from vlmill.models.layers import packing as layout
-from vlmill.models.layers.attention import CoAttention, SelfAttention, attend
+from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packing import Layout, layout_of
 from vlmill.models.places import Cells, cells_of, cells_read
 
@@ -198,9 +198,9 @@ def test_a_learned_bias_gets_its_gradient(
     mask = torch.tensor([[True] * 6, [True, True, False, False, True, True]])
     results = []
     for by_kernel in (True, False):
-        monkeypatch.setattr(attention, "adds_bias", lambda q, answer=by_kernel: answer)
+        monkeypatch.setattr(operators, "adds_bias", lambda q, answer=by_kernel: answer)
         q, k, v, bias = (x.clone().requires_grad_() for x in leaves)
-        mixed = attend(q, k, v, Layout((2, 6), mask), 0.0, bias)
+        mixed = operators.attention(q, k, v, mask, 0.0, bias)
         mixed.sin().sum().backward()  # type: ignore[no-untyped-call]
         results.append([mixed, q.grad, k.grad, v.grad, bias.grad])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
@@ -211,7 +211,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import flex_attention
-from vlmill.models.layers import attention
+from vlmill.models.layers import attention, operators
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.packing import layout_of
 from vlmill.train.devices.setup import compiled
@@ -240,7 +240,7 @@ torch.compile, plain = lambda module, **options: plain(
     module, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler), **options
 ), torch.compile
 for by_kernel in (True, False):
-    attention.adds_bias = lambda q: by_kernel
+    operators.adds_bias = lambda q: by_kernel
     run = compiled(step) if by_kernel else step
     for length in (8, 11, 13):
         step.zero_grad()
