@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models.bert.config import BertConfig
 from vlmill.models.checks import check_below, check_occupied, check_texts, readable
-from vlmill.models.layers.blocks import PostNormBlock, init_bert
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.packing import layout_of
@@ -36,16 +36,14 @@ class Bert(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, config.num_positions, config.num_segments, width, config.dropout
         )
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-                config.act,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            act=config.act,
         )
         self.pooler = Pooler(width)
         self.mlm_head = MlmHead(width, config.vocab_size, config.act)
@@ -76,9 +74,7 @@ class Bert(nn.Module):
                 check_below("segments", segments, self.config.num_segments, "num_segments")
         layout = layout_of(token_mask, real, pack=pack)
         hidden = layout.pack(self.text_embedding(tokens, segments))
-        for layer in self.layers:
-            hidden = layer(hidden, layout)
-        hidden = layout.unpack(hidden)
+        hidden = run_layers(self.layers, hidden, layout)
         return EncodedText(text=hidden, pooled=self.pooler(hidden[:, 0]))
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:

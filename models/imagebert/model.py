@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlmill.models.checks import check_dtype
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.operators import Linear
@@ -39,15 +39,13 @@ class ImageBert(nn.Module):
         self.global_features = nn.ModuleList(
             Linear(features, width) for features in config.global_widths
         )
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
         )
         self.mlm_head = MlmHead(width, config.vocab_size)
         self.class_head = Linear(width, config.num_region_classes)

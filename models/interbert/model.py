@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interbert.config import InterBertConfig
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, layout_of
@@ -48,16 +48,14 @@ class InterBert(PairHeads):
         self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
         self.interaction_layers = _text_layers(config, config.num_interaction_layers)
         self.text_layers = _text_layers(config, config.num_text_layers)
-        self.visual_layers = nn.ModuleList(
-            PostNormBlock(
-                config.width,
-                config.visual_num_heads,
-                config.visual_intermediate_width,
-                config.visual_dropout,
-                config.visual_attention_dropout,
-                config.visual_act,
-            )
-            for _ in range(config.num_visual_layers)
+        self.visual_layers = post_norm_layers(
+            config.num_visual_layers,
+            config.width,
+            config.visual_num_heads,
+            config.visual_intermediate_width,
+            dropout=config.visual_dropout,
+            attention_dropout=config.visual_attention_dropout,
+            act=config.visual_act,
         )
         self.text_pooler = Pooler(config.width, config.pooled_width, "relu")
         self.visual_pooler = Pooler(config.width, config.pooled_width, "relu")
@@ -174,16 +172,14 @@ class InterBert(PairHeads):
 
 
 def _text_layers(config: InterBertConfig, count: int) -> nn.ModuleList:
-    return nn.ModuleList(
-        PostNormBlock(
-            config.width,
-            config.num_heads,
-            config.intermediate_width,
-            config.dropout,
-            config.attention_dropout,
-            config.act,
-        )
-        for _ in range(count)
+    return post_norm_layers(
+        count,
+        config.width,
+        config.num_heads,
+        config.intermediate_width,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        act=config.act,
     )
 
 

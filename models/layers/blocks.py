@@ -95,6 +95,23 @@ class PostNormBlock(nn.Module):
         return mixed
 
 
+def post_norm_layers(
+    num_layers: int,
+    width: int,
+    num_heads: int,
+    intermediate_width: int,
+    *,
+    dropout: float,
+    attention_dropout: float,
+    act: str = "gelu",
+) -> nn.ModuleList:
+    """Builds a stack of `PostNormBlock`s of one size, for `run_layers`."""
+    return nn.ModuleList(
+        PostNormBlock(width, num_heads, intermediate_width, dropout, attention_dropout, act)
+        for _ in range(num_layers)
+    )
+
+
 def run_layers(
     layers: Iterable[nn.Module],
     hidden: Float[Tensor, "*rows H"],

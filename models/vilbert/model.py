@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import CoAttentionBlock, init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, layout_of
@@ -70,27 +70,23 @@ class Vilbert(PairHeads):
         self.region_embedding = RegionEmbedding(
             config.region_width, config.visual_width, config.dropout
         )
-        self.text_layers = nn.ModuleList(
-            PostNormBlock(
-                config.width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-                config.act,
-            )
-            for _ in range(config.num_layers)
+        self.text_layers = post_norm_layers(
+            config.num_layers,
+            config.width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            act=config.act,
         )
-        self.visual_layers = nn.ModuleList(
-            PostNormBlock(
-                config.visual_width,
-                config.visual_num_heads,
-                config.visual_intermediate_width,
-                config.visual_dropout,
-                config.visual_attention_dropout,
-                config.visual_act,
-            )
-            for _ in range(config.visual_num_layers)
+        self.visual_layers = post_norm_layers(
+            config.visual_num_layers,
+            config.visual_width,
+            config.visual_num_heads,
+            config.visual_intermediate_width,
+            dropout=config.visual_dropout,
+            attention_dropout=config.visual_attention_dropout,
+            act=config.visual_act,
         )
         self.co_layers = nn.ModuleList(_co_layer(config) for _ in config.text_co_layers)
         self.text_pooler = Pooler(config.width, config.co_width, "relu")

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import layout_of
@@ -49,16 +49,14 @@ class SingleStream(PairHeads):
         )
         self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
         self.region_type = nn.Embedding(config.num_segments, config.width)
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                config.width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-                config.act,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            config.width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            act=config.act,
         )
         self.pooler = Pooler(config.width)
         init_bert(self, config.init_std)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Compaction, compact, layout_of
@@ -47,15 +47,13 @@ class VlBertBody(nn.Module):
         self.end_token = nn.Embedding(1, width)
         self.text_visual = VisualInput(config, config.visual_scale_text)
         self.region_visual = VisualInput(config, config.visual_scale_region)
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
         )
         self.pooler = Pooler(width) if config.pooler else nn.Identity()
         self.reset_parameters()
