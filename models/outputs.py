@@ -10,14 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.places import Cells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
     """Last hidden states of the text and of the regions, and what the matching head takes.
 
-    Zeros where it was not computed: padding, and what nobody reads (`Cells`).
+    Zeros where it was not computed: padding, and what nobody reads (`VLInputs.read`).
     """
 
     text: Float[Tensor, "B T Ht"]
@@ -31,10 +30,8 @@ class RegionModel(Protocol):
     Heads are applied to the labelled positions only: whoever calls them picks the rows.
     """
 
-    def __call__(
-        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> Encoded:
-        """Encode pairs; ``pack=False`` computes padding too, ``read`` says what is read of it."""
+    def __call__(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encode pairs; ``pack=False`` computes padding too."""
         ...
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:

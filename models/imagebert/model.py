@@ -54,7 +54,7 @@ class ImageBert(nn.Module):
         self.match_head = Linear(width, config.match_outputs)
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
         """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -71,8 +71,8 @@ class ImageBert(nn.Module):
             regions,
             inputs.region_mask,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -129,8 +129,8 @@ class ImageBert(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         *,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
         """Encode texts together with embedded regions; arguments as in `VLInputs`.
 
@@ -152,10 +152,10 @@ class ImageBert(nn.Module):
             others = torch.arange(added.numel(), device=added.device)
             columns = [(real.text, num_tokens), (real.regions, num_regions)]
             places = side_by_side([*columns, (others, added.shape[1])])
-        layout = layout_of(mask, places, pack=pack)
+        places_read = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
+        layout = layout_of(mask, places, read=places_read, pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
-        read_of = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
-        hidden = run_layers(self.layers, hidden, layout, read_of)
+        hidden = run_layers(self.layers, hidden, layout)
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens : num_tokens + num_regions],

@@ -15,9 +15,9 @@ from vlmill.models.interbert.config import InterBertConfig
 from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import layout_of
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.places import Cells, Places, side_by_side
+from vlmill.models.places import Cells, side_by_side
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
@@ -61,9 +61,7 @@ class InterBert(PairHeads):
         self.visual_pooler = Pooler(config.width, config.pooled_width, "relu")
         init_bert(self, config.init_std)
 
-    def forward(
-        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> EncodedPair:
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
         """Encode pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -89,8 +87,8 @@ class InterBert(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -119,8 +117,8 @@ class InterBert(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`.
 
@@ -138,12 +136,14 @@ class InterBert(PairHeads):
         regions, text = hidden[:, :num_regions], hidden[:, num_regions:]
         text_pooled = region_pooled = None
         if num_regions:
-            layout = layout_of(region_mask, real and real.regions, pack=pack)
-            regions = _extract(self.visual_layers, regions, layout, read and read.regions)
+            layout = layout_of(
+                region_mask, real and real.regions, read=read and read.regions, pack=pack
+            )
+            regions = run_layers(self.visual_layers, layout.pack(regions), layout)
             region_pooled = self.visual_pooler(regions[:, 0])
         if num_tokens:
-            layout = layout_of(token_mask, real and real.text, pack=pack)
-            text = _extract(self.text_layers, text, layout, read and read.text)
+            layout = layout_of(token_mask, real and real.text, read=read and read.text, pack=pack)
+            text = run_layers(self.text_layers, layout.pack(text), layout)
             text_pooled = self.text_pooler(text[:, 0])
         return EncodedPair(
             text=text,
@@ -181,10 +181,3 @@ def _text_layers(config: InterBertConfig, count: int) -> nn.ModuleList:
         attention_dropout=config.attention_dropout,
         act=config.act,
     )
-
-
-def _extract(
-    layers: nn.ModuleList, hidden: Float[Tensor, "B N H"], layout: Layout, read: Places | None
-) -> Float[Tensor, "B N H"]:
-    """One modality by itself; its first position is pooled."""
-    return run_layers(layers, layout.pack(hidden), layout, read)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vlmill.models.layers.operators import Linear, attention, linear
 from vlmill.models.layers.packed_attention import packed_attention, reads_packed
-from vlmill.models.layers.packing import Kept, Layout
+from vlmill.models.layers.packing import Layout, ReadRows
 
 Bias = Float[Tensor, "heads N N"]
 
@@ -52,24 +52,24 @@ class SelfAttention(nn.Module):
         hidden: Float[Tensor, "*rows H"],
         layout: Layout,
         bias: Bias | None = None,
-        kept: Kept | None = None,
+        read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
         """Attend from every position to the real ones of its sequence.
 
-        ``bias`` is added to the scores. With ``kept`` only these rows come back. A sequence needs
+        ``bias`` is added to the scores. With ``read`` only these rows come back. A sequence needs
         one real position at least: without any key the softmax is undefined.
         """
-        weight, own_bias = self.qkv.weight, self._bias()
+        weight, qkv_bias = self.qkv.weight, self._bias()
         dropout = self.dropout if self.training else 0.0
-        if kept is None:
-            mixed = self._mixed(linear(hidden, weight, own_bias), layout, dropout, bias)
+        if read is None:
+            mixed = self._mixed(linear(hidden, weight, qkv_bias), layout, dropout, bias)
         else:
             width = self.out.in_features
             of_q, of_kv = torch.split(weight, [width, 2 * width])
-            bias_q, bias_kv = torch.split(own_bias, [width, 2 * width])
-            queries = linear(kept.take(hidden), of_q, bias_q)
+            bias_q, bias_kv = torch.split(qkv_bias, [width, 2 * width])
+            queries = linear(read.take(hidden), of_q, bias_q)
             others = linear(hidden, of_kv, bias_kv)
-            mixed = self._mixed_kept(queries, others, layout, kept, dropout, bias)
+            mixed = self._mixed_read(queries, others, layout, read, dropout, bias)
         merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 
@@ -88,24 +88,24 @@ class SelfAttention(nn.Module):
         mixed = attention(q, k, v, layout.key_mask, dropout, bias)
         return layout.pack(mixed.flatten(2))
 
-    def _mixed_kept(
+    def _mixed_read(
         self,
         queries: Float[Tensor, "K H"],
         others: Float[Tensor, "*rows two_H"],
         layout: Layout,
-        kept: Kept,
+        read: ReadRows,
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "K H"]:
-        """Attention of the kept rows to all, from their queries, and keys and values of all."""
+        """Attention of the read rows to all, from their queries, and keys and values of all."""
         (q,), (k, v) = by_heads(queries, self.num_heads, 1), by_heads(others, self.num_heads, 2)
-        if bias is None and reads_packed(q, kept.layout, layout):
-            return packed_attention(q, k, v, kept.layout, layout, dropout).flatten(-2)
-        (q,) = by_heads(kept.narrow.unpack(queries), self.num_heads, 1)
+        if bias is None and reads_packed(q, read.layout, layout):
+            return packed_attention(q, k, v, read.layout, layout, dropout).flatten(-2)
+        (q,) = by_heads(read.narrow.unpack(queries), self.num_heads, 1)
         k, v = by_heads(layout.unpack(others), self.num_heads, 2)
         bias = None if bias is None else bias[:, : q.shape[1]]
         mixed = attention(q, k, v, layout.key_mask, dropout, bias)
-        return kept.narrow.pack(mixed.flatten(2))
+        return read.narrow.pack(mixed.flatten(2))
 
     def _bias(self) -> Float[Tensor, " three_H"]:
         if self.query_bias is None or self.value_bias is None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
 from vlmill.models.layers.attention import Bias, CoAttention, SelfAttention
 from vlmill.models.layers.operators import Dropout, Linear
-from vlmill.models.layers.packing import Kept, Layout
-from vlmill.models.places import Places
+from vlmill.models.layers.packing import Layout, ReadRows
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
 
@@ -85,12 +84,12 @@ class PostNormBlock(nn.Module):
         self.feed_forward = FeedForwardSublayer(width, intermediate_width, dropout, act)
 
     def forward(
-        self, hidden: Float[Tensor, "*rows H"], layout: Layout, kept: Kept | None = None
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, read: ReadRows | None = None
     ) -> Float[Tensor, "*rows2 H"]:
-        """One layer over the positions of ``layout``, for the ``kept`` rows only if given."""
-        attended = self.dropout(self.attention(hidden, layout, kept=kept))
-        if kept is not None:
-            hidden = kept.take(hidden)
+        """One layer over the positions of ``layout``, for the ``read`` rows only if given."""
+        attended = self.dropout(self.attention(hidden, layout, read=read))
+        if read is not None:
+            hidden = read.take(hidden)
         mixed: Float[Tensor, "*rows2 H"] = self.feed_forward(self.norm(hidden + attended))
         return mixed
 
@@ -116,20 +115,19 @@ def run_layers(
     layers: Iterable[nn.Module],
     hidden: Float[Tensor, "*rows H"],
     layout: Layout,
-    read: Places | None = None,
 ) -> Float[Tensor, "B N H"]:
-    """Through `PostNormBlock`s in turn and back into the grid.
+    """Runs `PostNormBlock`s in turn and brings rows back into the grid.
 
-    Only the places that are ``read`` are sure to come back, others may be zeros: where losses read
-    few of them, most of the last layer need not be computed.
+    Only the places that ``layout.read`` names are sure to come back, others may be zeros: where
+    losses read few of them, most of the last layer need not be computed.
     """
     stack = list(layers)
-    kept = layout.keep(read) if stack else None
-    for layer in stack if kept is None else stack[:-1]:
+    read = layout.read_rows() if stack else None
+    for layer in stack if read is None else stack[:-1]:
         hidden = layer(hidden, layout)
-    if kept is None:
+    if read is None:
         return layout.unpack(hidden)
-    return kept.layout.unpack(stack[-1](hidden, layout, kept))
+    return read.layout.unpack(stack[-1](hidden, layout, read))
 
 
 class CoAttentionBlock(nn.Module):
@@ -242,16 +240,16 @@ class PreNormBlock(nn.Module):
         layout: Layout,
         route: Route,
         bias: Bias | None = None,
-        kept: Kept | None = None,
+        read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
         """One layer; ``route`` names the expert of each stretch of rows, ``bias`` as in attention.
 
-        Drop path draws once for attention and once for each stretch. With ``kept`` only these rows
+        Drop path draws once for attention and once for each stretch. With ``read`` only these rows
         come back, and ``route`` is theirs.
         """
-        attended = self.attention(self.attention_norm(hidden), layout, bias, kept)
-        if kept is not None:
-            hidden, layout = kept.take(hidden), kept.layout
+        attended = self.attention(self.attention_norm(hidden), layout, bias, read)
+        if read is not None:
+            hidden, layout = read.take(hidden), read.layout
         drop = self.drop_path(attended, layout, slice(None))
         hidden = _add_scaled(hidden, attended, self.attention_scale, drop)
         lengths, stretches, start = [length for _, length in route], [], 0

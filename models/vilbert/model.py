@@ -104,7 +104,6 @@ class Vilbert(PairHeads):
         *,
         task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
-        read: Cells | None = None,
     ) -> EncodedPair:
         """Encode pairs; ``task`` numbers each pair's task, where the model has task tokens.
 
@@ -128,8 +127,8 @@ class Vilbert(PairHeads):
             segments=inputs.segments,
             task=task,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def encode(
@@ -142,14 +141,27 @@ class Vilbert(PairHeads):
         segments: Int[Tensor, "B T"] | None = None,
         task: Int[Tensor, " B"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
-        words, boxes = (None, None) if real is None else real
-        text = self.read_text(tokens, token_mask, segments, task=task, real=words, pack=pack)
-        stream = self.read_regions(regions, region_mask, real=boxes, pack=pack)
-        return self.join(text, stream, read)
+        text = self.read_text(
+            tokens,
+            token_mask,
+            segments,
+            task=task,
+            real=real and real.text,
+            read=read and read.text,
+            pack=pack,
+        )
+        stream = self.read_regions(
+            regions,
+            region_mask,
+            real=real and real.regions,
+            read=read and read.regions,
+            pack=pack,
+        )
+        return self.join(text, stream)
 
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
@@ -169,6 +181,7 @@ class Vilbert(PairHeads):
         *,
         task: Int[Tensor, " B"] | None = None,
         real: Places | None = None,
+        read: Places | None = None,
         pack: bool = True,
     ) -> Stream:
         """Texts up to the first co-attention: what one text has in common for all pictures.
@@ -181,9 +194,12 @@ class Vilbert(PairHeads):
                 tokens, 0 if segments is None else segments, self._task_token(task)
             )
             if self.task_table is not None:
-                real = None if real is None else _with_task(real, token_mask.shape)
+                real, read = (
+                    None if places is None else _with_task(places, token_mask.shape)
+                    for places in (real, read)
+                )
                 token_mask = torch.cat([token_mask[:, :1], token_mask], dim=1)
-            layout = layout_of(token_mask, real, pack=pack)
+            layout = layout_of(token_mask, real, read=read, pack=pack)
             hidden = _run(self.text_layers, range(frozen), layout.pack(hidden), layout)
         start = range(frozen, self.config.text_co_layers[0])
         return Stream(_run(self.text_layers, start, hidden, layout), layout)
@@ -202,16 +218,18 @@ class Vilbert(PairHeads):
         region_mask: Bool[Tensor, "B R"],
         *,
         real: Places | None = None,
+        read: Places | None = None,
         pack: bool = True,
     ) -> Stream:
         """Embedded regions up to the first co-attention; ``real``: what ``region_mask`` marks."""
-        layout, frozen = layout_of(region_mask, real, pack=pack), self.config.frozen_visual_layers
+        layout = layout_of(region_mask, real, read=read, pack=pack)
+        frozen = self.config.frozen_visual_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             hidden = _run(self.visual_layers, range(frozen), layout.pack(embedded), layout)
         start = range(frozen, self.config.visual_co_layers[0])
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
-    def join(self, text: Stream, regions: Stream, read: Cells | None = None) -> EncodedPair:
+    def join(self, text: Stream, regions: Stream) -> EncodedPair:
         """From the first co-attention on: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
         has_task = self.task_table is not None
@@ -224,11 +242,8 @@ class Vilbert(PairHeads):
                 v, t = co_layer(v, regions.layout, t, text.layout)
             v = _run(self.visual_layers, visual_span, v, regions.layout)
             t = _run(self.text_layers, text_span, t, text.layout)
-        words, boxes = (None, None) if read is None else read
-        if has_task and words is not None:
-            words = _with_task(words, (text.layout.shape[0], text.layout.shape[1] - 1))
-        t = run_layers([self.text_layers[-1]], t, text.layout, words)
-        v = run_layers([self.visual_layers[-1]], v, regions.layout, boxes)
+        t = run_layers([self.text_layers[-1]], t, text.layout)
+        v = run_layers([self.visual_layers[-1]], v, regions.layout)
         text_pooled, region_pooled = self.text_pooler(t[:, 0]), self.visual_pooler(v[:, 0])
         return EncodedPair(
             text=torch.cat([t[:, :1], t[:, 2:]], dim=1) if has_task else t,

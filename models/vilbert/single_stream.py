@@ -61,9 +61,7 @@ class SingleStream(PairHeads):
         self.pooler = Pooler(config.width)
         init_bert(self, config.init_std)
 
-    def forward(
-        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> EncodedPair:
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
         """Encode pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
 
         Raises ValueError for a batch without tokens, more tokens than positions, another feature
@@ -84,8 +82,8 @@ class SingleStream(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -106,16 +104,16 @@ class SingleStream(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> EncodedPair:
         """Encode texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.text_embedding(tokens, 0 if segments is None else segments)
         columns = (tokens.shape[1], regions.shape[1])
         mask = torch.cat([token_mask, region_mask], dim=1)
-        layout = layout_of(mask, real and real.joined(*columns), pack=pack)
-        hidden = layout.pack(torch.cat([text, regions], dim=1))
-        hidden = run_layers(self.layers, hidden, layout, read and read.joined(*columns))
+        places, places_read = (cells and cells.joined(*columns) for cells in (real, read))
+        layout = layout_of(mask, places, read=places_read, pack=pack)
+        hidden = run_layers(self.layers, layout.pack(torch.cat([text, regions], dim=1)), layout)
         pooled = self.pooler(hidden[:, 0])
         return EncodedPair(
             text=hidden[:, : tokens.shape[1]],

@@ -77,7 +77,7 @@ class VlBertBody(nn.Module):
         if self.special_words is not None:
             self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
         """Encode samples: text, regions, [END] (figure 1); a sample without regions is text alone.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -104,8 +104,8 @@ class VlBertBody(nn.Module):
             masked_regions=inputs.masked_regions,
             text_regions=inputs.text_regions,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -151,8 +151,8 @@ class VlBertBody(nn.Module):
         masked_regions: Bool[Tensor, "B R"] | None = None,
         text_regions: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
         """Encode texts together with the vectors of `embed_regions`; arguments as in `VLInputs`."""
         region_tokens = self.region_token.weight.expand(*region_mask.shape, -1)
@@ -169,8 +169,8 @@ class VlBertBody(nn.Module):
             region_mask,
             segments=segments,
             real=real,
-            pack=pack,
             read=read,
+            pack=pack,
         )
 
     def encode_elements(
@@ -184,8 +184,8 @@ class VlBertBody(nn.Module):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
         """Encode elements whose tokens and visual vectors are given.
 
@@ -203,17 +203,13 @@ class VlBertBody(nn.Module):
             ends = ends + self.text_visual(text_vectors[:, :1])
         elements = torch.cat([words, regions, ends], dim=1)
         elements = elements + self._places(token_mask, region_mask, segments)
-        compaction = self._compacted(token_mask, region_mask, real, pack=pack)
-        places = None
-        if read is not None:  # [END] is read by nobody
-            slots = read.joined(tokens.shape[1], regions.shape[1], width=elements.shape[1])
-            places = compaction.places(slots)
+        compaction = self._compacted(token_mask, region_mask, real, read, pack=pack)
         hidden = self._start(compaction, elements)
-        grid = run_layers(self.layers, hidden, compaction.layout, places)
-        found = compaction.put_back(grid)
+        grid = run_layers(self.layers, hidden, compaction.layout)
+        states = compaction.put_back(grid)
         return Encoded(
-            text=found[:, : tokens.shape[1]],
-            regions=found[:, tokens.shape[1] : -1],
+            text=states[:, : tokens.shape[1]],
+            regions=states[:, tokens.shape[1] : -1],
             pooled=self.pooler(grid[:, 0]),
         )
 
@@ -222,17 +218,20 @@ class VlBertBody(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         region_mask: Bool[Tensor, "B R"],
         real: Cells | None,
+        read: Cells | None,
         *,
         pack: bool,
     ) -> Compaction:
         """Texts, regions and [END] without the padding between them."""
         mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
-        places = None
+        columns, places, slots_read = (token_mask.shape[1], region_mask.shape[1]), None, None
         if real is not None:
             ends = torch.arange(len(mask), device=mask.device)
-            parts = [(real.text, token_mask.shape[1]), (real.regions, region_mask.shape[1])]
+            parts = zip(real, columns, strict=True)
             places = side_by_side([*parts, (ends, 1)])
-        return compact(mask, places, pack=pack)
+        if read is not None:  # [END] is read by nobody
+            slots_read = read.joined(*columns, width=mask.shape[1])
+        return compact(mask, places, read=slots_read, pack=pack)
 
     def _vectors_of_text(
         self,

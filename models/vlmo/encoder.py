@@ -152,20 +152,19 @@ class VlmoEncoder(nn.Module):
         bias: Biases | None,
         expert: str,
         layers: range,
-        read: Places | None = None,
     ) -> Float[Tensor, "B N H"]:
         """The last ``layers`` with one expert and the final norm, back in the grid.
 
-        Only places that are ``read`` are sure to come back, others may be zeros.
+        Only places that ``layout.read`` names are sure to come back, others may be zeros.
         """
-        kept = layout.keep(read) if layers else None
-        lower = layers if kept is None else layers[:-1]
+        read = layout.read_rows() if layers else None
+        lower = layers if read is None else layers[:-1]
         hidden = self.run_layers(hidden, layout, bias, ((expert, hidden.shape[-2]),), lower)
-        if kept is None:
+        if read is None:
             return layout.unpack(self.norm(hidden))
         part = None if bias is None else bias[layers[-1]]
-        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(kept.rows)),), part, kept)
-        return kept.layout.unpack(self.norm(hidden))
+        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(read.rows)),), part, read)
+        return read.layout.unpack(self.norm(hidden))
 
     def fuse(
         self,
@@ -175,29 +174,31 @@ class VlmoEncoder(nn.Module):
         *,
         bias: Biases | None = None,
         real: Places | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
         """The fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
 
         Below ``first_vl_layer`` either modality goes through its expert, from there on all of them
         through the vision-language expert. ``bias``: `joint_bias`, gathered here if not given.
-        ``real``: the places of tokens that ``token_mask`` marks.
+        ``real``: the places of tokens that ``token_mask`` marks; ``read``: where last hidden states
+        are read of texts and images, others may be zeros.
         """
-        num_tokens, num_image = text.shape[1], image.shape[1]
+        num_tokens = text.shape[1]
         if bias is None:
             bias = self.joint_bias(num_tokens)
         present = token_mask.new_ones(image.shape[:2])
         cells = None
         if real is not None:
             cells = Cells(real, torch.arange(present.numel(), device=real.device))
-        layout, (text_rows, image_rows) = joined_layout(token_mask, present, cells, pack=pack)
+        layout, (text_rows, image_rows) = joined_layout(
+            token_mask, present, cells, read=read, pack=pack
+        )
         hidden = layout.pack(torch.cat([text, image], dim=1))
         top, end = self.config.first_vl_layer, self.config.num_layers
-        own = (("text", text_rows), ("image", image_rows))
-        hidden = self.run_layers(hidden, layout, bias, own, range(top))
-        places = read and read.joined(num_tokens, num_image)
-        hidden = self.finish(hidden, layout, bias, "vl", range(top, end), places)
+        route = (("text", text_rows), ("image", image_rows))
+        hidden = self.run_layers(hidden, layout, bias, route, range(top))
+        hidden = self.finish(hidden, layout, bias, "vl", range(top, end))
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens:],
@@ -212,7 +213,6 @@ class VlmoEncoder(nn.Module):
         bias: Biases | None,
         *,
         also_fused: bool = False,
-        read: Places | None = None,
     ) -> tuple[Float[Tensor, "B N H"], Float[Tensor, "B N H"] | None]:
         """One half of the dual encoder: ``text`` or ``image`` through its own experts.
 
@@ -221,12 +221,12 @@ class VlmoEncoder(nn.Module):
         """
         top, end = self.config.first_vl_layer, self.config.num_layers
         hidden = layout.pack(embedded)
-        own, last = ((modality, hidden.shape[-2]),), range(top, end)
-        below = self.run_layers(hidden, layout, bias, own, range(top))
-        alone = self.finish(below, layout, bias, modality, last, read)
+        route, last = ((modality, hidden.shape[-2]),), range(top, end)
+        below = self.run_layers(hidden, layout, bias, route, range(top))
+        alone = self.finish(below, layout, bias, modality, last)
         if not also_fused:
             return alone, None
-        return alone, self.finish(below, layout, bias, "vl", last, read)
+        return alone, self.finish(below, layout, bias, "vl", last)
 
 
 def init_encoder(encoder: VlmoEncoder) -> None:

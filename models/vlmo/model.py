@@ -140,9 +140,7 @@ class Vlmo(nn.Module):
         init_bert(self, config.init_std)
         init_encoder(self.encoder)
 
-    def forward(
-        self, inputs: PixelInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> Encoded:
+    def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Encoded:
         """The fusion encoder over pairs: text first, then the image.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -152,9 +150,7 @@ class Vlmo(nn.Module):
         inputs.check(vocab_size=self.config.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
-        return self.encoder.fuse(
-            text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack, read=read
-        )
+        return self.encoder.fuse(text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack)
 
     def contrast_text(
         self,
@@ -186,9 +182,9 @@ class Vlmo(nn.Module):
         self, modality: str, embedded: Tensor, layout: Layout, bias: Biases | None
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
-        first = first_cells(layout.shape, embedded)
+        layout = layout._replace(read=first_cells(layout.shape, embedded))
         own, fused = self.encoder.encode_one(
-            modality, embedded, layout, bias, also_fused=pairs == 2, read=first
+            modality, embedded, layout, bias, also_fused=pairs == 2
         )
         return Contrast(
             own=self._unit(modality, own),
