@@ -55,36 +55,36 @@ def initialise_from_beit(
 
 def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tensor]:
     """``state`` with positions as the model has them: its layers' tables side by side, resized."""
-    layers = {int(found[1]): name for name in state if (found := LAYER_TABLE.match(name))}
+    layers = {int(match[1]): name for name in state if (match := LAYER_TABLE.match(name))}
     tables = [state[layers[number]] for number in sorted(layers)]
     if SHARED_TABLE in state:
         tables = [state[SHARED_TABLE]] * config.num_layers
-    held = dict(state)
+    tensors = dict(state)
     if tables and config.relative_positions:
-        held[TABLES] = resize_image_table(torch.cat(tables, dim=1), config.side)
-    if "pos_embed" in held:
-        held["pos_embed"] = resize_absolute(held["pos_embed"], config.side)
-    return held
+        tensors[TABLES] = resize_image_table(torch.cat(tables, dim=1), config.side)
+    if "pos_embed" in tensors:
+        tensors["pos_embed"] = resize_absolute(tensors["pos_embed"], config.side)
+    return tensors
 
 
 def beit_links(config: VlmoConfig) -> list[Link]:
     """What of the model is which of BEiT's tensors, under the released code's names."""
     patches = "encoder.patch_embedding"
-    found = [
+    keymap = [
         *linked(f"{patches}.projection", "patch_embed.proj"),
         Link(f"{patches}.class_token", ("cls_token",)),
         *linked("encoder.norm", "norm"),
     ]
     if config.absolute_positions:
-        found.append(Link(f"{patches}.position", ("pos_embed",)))
+        keymap.append(Link(f"{patches}.position", ("pos_embed",)))
     if config.relative_positions:
         rows = num_image_rows(config.side)
-        found.append(Link("encoder.relative.table", (TABLES,), rows=rows))
+        keymap.append(Link("encoder.relative.table", (TABLES,), rows=rows))
     for number in range(config.num_layers):
-        found += block_links(
+        keymap += block_links(
             f"encoder.layers.{number}",
             f"blocks.{number}",
             {"image": ("norm2", "mlp")},
             scaled=config.layer_scale is not None,
         )
-    return found
+    return keymap

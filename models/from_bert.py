@@ -50,11 +50,11 @@ def derived(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The first rows of the word table, and RoBERTa's only segment repeated.
     """
-    made = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
+    tensors = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
     segments = state.get(SEGMENTS)
     if segments is not None and len(segments) == 1:
-        made |= {f"{REPEATED}{count}": segments.expand(count, -1) for count in (2, 3)}
-    return made
+        tensors |= {f"{REPEATED}{count}": segments.expand(count, -1) for count in (2, 3)}
+    return tensors
 
 
 def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
@@ -139,14 +139,14 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     code). RoBERTa's one segment serves for A and B, and in a task's model for C.
     """
     rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
-    found = text_embedding_links(segment_rows=None if rows == 3 else 2)
+    keymap = text_embedding_links(segment_rows=None if rows == 3 else 2)
     if f"{REPEATED}{rows}" in state:
-        found = [
+        keymap = [
             replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.theirs else link
-            for link in found
+            for link in keymap
         ]
     return [
-        *found,
+        *keymap,
         *layers_from_bert("layers", counts=[len(body.layers)]),
         *(linked("pooler.dense", POOLER) if isinstance(body.pooler, Pooler) else []),
         *([Link("special_words.weight", (FIRST_WORDS,))] if body.special_words else []),
@@ -271,11 +271,11 @@ def _rules(model: nn.Module) -> list[tuple[str, str]]:
     """How new weights are drawn, by patterns of names: inner parts' rules before outer ones'."""
     rules: list[tuple[str, str]] = [("*", f"N(0, {INIT_STD:g}^2)")]
     for name, part in model.named_modules():
-        own = list(DRAWN.get(type(part), ()))
+        rules_of_part = list(DRAWN.get(type(part), ()))
         std = getattr(getattr(part, "config", None), "init_std", None)
         if std is not None and (part is model or type(part) in BERT_SOURCES):
-            own.append(("*", f"N(0, {std:g}^2)"))
-        rules = [*((_inside(name, pattern), rule) for pattern, rule in own), *rules]
+            rules_of_part.append(("*", f"N(0, {std:g}^2)"))
+        rules = [*((_inside(name, pattern), rule) for pattern, rule in rules_of_part), *rules]
     return rules
 
 

@@ -68,6 +68,6 @@ def first_cells(shape: tuple[int, int], like: Tensor) -> Places:
     return torch.arange(shape[0], device=like.device) * shape[1]
 
 
-def with_first(wanted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """The first position of each sequence besides the ``wanted`` ones."""
-    return wanted | (torch.arange(wanted.shape[1], device=wanted.device) == 0)
+def with_first(mask: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """The first position of each sequence besides those that ``mask`` marks."""
+    return mask | (torch.arange(mask.shape[1], device=mask.device) == 0)

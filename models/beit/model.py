@@ -77,8 +77,8 @@ class Beit(nn.Module):
             raise ValueError("masked patches need num_visual_tokens above 0 in the configuration")
         if masked is not None:
             check_mask("masked", masked)
-            if tuple(masked.shape) != (wanted := (len(pixels), self.config.side**2)):
-                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {wanted}")
+            if tuple(masked.shape) != (shape := (len(pixels), self.config.side**2)):
+                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {shape}")
         if readable(pixels):
             check_finite("pixels", pixels, "pictures", "decode these pictures again")
         token = None if masked is None else self.mask_token[0, 0]

@@ -38,8 +38,8 @@ def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
     Raises ValueError for any other state dict.
     """
     if "blocks.input.w" in state and "blocks.output.conv.w" in state:
-        found = [re.match(r"blocks\.group_(\d+)\.block_(\d+)\.", name) for name in state]
-        places = [(int(m[1]), int(m[2])) for m in found if m]
+        matches = [re.match(r"blocks\.group_(\d+)\.block_(\d+)\.", name) for name in state]
+        places = [(int(m[1]), int(m[2])) for m in matches if m]
         return DalleConfig(
             num_tokens=len(state["blocks.output.conv.w"]),
             width=len(state["blocks.input.w"]),
@@ -68,10 +68,10 @@ def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _official(name: str) -> str:
-    if found := OURS.match(name):
-        group, block = int(found[1]) + 1, int(found[2]) + 1
-        path = "id_path" if found[4] is None else f"res_path.conv_{int(found[4]) + 1}"
-        return f"blocks.group_{group}.block_{block}.{path}.{DALLE_PARTS[found[5]]}"
+    if match := OURS.match(name):
+        group, block = int(match[1]) + 1, int(match[2]) + 1
+        path = "id_path" if match[4] is None else f"res_path.conv_{int(match[4]) + 1}"
+        return f"blocks.group_{group}.block_{block}.{path}.{DALLE_PARTS[match[5]]}"
     module, _, part = name.rpartition(".")
     return f"{ENDS[module]}.{DALLE_PARTS[part]}" if module in ENDS else name
 

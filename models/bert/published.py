@@ -46,15 +46,15 @@ def configure(config: Mapping[str, Any]) -> BertConfig:
 def links(model: nn.Module) -> list[Link]:
     """Under the names of `transformers`' BertForPreTraining."""
     assert isinstance(model, Bert)
-    found = [
+    keymap = [
         *text_embedding_links(),
         *linked("pooler.dense", "bert.pooler.dense"),
         *mlm_head_links(tied_bias=(DECODER_BIAS,)),
         *linked("next_sentence_head", "cls.seq_relationship"),
     ]
     for number in range(len(model.layers)):
-        found += block_links(f"layers.{number}", f"bert.encoder.layer.{number}")
-    return found
+        keymap += block_links(f"layers.{number}", f"bert.encoder.layer.{number}")
+    return keymap
 
 
 IGNORED = ("bert.embeddings.position_ids",)  # a buffer that counts 0, 1, 2, ...

@@ -87,7 +87,7 @@ def links(model: nn.Module) -> list[Link]:
         trunk = [under("trunk", link) for link in links(model.trunk)]
         return trunk + score_links() + linked("answer_head", "vil_prediction")
     assert isinstance(model, InterBert)
-    found = [
+    keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.v_embeddings"),
         *linked("text_pooler.dense", "bert.t_pooler.dense"),
@@ -97,12 +97,12 @@ def links(model: nn.Module) -> list[Link]:
     # The text's layers go on counting where those of interaction end.
     num_interaction = len(model.interaction_layers)
     for n in range(num_interaction):
-        found += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
+        keymap += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
     for n in range(len(model.text_layers)):
-        found += block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
+        keymap += block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
     for n in range(len(model.visual_layers)):
-        found += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
-    return found
+        keymap += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
+    return keymap
 
 
 INTERBERT = Family(

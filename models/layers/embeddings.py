@@ -158,8 +158,8 @@ class PatchEmbedding(nn.Module):
 
         Raises ValueError for another size.
         """
-        wanted = (3, self.image_size, self.image_size)
-        if tuple(pixels.shape[1:]) != wanted:
+        shape = (3, self.image_size, self.image_size)
+        if tuple(pixels.shape[1:]) != shape:
             raise ValueError(
                 f"pixels has shape {tuple(pixels.shape)}, want [pictures, 3, image_size="
                 f"{self.image_size}, {self.image_size}]; resize them or build the model with "

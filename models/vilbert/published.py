@@ -188,7 +188,7 @@ def links(model: nn.Module) -> list[Link]:
 
 
 def _vilbert_links(model: Vilbert) -> list[Link]:
-    found = [
+    keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.v_embeddings"),
         *linked("text_pooler.dense", "bert.t_pooler.dense"),
@@ -196,27 +196,27 @@ def _vilbert_links(model: Vilbert) -> list[Link]:
         *pretraining_links("cls.bi_seq_relationship"),
     ]
     if model.task_table is not None:
-        found.append(Link("task_table.weight", ("bert.embeddings.task_embeddings.weight",)))
+        keymap.append(Link("task_table.weight", ("bert.embeddings.task_embeddings.weight",)))
     for n in range(len(model.text_layers)):
-        found += block_links(f"text_layers.{n}", f"bert.encoder.layer.{n}")
+        keymap += block_links(f"text_layers.{n}", f"bert.encoder.layer.{n}")
     for n in range(len(model.visual_layers)):
-        found += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
+        keymap += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
     for n in range(len(model.co_layers)):
-        found += _co_layer_links(n)
+        keymap += _co_layer_links(n)
         for stream in range(len(model.unused[n])):  # type: ignore[arg-type]
             name = f"bert.encoder.c_layer.{n}.biOutput.q_dense{stream + 1}"
-            found += linked(f"unused.{n}.{stream}", name)
-    return found
+            keymap += linked(f"unused.{n}.{stream}", name)
+    return keymap
 
 
 def _co_layer_links(n: int) -> list[Link]:
     """Number 1 is the regions' stream, 2 the text's, as in our order of streams."""
     ours, theirs = f"co_layers.{n}", f"bert.encoder.c_layer.{n}"
-    found: list[Link] = []
+    keymap: list[Link] = []
     for stream, (order, letter) in enumerate((("first", "v"), ("second", "t"))):
         number = stream + 1
         names = [f"{theirs}.biattention.{part}{number}" for part in ("query", "key", "value")]
-        found += [
+        keymap += [
             *linked(f"{ours}.attention.{order}_qkv", *names),
             *linked(f"{ours}.outs.{stream}", f"{theirs}.biOutput.dense{number}"),
             *linked(f"{ours}.norms.{stream}", f"{theirs}.biOutput.LayerNorm{number}"),
@@ -226,11 +226,11 @@ def _co_layer_links(n: int) -> list[Link]:
                 f"{theirs}.{letter}_output",
             ),
         ]
-    return found
+    return keymap
 
 
 def _baseline_links(model: SingleStream) -> list[Link]:
-    found = [
+    keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.image_embeddings"),
         Link("region_type.weight", ("bert.image_embeddings.token_type_embeddings.weight",)),
@@ -238,8 +238,8 @@ def _baseline_links(model: SingleStream) -> list[Link]:
         *pretraining_links("cls.seq_relationship"),
     ]
     for n in range(len(model.layers)):
-        found += block_links(f"layers.{n}", f"bert.encoder.layer.{n}")
-    return found
+        keymap += block_links(f"layers.{n}", f"bert.encoder.layer.{n}")
+    return keymap
 
 
 def _weight_norm_links(ours: str, theirs: str) -> list[Link]:

@@ -59,16 +59,16 @@ def links(model: nn.Module, ours: str = "") -> list[Link]:
 
 
 def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
-    found = [
+    keymap = [
         *mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions"),
         *linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense"),
         *linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred"),
     ]
     if model.match_head is not None:
-        found += linked(
+        keymap += linked(
             f"{ours}match_head", "vlbert.relationsip_head.caption_image_relationship"
         )  # spelled so
-    return found
+    return keymap
 
 
 def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
@@ -89,7 +89,7 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
     named = {o: f"{theirs}.{t}" for o, t in tables.items()} | single
     decoder = (f"{theirs}.mlm_head.predictions.decoder.weight",)
     has_decoder = isinstance(body, VlBert)
-    found = [
+    keymap = [
         Link(
             f"{ours}{name}.weight",
             (f"{reference}.weight",),
@@ -98,26 +98,26 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
         for name, reference in named.items()
         if getattr(body, name.split(".")[0]) is not None
     ]
-    found += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
-    found += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
+    keymap += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
+    keymap += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
     for name, kind in (("text_visual", "text"), ("region_visual", "object")):
         visual = getattr(body, name)
         if visual.projection is not None:
-            found += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
+            keymap += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
         if visual.norm is not None:
-            found += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
+            keymap += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
         else:
-            found.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
+            keymap.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
     for number in range(len(body.layers)):
-        found += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
+        keymap += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
     if body.config.pooler:
-        found += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
-    return found
+        keymap += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
+    return keymap
 
 
 def _cnn_links(cnn: RegionCnn) -> list[Link]:
     """The reference holds conv5 twice, under two names."""
-    found = _conv_links("cnn.stem.conv1", "conv1", "bn1", (f"{EXTRACTOR}.backbone",))
+    keymap = _conv_links("cnn.stem.conv1", "conv1", "bn1", (f"{EXTRACTOR}.backbone",))
     for number in (2, 3, 4, 5):
         head = (f"{EXTRACTOR}.roi_head_feature_extractor", f"{EXTRACTOR}.head.0")
         places = head if number == 5 else (f"{EXTRACTOR}.backbone.layer{number - 1}",)
@@ -126,20 +126,20 @@ def _cnn_links(cnn: RegionCnn) -> list[Link]:
             ours = f"cnn.res{number}.{block}"
             inside = tuple(f"{place}.{block}" for place in places)
             for part in (1, 2, 3):
-                found += _conv_links(f"{ours}.conv{part}", f"conv{part}", f"bn{part}", inside)
+                keymap += _conv_links(f"{ours}.conv{part}", f"conv{part}", f"bn{part}", inside)
             if not isinstance(module.shortcut, nn.Identity):
-                found += _conv_links(f"{ours}.shortcut", "downsample.0", "downsample.1", inside)
-    return found
+                keymap += _conv_links(f"{ours}.shortcut", "downsample.0", "downsample.1", inside)
+    return keymap
 
 
 def _conv_links(ours: str, conv: str, norm: str, places: tuple[str, ...]) -> list[Link]:
     names = {"weight": f"{conv}.weight"}
     names |= {f"norm.{part}": f"{norm}.{part}" for part in NORM_PARTS}
-    found = []
+    keymap = []
     for name, theirs in names.items():
         first, *again = (f"{place}.{theirs}" for place in places)
-        found.append(Link(f"{ours}.{name}", (first,), also=tuple(again)))
-    return found
+        keymap.append(Link(f"{ours}.{name}", (first,), also=tuple(again)))
+    return keymap
 
 
 def load_backbone(cnn: RegionCnn, source: Mapping[str, Any] | str | Path) -> LoadTable:

@@ -128,19 +128,19 @@ class ChoiceInputs:
     region_mask: Bool[Tensor, "B R"]
 
     def __post_init__(self) -> None:
-        wanted = tuple(self.tokens.shape)
+        shape = tuple(self.tokens.shape)
         for name in ("token_mask", "segments", "text_regions"):
-            if (came := tuple(getattr(self, name).shape)) != wanted:
-                raise ValueError(f"{name} has shape {came}, want {wanted} as tokens")
+            if (came := tuple(getattr(self, name).shape)) != shape:
+                raise ValueError(f"{name} has shape {came}, want {shape} as tokens")
         pictures = tuple(self.region_features.shape[:2])
-        if len(wanted) != 3 or tuple(self.region_mask.shape) != pictures:
+        if len(shape) != 3 or tuple(self.region_mask.shape) != pictures:
             raise ValueError(
-                f"tokens has shape {wanted}, region_features {tuple(self.region_features.shape)}, "
+                f"tokens has shape {shape}, region_features {tuple(self.region_features.shape)}, "
                 f"region_mask {tuple(self.region_mask.shape)}; want [questions, choices, tokens], "
                 "[questions, regions, width] and [questions, regions]"
             )
-        if pictures[0] != wanted[0]:
-            raise ValueError(f"tokens has {wanted[0]} questions, region_features {pictures[0]}")
+        if pictures[0] != shape[0]:
+            raise ValueError(f"tokens has {shape[0]} questions, region_features {pictures[0]}")
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ChoiceInputs":
         """The same batch with ``change`` applied to each tensor."""

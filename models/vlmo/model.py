@@ -183,11 +183,11 @@ class Vlmo(nn.Module):
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
         layout = layout._replace(read=first_cells(layout.shape, embedded))
-        own, fused = self.encoder.encode_one(
+        alone, fused = self.encoder.encode_one(
             modality, embedded, layout, bias, also_fused=pairs == 2
         )
         return Contrast(
-            own=self._unit(modality, own),
+            own=self._unit(modality, alone),
             fused=None if fused is None else self._unit(f"fused_{modality}", fused),
         )
 
