@@ -1,4 +1,4 @@
-"""Starting VLMo from BEiT (arXiv:2111.02358, sec. 3.4; released code)."""
+"""VLMo starts from BEiT here (arXiv:2111.02358, sec. 3.4; released code)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, side by 
 def initialise_from_beit(
     model: nn.Module, source: Mapping[str, Any] | str | Path
 ) -> dict[str, Origin]:
-    """Copy BEiT's weights into a freshly built model; where each parameter now comes from.
+    """Copies BEiT's weights into a new model; says where each parameter now comes from.
 
     model: one with a `VlmoEncoder` as its ``encoder``. source: a state dict of the released code's
     or either of Hugging Face's layouts, or the path of such a file; nothing in it is executed.
@@ -54,7 +54,7 @@ def initialise_from_beit(
 
 
 def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tensor]:
-    """``state`` with positions as the model has them: its layers' tables side by side, resized."""
+    """Gives ``state`` the model's positions: its layers' tables side by side, resized."""
     layers = {int(match[1]): name for name in state if (match := LAYER_TABLE.match(name))}
     tables = [state[layers[number]] for number in sorted(layers)]
     if SHARED_TABLE in state:
@@ -68,7 +68,7 @@ def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tenso
 
 
 def beit_links(config: VlmoConfig) -> list[Link]:
-    """What of the model is which of BEiT's tensors, under the released code's names."""
+    """Says what of the model is which of BEiT's tensors, under the released code's names."""
     patches = "encoder.patch_embedding"
     keymap = [
         *linked(f"{patches}.projection", "patch_embed.proj"),

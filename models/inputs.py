@@ -1,4 +1,4 @@
-"""What the variants are fed: regions, or pixels.
+"""The variants are fed with these: regions, or pixels.
 
 B image-text pairs, T text tokens, R regions, D width of a region's feature, S pixels a side.
 """
@@ -27,7 +27,7 @@ from vlmill.models.places import Cells, Places, cells_of
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``, which nobody waits for; only pinned memory goes so."""
+    """Sends a host's tensor to ``device``, for which nobody waits; only pinned memory goes so."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -41,7 +41,7 @@ MASK_OF_PLACES = {"real_tokens": "token_mask", "real_regions": "region_mask"}
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputs:
-    """The texts of a padded batch, and how a batch of either kind is moved.
+    """Holds the texts of a padded batch, and moves a batch of either kind.
 
     tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real. real_tokens:
     int64 places that ``token_mask`` marks, as in `Cells`. A model on a GPU packs by them and never
@@ -54,11 +54,11 @@ class TextInputs:
     real_tokens: Places | None = None
 
     def map(self: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same batch with ``change`` applied to each tensor."""
+        """Gives the same batch with ``change`` applied to each tensor."""
         return type(self)(**{name: change(value) for name, value in _tensors(self).items()})
 
     def to(self: Inputs, device: torch.device | str) -> Inputs:
-        """The same batch on ``device``; where it leaves the host, with its real positions' places.
+        """Sends the batch to ``device``; off the host with its real positions' places.
 
         Nobody waits for the copies.
         """
@@ -73,7 +73,7 @@ class TextInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class VLInputs(TextInputs):
-    """A padded batch of image-text pairs.
+    """Holds a padded batch of image-text pairs.
 
     Texts as in `TextInputs`. region_features: the detector's pooled features. region_locations:
     corners and area as fractions of the picture, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT,
@@ -133,20 +133,20 @@ class VLInputs(TextInputs):
 
     @property
     def real(self) -> Cells | None:
-        """The real positions' places, where both are known."""
+        """Gives the real positions' places, where both are known."""
         if self.real_tokens is None or self.real_regions is None:
             return None
         return Cells(self.real_tokens, self.real_regions)
 
     @property
     def read(self) -> Cells | None:
-        """The places that are read, where both are known."""
+        """Gives the places that are read, where both are known."""
         if self.read_tokens is None or self.read_regions is None:
             return None
         return Cells(self.read_tokens, self.read_regions)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes that follow from those of the features and tokens."""
+        """Gives the shapes that follow from those of the features and tokens."""
         batch, regions = self.region_features.shape[:2]
         texts, pictures = (batch, self.tokens.shape[1]), (batch, regions)
         shapes: dict[str, tuple[int, ...]] = {
@@ -161,7 +161,7 @@ class VLInputs(TextInputs):
     def described(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> "VLInputs":
-        """The same batch with other features and locations of its regions."""
+        """Gives the same batch with other features and locations of its regions."""
         regions = {"region_features": features, "region_locations": locations}
         return VLInputs(**(_tensors(self) | regions))
 
@@ -173,7 +173,7 @@ class VLInputs(TextInputs):
         vocab_size: int | None = None,
         num_segments: int | None = None,
     ) -> "VLInputs":
-        """Check the values too, and return the batch.
+        """Checks the values too, and returns the batch.
 
         Reads every value once and waits for the device, so it belongs to where batches are made;
         forward passes call it on the CPU only (`check`). Raises ValueError for a pair without a
@@ -209,7 +209,7 @@ class VLInputs(TextInputs):
         vocab_size: int,
         num_segments: int | None,
     ) -> None:
-        """`validate` where looking at values costs next to nothing: on the CPU, untraced.
+        """Calls `validate` where looking at values costs next to nothing: on the CPU, untraced.
 
         A modality without any position is the variant's own matter.
         """
@@ -224,7 +224,7 @@ class VLInputs(TextInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelInputs(TextInputs):
-    """A padded batch of texts with their pictures, for a variant that reads pixels.
+    """Holds a padded batch of texts with their pictures, for a variant that reads pixels.
 
     Texts as in `TextInputs`. pixels: RGB, resized to S x S and normalised as the model's
     configuration says (VLMo: (x - 0.5) / 0.5 of values in 0..1). Raises ValueError if the shapes or
@@ -252,7 +252,7 @@ class PixelInputs(TextInputs):
         check_numbers("pixels", self.pixels, "scale and normalise them")
 
     def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
-        """Check the values too, and return the batch; belongs to where batches are made.
+        """Checks the values too, and returns the batch; belongs to where batches are made.
 
         Raises ValueError for a pair without a token, for pixels that are not finite, for places of
         another mask and, where it is given, for word ids beyond ``vocab_size``.
@@ -266,7 +266,7 @@ class PixelInputs(TextInputs):
         return self
 
     def check(self, *, vocab_size: int) -> None:
-        """`validate` where looking at values costs next to nothing: on the CPU, untraced."""
+        """Calls `validate` where looking at values costs next to nothing: on the CPU, untraced."""
         if self.tokens.shape[1] and readable(self.tokens):
             self.validate(vocab_size=vocab_size)
 
@@ -289,14 +289,14 @@ _OPTIONAL = {
 
 
 def _tensors(inputs: TextInputs) -> dict[str, Any]:
-    """A batch's fields by name, without the optional ones that are None."""
+    """Gives a batch's fields by name, without the optional ones that are None."""
     values = {name: getattr(inputs, name) for name in _FIELDS[type(inputs)]}
     return {n: value for n, value in values.items() if value is not None or n not in _OPTIONAL}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRegions:
-    """Pictures with boxes.
+    """Holds pictures with boxes.
 
     pictures: normalised, padded to the right and below. sizes: (width, height) in pixels without
     padding. boxes: (x1, y1, x2, y2) in those pixels, the whole picture (0, 0, W - 1, H - 1) first.
@@ -330,7 +330,7 @@ class PictureRegions:
             )
 
     def locations(self) -> Float[Tensor, "B R 5"]:
-        """As `VLInputs` wants them: corners as fractions of the picture, and area."""
+        """Gives locations as `VLInputs` wants them: corners as fractions, and area."""
         corners = self.boxes / self.sizes.repeat(1, 2)[:, None]
         corners = corners.masked_fill(~self.region_mask[..., None], 0.0)
         area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""BEiT's checkpoints: the released layout and both of Hugging Face's."""
+"""BEiT's checkpoints are read and written here: the released layout and Hugging Face's two."""
 
 import re
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ FIELDS = {
 
 
 def configure(config: Mapping[str, Any]) -> BeitConfig:
-    """Of the released code's settings, or of transformers' config.json.
+    """Reads a configuration from the released code's settings or transformers' config.json.
 
     ``num_classes`` (``num_labels``, ``id2label``) gives a classifier, otherwise ``vocab_size`` the
     head of masked image modelling.
@@ -105,7 +105,7 @@ QUERY = re.compile(r"^(blocks\.\d+\.attn)\.query\.weight$")
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A BEiT state dict of any layout under the released code's names, query, key, value fused."""
+    """Renames a BEiT state dict of any layout as the released code has it, q, k and v fused."""
     renamed = {}
     for name, tensor in without_prefix(state, "backbone.").items():
         for pattern, replacement in RENAMES:
@@ -123,7 +123,7 @@ def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the released code's names."""
+    """Links our tensors to the released code's names."""
     assert isinstance(model, Beit)
     config = model.config
     keymap = [
@@ -151,7 +151,7 @@ def links(model: nn.Module) -> list[Link]:
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Positions at the model's resolution; a shared table for every layer that has its own."""
+    """Resizes positions to the model; gives every layer that has its own table the shared one."""
     assert isinstance(model, Beit)
     config = model.config
     fitted = dict(state)
@@ -168,13 +168,13 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def resize_image_table(table: Tensor, side: int) -> Tensor:
-    """A table of patches and class token at another resolution; the last rows are copied."""
+    """Resizes a table of patches and class token; the last rows are copied."""
     patches, rest = table[:-CLASS_ROWS], table[-CLASS_ROWS:]
     return torch.cat([resize_relative(patches, side), rest])
 
 
 def rebuilt(model: nn.Module) -> dict[str, Tensor]:
-    """The index matrices that the released code keeps as buffers."""
+    """Builds the index matrices that the released code keeps as buffers."""
     assert isinstance(model, Beit)
     config = model.config
     if not config.relative_positions:

@@ -1,4 +1,4 @@
-"""Both picture tokenizers' layouts. DALL-E's has to be saved as a state dict first."""
+"""Picture tokenizers' checkpoints are read here; DALL-E's is saved as a state dict before."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ DALLE_PARTS = {"weight": "w", "bias": "b"}
 
 
 def configure(config: Mapping[str, Any]) -> DalleConfig | DvaeConfig:
-    """Of DALL-E's encoder (``n_hid``) or of the auto-encoder (``hidden_dim``)."""
+    """Reads the settings of DALL-E's encoder (``n_hid``) or the auto-encoder (``hidden_dim``)."""
     if "n_hid" in config:
         return DalleConfig(
             num_tokens=config["vocab_size"],
@@ -33,7 +33,7 @@ def configure(config: Mapping[str, Any]) -> DalleConfig | DvaeConfig:
 
 
 def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
-    """Which of the two a state dict is of, and of which size; the names and weights tell all.
+    """Says which tokenizer a state dict is of, and how large; names and weights tell all.
 
     Raises ValueError for any other state dict.
     """
@@ -63,7 +63,7 @@ ENDS = {"first": "blocks.input", "last": "blocks.output.conv"}
 
 
 def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """DALL-E's names, also of weights that were written under ours; the auto-encoder's are ours."""
+    """Gives DALL-E's names, also to weights written under ours; the auto-encoder's are ours."""
     return {_official(name): tensor for name, tensor in state.items()}
 
 
@@ -77,12 +77,12 @@ def _official(name: str) -> str:
 
 
 def build(config: DalleConfig | DvaeConfig) -> nn.Module:
-    """The tokenizer of a configuration."""
+    """Builds the tokenizer of a configuration."""
     return DalleTokenizer(config) if isinstance(config, DalleConfig) else Dvae(config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the repositories' names; the auto-encoder's are ours."""
+    """Links our tensors to the repositories' names; the auto-encoder's are ours."""
     if isinstance(model, Dvae):
         return [Link(name, (name,)) for name in model.state_dict()]
     assert isinstance(model, DalleTokenizer)

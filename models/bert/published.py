@@ -1,4 +1,4 @@
-"""BERT's own checkpoints: Hugging Face's and the original layout."""
+"""BERT's own checkpoints are read and written here: Hugging Face's and the original layout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ FIELDS = {
 
 
 def configure(config: Mapping[str, Any]) -> BertConfig:
-    """Of a published configuration. Raises ValueError for another network than BERT's."""
+    """Reads a published configuration. Raises ValueError for another network than BERT's."""
     kind, eps = config.get("model_type", "bert"), config.get("layer_norm_eps", LAYER_NORM_EPS)
     if kind != "bert" or eps != LAYER_NORM_EPS:
         raise ValueError(
@@ -44,7 +44,7 @@ def configure(config: Mapping[str, Any]) -> BertConfig:
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the names of `transformers`' BertForPreTraining."""
+    """Links our tensors to the names of `transformers`' BertForPreTraining."""
     assert isinstance(model, Bert)
     keymap = [
         *text_embedding_links(),

@@ -24,7 +24,7 @@ WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
 
 
 class ImageBert(nn.Module):
-    """The encoder and its four pretraining heads (sec. 3.3)."""
+    """Holds the encoder and its four pretraining heads (sec. 3.3)."""
 
     def __init__(self, config: ImageBertConfig) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ImageBert(nn.Module):
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
-        """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
+        """Encodes pairs: text first, then the regions (sec. 3.1, figure 1).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
@@ -81,7 +81,7 @@ class ImageBert(nn.Module):
         locations: Float[Tensor, "B R 5"],
         global_features: Float[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B E H"]:
-        """Regions as the layers take them; whoever pairs a picture with many texts needs it once.
+        """Embeds regions; whoever pairs a picture with many texts needs it once.
 
         All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
         configured, a row for each whole-picture network and one for [SEP] follow, so E >= R.
@@ -102,7 +102,7 @@ class ImageBert(nn.Module):
     def _embed_globals(
         self, features: Float[Tensor, "B G"] | None, offset: Float[Tensor, " H"]
     ) -> Float[Tensor, "B C H"]:
-        """Whole-picture features (sec. 5.3, table 4): as regions that are the whole picture.
+        """Embeds whole-picture features (sec. 5.3, table 4) as regions that fill the picture.
 
         [choice] A token for each network, with a projection of its own.
         """
@@ -132,7 +132,7 @@ class ImageBert(nn.Module):
         read: Cells | None = None,
         pack: bool = True,
     ) -> Encoded:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`.
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`.
 
         Rows beyond ``region_mask`` are those that `embed_regions` adds: always real, never
         returned.
@@ -164,7 +164,7 @@ class ImageBert(nn.Module):
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Start new weights as if features had mean 0 and variance 1, given theirs.
+        """Starts new weights as if features had mean 0 and variance 1, given theirs.
 
         Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
         """
@@ -172,22 +172,22 @@ class ImageBert(nn.Module):
         self.feature_head.bias.add_(mean)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Masked language modelling: logits over the vocabulary, where labels are."""
+        """Gives logits over the vocabulary where labels are (masked language modelling)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
-        """Masked object classification: logits over the detector's classes."""
+        """Gives logits over the detector's classes (masked object classification)."""
         logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
-        """Masked region feature regression: the features that were masked."""
+        """Gives the features that were masked (masked region feature regression)."""
         features: Float[Tensor, "N D"] = self.feature_head(region_hidden)
         return features
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Image-text matching: log odds that the two belong together.
+        """Gives log odds that text and picture belong together.
 
         With ``match_outputs=2`` the difference of the two logits, "belongs" the second.
         """

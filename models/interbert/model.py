@@ -23,7 +23,7 @@ IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
 
 class InterBert(PairHeads):
-    """Interaction over both, extraction of each, and three pretraining heads."""
+    """Holds interaction over both, extraction of each, and three pretraining heads."""
 
     def __init__(self, config: InterBertConfig) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class InterBert(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encode pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
+        """Encodes pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for a batch with neither, more tokens than positions, another feature
@@ -98,7 +98,7 @@ class InterBert(PairHeads):
         *,
         of_captions: bool = True,
     ) -> Float[Tensor, "B R H"]:
-        """Regions as the layers take them, once for all texts of a picture.
+        """Embeds regions as the layers take them, once for all texts of a picture.
 
         [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
         segments for these.
@@ -120,7 +120,7 @@ class InterBert(PairHeads):
         read: Cells | None = None,
         pack: bool = True,
     ) -> EncodedPair:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`.
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`.
 
         Of a modality that is missing nothing comes back, and ``pooled`` is the other's.
         """
@@ -163,7 +163,7 @@ class InterBert(PairHeads):
         return only
 
     def item_vectors(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B P"]:
-        """One vector of length 1 for each item, for search by inner product.
+        """Gives each item's vector of length 1, for search by inner product.
 
         [choice] The paper's deployment stores one vector an item and does not say which; this is
         the fused one.

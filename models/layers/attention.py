@@ -1,4 +1,4 @@
-"""Multi-head attention.  B sequences, N positions, H width; rows in either layout (`Layout`)."""
+"""Positions attend to others here.  B sequences, N positions, H width, rows in any `Layout`."""
 
 import torch
 from jaxtyping import Float
@@ -22,13 +22,13 @@ def _check_heads(width: int, num_heads: int) -> None:
 def by_heads(
     projected: Float[Tensor, "*rows parts_H"], num_heads: int, parts: int = 3
 ) -> tuple[Float[Tensor, "*rows heads d"], ...]:
-    """Query, key and value, or some ``parts`` of these, from a product that made them at once."""
+    """Parts a product that made query, key and value, or some ``parts`` of these, at once."""
     *rows, width = projected.shape
     return projected.view(*rows, parts, num_heads, width // (parts * num_heads)).unbind(-3)
 
 
 class SelfAttention(nn.Module):
-    """Scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
+    """Computes scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
 
     Query, key and value come from one product; ``dropout`` falls on the attention weights.
     ``key_bias=False`` leaves the key's part of the bias out, as BEiT does: a constant for each
@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
         bias: Bias | None = None,
         read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
-        """Attend from every position to the real ones of its sequence.
+        """Attends from every position to the real ones of its sequence.
 
         ``bias`` is added to the scores. With ``read`` only these rows come back. A sequence needs
         one real position at least: without any key the softmax is undefined.
@@ -80,7 +80,7 @@ class SelfAttention(nn.Module):
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "*rows H"]:
-        """Attention of all rows, from queries, keys and values side by side."""
+        """Attends from all rows, with queries, keys and values side by side."""
         q, k, v = by_heads(projected, self.num_heads)
         if bias is None and reads_packed(q, layout, layout):
             return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "K H"]:
-        """Attention of the read rows to all, from their queries, and keys and values of all."""
+        """Attends from the rows that are read, with keys and values of all."""
         (q,), (k, v) = by_heads(queries, self.num_heads, 1), by_heads(others, self.num_heads, 2)
         if bias is None and reads_packed(q, read.layout, layout):
             return packed_attention(q, k, v, read.layout, layout, dropout).flatten(-2)
@@ -114,7 +114,7 @@ class SelfAttention(nn.Module):
 
 
 class CoAttention(nn.Module):
-    """Attention from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
+    """Attends from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
 
     Both directions read the streams as they came. ``dropouts`` fall on the attention weights of
     the first and of the second stream's queries.
@@ -142,7 +142,7 @@ class CoAttention(nn.Module):
         second: Float[Tensor, "*rows2 H2"],
         second_layout: Layout,
     ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
-        """What each position of the first stream takes from the second, and the reverse."""
+        """Gives what each position of the first stream takes from the second, and the reverse."""
         one, two = self.first_qkv(first), self.second_qkv(second)
         rates = self.dropouts if self.training else (0.0, 0.0)
         (q1, k1, v1), (q2, k2, v2) = (by_heads(rows, self.num_heads) for rows in (one, two))

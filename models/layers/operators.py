@@ -1,4 +1,4 @@
-"""The operators that devices compute in ways of their own: linear layers, dropout, attention.
+"""Devices compute these operators in ways of their own: linear layers, dropout, attention.
 
 B sequences, N queries, M keys, h heads, d width of a head; K inputs and J outputs of a layer.
 
@@ -26,22 +26,22 @@ def linear(
     weight: Float[Tensor, "J K"],
     bias: Float[Tensor, " J"] | None = None,
 ) -> Float[Tensor, "*rows J"]:
-    """x W^T + b, row by row."""
+    """Computes x W^T + b, row by row."""
     if HAS_CPU and multiplies_faster(hidden, weight):
         return onednn_linear(hidden, weight, bias)
     return F.linear(hidden, weight, bias)
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes with `linear`."""
+    """Computes with `linear`."""
 
     def forward(self, hidden: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows J"]:
-        """x W^T + b, row by row."""
+        """Computes x W^T + b, row by row."""
         return linear(hidden, self.weight, self.bias)
 
 
 class Dropout(nn.Module):
-    """While training each number is 0 with chance ``rate``, else divided by 1 - ``rate``.
+    """Sets each number to 0 with chance ``rate`` in training, else divides it by 1 - ``rate``.
 
     Raises ValueError for a rate that is no share below 1.
     """
@@ -53,7 +53,7 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Numbers of any shape; unchanged in evaluation."""
+        """Drops numbers of any shape; changes nothing in evaluation."""
         if not self.training:
             return hidden
         if HAS_CPU and drops_faster(hidden):
@@ -69,7 +69,7 @@ def attention(
     dropout: float = 0.0,
     bias: Float[Tensor, "h N M"] | None = None,
 ) -> Float[Tensor, "B N h d"]:
-    """dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that ``key_mask`` marks, if given.
+    """Computes dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that are real.
 
     Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The mask is broadcast
     over heads and queries; only a ``bias`` makes it a full matrix, where it is neither trained nor

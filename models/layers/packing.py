@@ -24,7 +24,7 @@ PACK_FROM = 0.03  # share of padding above which packing pays for its copies, me
 
 
 class Layout(NamedTuple):
-    """Where hidden states lie.
+    """Says where hidden states lie.
 
     shape: (B, N) of the grid. key_mask: True where a position is real; None if all are.
     real: the grid's cells that the packed rows come from; None in the grid. starts: the first row
@@ -40,13 +40,13 @@ class Layout(NamedTuple):
     read: Places | None = None
 
     def pack(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
-        """From the grid into this layout, values of any kind."""
+        """Brings the grid into this layout, values of any kind."""
         if self.real is None:
             return hidden
         return hidden.flatten(0, 1).index_select(0, self.real)
 
     def unpack(self, hidden: Shaped[Tensor, "*rows H"]) -> Shaped[Tensor, "B N H"]:
-        """From this layout into the grid; padding becomes zeros."""
+        """Brings this layout into the grid; padding becomes zeros."""
         if self.real is None:
             return hidden
         cells = self.shape[0] * self.shape[1]
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
         return grid.view(*self.shape, hidden.shape[-1])
 
     def read_rows(self) -> "ReadRows | None":
-        """The rows of the places that are read; None for all.
+        """Gives the rows of the places that are read; None for all.
 
         Places of padding are left out on a CPU. Elsewhere packed rows must have every one.
         """
@@ -71,12 +71,12 @@ class Layout(NamedTuple):
         return ReadRows(rows, layout, _narrowed(places, layout))
 
     def sequence_of_rows(self) -> Places | None:
-        """Which sequence each packed row belongs to; None in the grid."""
+        """Says which sequence each packed row belongs to; None in the grid."""
         return None if self.real is None else self.real // self.shape[1]
 
 
 class ReadRows(NamedTuple):
-    """The rows of a layout that are read: their numbers in it, and the packed layout they make.
+    """Names the rows of a layout that are read, and the packed layout that they make.
 
     narrow: the same in a grid of no more columns than they reach into, where the host may look.
     """
@@ -86,7 +86,7 @@ class ReadRows(NamedTuple):
     narrow: Layout
 
     def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
-        """These rows, from either layout."""
+        """Takes these rows, from either layout."""
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
 
 
@@ -105,7 +105,7 @@ def layout_of(
     read: Places | None = None,
     pack: bool = True,
 ) -> Layout:
-    """The layout for sequences whose real positions ``mask`` marks, with their places if known.
+    """Lays out sequences whose real positions ``mask`` marks, with their places if known.
 
     Without padding, attention needs no mask. With ``pack`` and enough padding to pay for it the
     rows are packed, in the order of the grid; off the CPU any padding pays, for a mask keeps
@@ -131,7 +131,7 @@ def _packed(grid: Layout, real: Places) -> Layout:
 
 
 def _starts(places: Places, shape: tuple[int, int]) -> Int32[Tensor, " B1"] | None:
-    """The first row of each sequence among rows of these places, and the end of the last.
+    """Gives the first row of each sequence among rows of these places, and the end of the last.
 
     None where attention goes through the grid.
     """
@@ -149,7 +149,7 @@ def joined_layout(
     read: Cells | None = None,
     pack: bool = True,
 ) -> tuple[Layout, tuple[int, int]]:
-    """The layout of two modalities in one sequence, ``first`` before ``second``, and their rows.
+    """Lays out two modalities in one sequence, ``first`` before ``second``; counts their rows.
 
     Packed, all of the first modality's rows lie before all of the second's, so that
     ``hidden.split(rows, dim=-2)`` parts the modalities in either layout. ``real`` and
@@ -174,7 +174,7 @@ def joined_layout(
 
 
 class Compaction(NamedTuple):
-    """Which slot lies where.
+    """Says which slot lies where.
 
     layout: of the compacted sequences, or of the slots where these stay as they are. Where they
     move, slots: for each row of ``layout`` the slot that it holds, counted over the batch; in the
@@ -188,21 +188,21 @@ class Compaction(NamedTuple):
     cells: Int[Tensor, "B N"] | None = None
 
     def take(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
-        """From slots into the compacted layout."""
+        """Brings slots into the compacted layout."""
         if self.slots is None:
             return self.layout.pack(hidden)
         rows = hidden.flatten(0, 1).index_select(0, self.slots.flatten())
         return rows.view(*self.slots.shape, hidden.shape[-1])
 
     def put_back(self, grid: Float[Tensor, "B S H"]) -> Float[Tensor, "B N H"]:
-        """From the grid of the compacted layout into slots; zeros in empty ones."""
+        """Brings the grid of the compacted layout into slots; zeros in empty ones."""
         if self.cells is not None:
             cells = self.cells.clamp(min=0)[..., None].expand(-1, -1, grid.shape[-1])
             grid = grid.gather(1, cells)
         return grid.masked_fill(~self.real[..., None], 0.0)
 
     def places(self, slots: Places) -> Places:
-        """Where these slots lie in the compacted grid, without those that are empty."""
+        """Says where these slots lie in the compacted grid, without those that are empty."""
         if self.cells is None:
             return slots
         slots = slots[self.real.flatten()[slots]]
@@ -217,7 +217,7 @@ def compact(
     read: Places | None = None,
     pack: bool = True,
 ) -> Compaction:
-    """Move each sequence's real slots, which ``mask`` marks, to its front, in their order.
+    """Moves each sequence's real slots, which ``mask`` marks, to its front, in their order.
 
     Attention in a grid then costs what the longest sequence needs, and not the sum of the longest
     parts. Elsewhere than on a CPU, and while torch.compile traces, they stay: packed rows, whose

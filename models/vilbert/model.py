@@ -23,13 +23,13 @@ from vlmill.models.vilbert.config import VilbertConfig
 
 
 class Stream(NamedTuple):
-    """Sequences on their way through the network."""
+    """Holds sequences on their way through the network."""
 
     hidden: Float[Tensor, "*rows H"]
     layout: Layout
 
     def take(self, which: Int[Tensor, " P"]) -> "Stream":
-        """The sequences of these numbers, each as often as it is asked for.
+        """Gives the sequences of these numbers, each as often as it is asked for.
 
         Waits for the device if they are packed.
         """
@@ -43,7 +43,7 @@ class Stream(NamedTuple):
 
 
 class Vilbert(PairHeads):
-    """Two streams, six co-attention layers between them, and three pretraining heads (fig. 1)."""
+    """Runs two streams with co-attention layers between, and three pretraining heads (fig. 1)."""
 
     def __init__(self, config: VilbertConfig) -> None:
         super().__init__(
@@ -105,7 +105,7 @@ class Vilbert(PairHeads):
         task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
     ) -> EncodedPair:
-        """Encode pairs; ``task`` numbers each pair's task, where the model has task tokens.
+        """Encodes pairs; ``task`` numbers each pair's task, where the model has task tokens.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for a batch without tokens or regions, more tokens than positions,
@@ -144,7 +144,7 @@ class Vilbert(PairHeads):
         read: Cells | None = None,
         pack: bool = True,
     ) -> EncodedPair:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.read_text(
             tokens,
             token_mask,
@@ -166,7 +166,7 @@ class Vilbert(PairHeads):
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> Float[Tensor, "B R Hv"]:
-        """Regions as the layers take them; without gradient if layers are frozen."""
+        """Embeds regions as the layers take them; without gradient if layers are frozen."""
         with torch.set_grad_enabled(
             torch.is_grad_enabled() and not self.config.frozen_visual_layers
         ):
@@ -184,7 +184,7 @@ class Vilbert(PairHeads):
         read: Places | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Texts up to the first co-attention: what one text has in common for all pictures.
+        """Runs texts up to the first co-attention, which is the same for all pictures.
 
         For retrieval: read each text and each picture once, `Stream.take` the pairs, `join` them.
         """
@@ -221,7 +221,7 @@ class Vilbert(PairHeads):
         read: Places | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Embedded regions up to the first co-attention; ``real``: what ``region_mask`` marks."""
+        """Runs embedded regions up to the first co-attention; places as in `read_text`."""
         layout = layout_of(region_mask, real, read=read, pack=pack)
         frozen = self.config.frozen_visual_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
@@ -230,7 +230,7 @@ class Vilbert(PairHeads):
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
     def join(self, text: Stream, regions: Stream) -> EncodedPair:
-        """From the first co-attention on: each Co-TRM, then each stream's own layers (fig. 1)."""
+        """Runs the rest: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
         has_task = self.task_table is not None
         text_spans = _spans(config.text_co_layers, config.num_layers - 1)
@@ -256,7 +256,7 @@ class Vilbert(PairHeads):
 
 
 def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
-    """The regions are the first stream. Rates on attention weights belong to the keys' stream."""
+    """Builds a Co-TRM, regions first. Rates on attention weights belong to the keys' stream."""
     return CoAttentionBlock(
         (config.visual_width, config.width),
         config.co_width,
@@ -269,7 +269,7 @@ def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
 
 
 def _with_task(places: Places, shape: Sequence[int]) -> Places:
-    """Places in texts of this shape, where a task token has come in behind each first position."""
+    """Moves places where a task token has come in behind each text's first position."""
     rows, columns = shape
     behind = (places % columns > 0).to(places.dtype)
     tasks = first_cells((rows, columns + 1), places) + 1
@@ -277,7 +277,7 @@ def _with_task(places: Places, shape: Sequence[int]) -> Places:
 
 
 def _spans(ids: Sequence[int], end: int) -> list[range]:
-    """The layers between one co-attention layer and the next, and after the last to ``end``."""
+    """Lists the layers between co-attention layers, and after the last to ``end``."""
     ends = [*ids[1:], end]
     return [range(start, end) for start, end in zip(ids, ends, strict=True)]
 
@@ -291,7 +291,7 @@ def _run(
 
 
 class Unused(nn.Module):
-    """A linear layer's tensors that released checkpoints hold and no computation reads."""
+    """Holds a linear layer's tensors that released checkpoints have and no computation reads."""
 
     weight: Tensor
     bias: Tensor

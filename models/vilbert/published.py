@@ -1,4 +1,4 @@
-"""ViLBERT's checkpoints: the paper's release, its baseline, the 12-in-1 release, and mmf's."""
+"""ViLBERT's checkpoints are read and written here: release, baseline, 12-in-1, and mmf's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -86,7 +86,7 @@ MODELS: dict[type[Any], type[nn.Module]] = {
 
 
 def configure(keys: Mapping[str, Any]) -> Config:
-    """Of a configuration of the four code bases; unknown keys are no harm.
+    """Reads a configuration of the four code bases; unknown keys are no harm.
 
     Which model it is says ``arch`` (the class's name) or, without it, what is there: no sizes of a
     visual stream (the baseline), ``task_specific_tokens`` (12-in-1), ``training_head_type`` (mmf),
@@ -157,12 +157,12 @@ def _baseline(keys: Mapping[str, Any]) -> SingleStreamConfig:
 
 
 def build(config: Config) -> nn.Module:
-    """The model that belongs to a configuration."""
+    """Builds the model that belongs to a configuration."""
     return MODELS[type(config)](config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the names of the released code; mmf's are the same behind a prefix."""
+    """Links our tensors to the released code's names; mmf's are the same behind a prefix."""
     if isinstance(model, Vilbert):
         return _vilbert_links(model)
     if isinstance(model, SingleStream):
@@ -210,7 +210,7 @@ def _vilbert_links(model: Vilbert) -> list[Link]:
 
 
 def _co_layer_links(n: int) -> list[Link]:
-    """Number 1 is the regions' stream, 2 the text's, as in our order of streams."""
+    """Links a Co-TRM; number 1 is the regions' stream, 2 the text's, as with us."""
     ours, theirs = f"co_layers.{n}", f"bert.encoder.c_layer.{n}"
     keymap: list[Link] = []
     for stream, (order, letter) in enumerate((("first", "v"), ("second", "t"))):
@@ -266,7 +266,7 @@ PREFIXES = ("model.", "bert.")  # mmf's newer and older files have one before th
 
 
 def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without mmf's prefix, and with today's names of layer norms' tensors."""
+    """Takes off mmf's prefix and gives layer norms' tensors today's names."""
     for prefix in PREFIXES:
         if any(name.startswith(f"{prefix}bert.") for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""ViLBERT's single-stream baseline (Lu et al., arXiv:1908.02265, sec. 4.1): BERT over both.
+"""ViLBERT's baseline runs BERT over text and regions (Lu et al., arXiv:1908.02265, sec. 4.1).
 
 B pairs, T tokens, R regions, D feature width, H width. Text first, then the regions, whose row 0 is
 the whole picture as in ViLBERT. The paper leaves the pooled vector open; the code's is BERT's tanh
@@ -22,7 +22,7 @@ IMAGE_TYPE = 1  # the row of the regions' own type table
 
 
 class SingleStream(PairHeads):
-    """One stack of layers over text and regions, with ViLBERT's pretraining heads."""
+    """Runs one stack of layers over text and regions, with ViLBERT's pretraining heads."""
 
     def __init__(self, config: SingleStreamConfig) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class SingleStream(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encode pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
+        """Encodes pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
 
         Raises ValueError for a batch without tokens, more tokens than positions, another feature
         width and, on the CPU, values that mean nothing (`VLInputs.check`).
@@ -89,7 +89,7 @@ class SingleStream(PairHeads):
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> Float[Tensor, "B R H"]:
-        """Regions as the layers take them, once for all texts of a picture."""
+        """Embeds regions as the layers take them, once for all texts of a picture."""
         embedded: Float[Tensor, "B R H"] = self.region_embedding(
             features, locations, self.region_type.weight[IMAGE_TYPE]
         )
@@ -107,7 +107,7 @@ class SingleStream(PairHeads):
         read: Cells | None = None,
         pack: bool = True,
     ) -> EncodedPair:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.text_embedding(tokens, 0 if segments is None else segments)
         columns = (tokens.shape[1], regions.shape[1])
         mask = torch.cat([token_mask, region_mask], dim=1)

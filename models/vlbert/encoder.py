@@ -1,4 +1,4 @@
-"""VL-BERT's elements and encoder (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
+"""VL-BERT encodes its elements here (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
 
 B samples, T tokens, R regions (the whole picture in row 0), D a feature's width, V a region
 vector's, H the width of the encoder, N = T + R + 1 elements with padding, S without.
@@ -25,7 +25,7 @@ from vlmill.models.vlbert.regions import RegionVectors, VisualInput
 
 
 class VlBertBody(nn.Module):
-    """Everything below the heads, for pretraining and for the tasks."""
+    """Holds everything below the heads, for pretraining and for the tasks."""
 
     def __init__(self, config: VlBertConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class VlBertBody(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the released code starts before BERT's weights come.
+        """Starts weights as the released code does before BERT's come.
 
         Its rule spares the projection of regions, which keeps PyTorch's own start, and lets a
         masked region's feature begin at zero.
@@ -78,7 +78,7 @@ class VlBertBody(nn.Module):
             self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
-        """Encode samples: text, regions, [END] (figure 1); a sample without regions is text alone.
+        """Encodes text, regions and [END] (figure 1); without regions it is text alone.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
@@ -154,7 +154,7 @@ class VlBertBody(nn.Module):
         read: Cells | None = None,
         pack: bool = True,
     ) -> Encoded:
-        """Encode texts together with the vectors of `embed_regions`; arguments as in `VLInputs`."""
+        """Encodes texts with the vectors of `embed_regions`; arguments as in `VLInputs`."""
         region_tokens = self.region_token.weight.expand(*region_mask.shape, -1)
         if masked_regions is not None and self.masked_token is not None:
             region_tokens = torch.where(
@@ -187,7 +187,7 @@ class VlBertBody(nn.Module):
         read: Cells | None = None,
         pack: bool = True,
     ) -> Encoded:
-        """Encode elements whose tokens and visual vectors are given.
+        """Encodes elements whose tokens and visual vectors are given.
 
         ``text_vectors`` are each token's, or one for all of a sample's tokens (T1 = 1).
         """
@@ -222,7 +222,7 @@ class VlBertBody(nn.Module):
         *,
         pack: bool,
     ) -> Compaction:
-        """Texts, regions and [END] without the padding between them."""
+        """Compacts texts, regions and [END], without the padding between them."""
         mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
         columns, places, slots_read = (token_mask.shape[1], region_mask.shape[1]), None, None
         if real is not None:
@@ -239,7 +239,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         text_regions: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B T1 V"]:
-        """Of the regions that tokens speak of; else of the picture, or what stands for none."""
+        """Gives vectors of regions that tokens speak of; else the picture's, or none's."""
         if text_regions is not None:
             return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
         if not regions.shape[1]:
@@ -263,7 +263,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         segments: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B N H"]:
-        """Position plus segment of every element: regions share the position after the text."""
+        """Adds position and segment of every element: regions share the place after the text."""
         ranks = token_mask.cumsum(dim=1)
         length = ranks[:, -1:]
         places = [(ranks - 1).clamp(min=0), length.expand(-1, region_mask.shape[1]), length + 1]
@@ -279,7 +279,7 @@ class VlBertBody(nn.Module):
     def _start(
         self, compaction: Compaction, elements: Float[Tensor, "B N H"]
     ) -> Float[Tensor, "*rows H"]:
-        """The first layer's input. Padding has position and segment A, as in the released code."""
+        """Gives the first layer's input. Padding has position and segment A, as released."""
         tables, layout = self.text_embedding, compaction.layout
         rows = compaction.take(elements)
         if layout.real is None and layout.key_mask is not None:

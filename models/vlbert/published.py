@@ -1,4 +1,4 @@
-"""VL-BERT's checkpoints (jackroos/VL-BERT): pretraining, VQA, RefCOCO+, VCR, regions or pixels."""
+"""VL-BERT's checkpoints (jackroos/VL-BERT) are read and written here, of all its tasks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,14 +24,14 @@ NORM_PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_trac
 
 
 def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
-    """The model that `configure` describes."""
+    """Builds the model that `configure` describes."""
     if isinstance(config, VlBertEndToEndConfig):
         return VlBertEndToEnd(config)
     return build_vlbert(config)
 
 
 def links(model: nn.Module, ours: str = "") -> list[Link]:
-    """Of any of the models, ``ours`` before all our names."""
+    """Links any of the models' tensors, ``ours`` before all our names."""
     if isinstance(model, VlBertEndToEnd):
         return [*_cnn_links(model.cnn), *links(model.model, "model.")]
     if isinstance(model, VlBert):
@@ -72,7 +72,7 @@ def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
 
 
 def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
-    """``theirs``: what the reference calls the encoder."""
+    """Links the body; ``theirs`` is what the reference calls the encoder."""
     tables = {
         "text_embedding.word": "word_embeddings",
         "text_embedding.position": "position_embeddings",
@@ -116,7 +116,7 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
 
 
 def _cnn_links(cnn: RegionCnn) -> list[Link]:
-    """The reference holds conv5 twice, under two names."""
+    """Links the region network; the reference holds conv5 twice, under two names."""
     keymap = _conv_links("cnn.stem.conv1", "conv1", "bn1", (f"{EXTRACTOR}.backbone",))
     for number in (2, 3, 4, 5):
         head = (f"{EXTRACTOR}.roi_head_feature_extractor", f"{EXTRACTOR}.head.0")
@@ -143,7 +143,7 @@ def _conv_links(ours: str, conv: str, norm: str, places: tuple[str, ...]) -> lis
 
 
 def load_backbone(cnn: RegionCnn, source: Mapping[str, Any] | str | Path) -> LoadTable:
-    """Start the region network from a ResNet's weights under torchvision's names.
+    """Starts the region network from a ResNet's weights under torchvision's names.
 
     source: a state dict or file, such as the released ``resnet101-pt-vgbua-0000.model``; ``layer4``
     is conv5. Classifier and names beyond are unexpected. Raises CheckpointMismatch (a ValueError)
@@ -158,14 +158,14 @@ def load_backbone(cnn: RegionCnn, source: Mapping[str, Any] | str | Path) -> Loa
 
 
 def _of_resnet(link: Link) -> Link:
-    """A link of the whole model as one of the network by itself."""
+    """Gives a link of the whole model as one of the network by itself."""
     name = link.theirs[0].removeprefix(f"{EXTRACTOR}.backbone.")
     name = name.replace(f"{EXTRACTOR}.roi_head_feature_extractor", "layer4")
     return Link(link.ours.removeprefix("cnn."), (name,))
 
 
 def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names with the prefixes of the whole network, where a part was saved by itself."""
+    """Adds the prefixes of the whole network where a part was saved by itself."""
     if "word_embeddings.weight" in state:
         return {f"vlbert.{name}": tensor for name, tensor in state.items()}
     if "backbone.conv1.weight" in state:

@@ -1,4 +1,4 @@
-"""VLMo's released layout: the pretraining model and its fine-tuned ones."""
+"""VLMo's checkpoints are read and written here: the pretraining model's and fine-tuned ones."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -45,7 +45,7 @@ AnyConfig = VlmoConfig | VlmoVqaConfig | VlmoNlvr2Config
 
 
 def configure(config: Mapping[str, Any]) -> AnyConfig:
-    """Of the released code's settings: network sizes and ``loss_names``.
+    """Reads the released code's settings: network sizes and ``loss_names``.
 
     ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's.
     """
@@ -71,14 +71,14 @@ def configure(config: Mapping[str, Any]) -> AnyConfig:
 
 
 def build(config: AnyConfig) -> nn.Module:
-    """The model of a configuration."""
+    """Builds the model of a configuration."""
     if isinstance(config, VlmoVqaConfig):
         return VlmoForVqa(config)
     return VlmoForNlvr2(config) if isinstance(config, VlmoNlvr2Config) else Vlmo(config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the released code's names."""
+    """Links our tensors to the released code's names."""
     assert isinstance(model, Vlmo | VlmoForVqa | VlmoForNlvr2)
     keymap = encoder_links(model.encoder)
     if isinstance(model, Vlmo):
@@ -91,7 +91,7 @@ def links(model: nn.Module) -> list[Link]:
 
 
 def encoder_links(encoder: nn.Module, ours: str = "encoder") -> list[Link]:
-    """Of a `VlmoEncoder` that its model calls ``ours``."""
+    """Links a `VlmoEncoder` that its model calls ``ours``."""
     config: Any = encoder.config
     text, patches = f"{ours}.text_embedding", f"{ours}.patch_embedding"
     keymap = [
@@ -131,7 +131,7 @@ FIRST_EXPERTS = ("text", "image")
 def block_links(
     ours: str, theirs: str, experts: Mapping[str, tuple[str, str]], *, scaled: bool
 ) -> list[Link]:
-    """Of a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
+    """Links a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
     keymap = [
         *linked(f"{ours}.attention_norm", f"{theirs}.norm1"),
         _one(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"),
@@ -158,7 +158,7 @@ CONTRAST = {
 
 
 def head_links(model: Vlmo) -> list[Link]:
-    """Of the pretraining heads that ``model`` has."""
+    """Links the pretraining heads that ``model`` has."""
     keymap = []
     if model.config.contrast:
         for name in model.contrast_heads:
@@ -181,7 +181,7 @@ def _one(ours: str, theirs: str) -> Link:
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Positions resized to the model's pictures and texts, as the released code does on loading."""
+    """Resizes positions to the model's pictures and texts, as the released code does on loading."""
     encoder: Any = model.encoder
     return {
         name: resize(RESIZED_NAMES[name], tensor, encoder.config)
@@ -192,7 +192,7 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def rebuilt(model: nn.Module) -> dict[str, Tensor]:
-    """The buffer of text positions, which counts 0, 1, 2, ..."""
+    """Builds the buffer of text positions, which counts 0, 1, 2, ..."""
     encoder: Any = model.encoder
     return {"text_embeddings.position_ids": torch.arange(encoder.config.max_text_tokens)[None]}
 

@@ -1,4 +1,4 @@
-"""Attention for training on a CPU, with dropout or a learned bias.
+"""Attention is trained on a CPU with this, where it has dropout or a learned bias.
 
 B sequences, N queries, M keys, h heads, d width of a head.
 
@@ -24,7 +24,7 @@ CACHE = 2 << 20  # bytes that a core has to itself, about
 def attends_faster(
     q: Float[Tensor, "B N h d"], dropout: float, bias: Float[Tensor, "h N M"] | None
 ) -> bool:
-    """Whether `cpu_attention` is the faster way: for float32 or under autocast, untraced.
+    """Says if `cpu_attention` is the faster way: for float32 or under autocast, untraced.
 
     It is with dropout and with a learned bias, for which PyTorch has no fused kernel on a CPU.
     """
@@ -45,7 +45,7 @@ def cpu_attention(
     dropout: float = 0.0,
     bias: Float[Tensor, "h N M"] | None = None,
 ) -> Float[Tensor, "B N h d"]:
-    """dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that ``key_mask`` marks, if given.
+    """Computes dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that are real.
 
     Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's own operators do. Under
     autocast it computes in float32.
@@ -55,7 +55,7 @@ def cpu_attention(
 
 
 def _stretches(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
-    """The matrices to take at a time: all or, of one sequence, a cache full for each thread."""
+    """Lists which matrices to take at a time: all or, of one sequence, a cache full a thread."""
     if not few:
         return [slice(None)]
     fit = CACHE // (weights[0].numel() * weights.element_size())
@@ -76,7 +76,7 @@ def _by_position(matrices: Float[Tensor, "Bh N d"], heads: int) -> Float[Tensor,
 
 
 def _heads(stretch: slice, heads: int) -> slice:
-    """Which heads the matrices of a stretch of one sequence belong to."""
+    """Says which heads the matrices of a stretch of one sequence belong to."""
     first = stretch.start % heads
     return slice(first, first + stretch.stop - stretch.start)
 

@@ -1,4 +1,4 @@
-"""Dropout that draws its random numbers fast on a CPU."""
+"""Dropout draws its random numbers fast on a CPU."""
 
 import torch
 from torch import Tensor
@@ -26,12 +26,12 @@ def draw_factors(like: Tensor, rate: float) -> Tensor | None:
 
 
 def drops_faster(hidden: Tensor) -> bool:
-    """Whether `cpu_dropout` is the faster way: for float32, not while it is traced."""
+    """Says whether `cpu_dropout` is the faster way: for float32, not while it is traced."""
     plain = hidden.device.type == "cpu" and hidden.dtype == torch.float32
     return plain and not torch.compiler.is_compiling()
 
 
 def cpu_dropout(hidden: Tensor, rate: float) -> Tensor:
-    """Each number is 0 with chance ``rate``, else divided by 1 - ``rate``; any shape."""
+    """Sets each number to 0 with chance ``rate``, else divides it by 1 - ``rate``; any shape."""
     factors = draw_factors(hidden, rate)
     return hidden if factors is None else hidden * factors

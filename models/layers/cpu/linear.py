@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN where that is faster.  M rows, K inputs, N outputs.
+"""Linear layers go through oneDNN where it is faster.  M rows, K inputs, N outputs.
 
 On CPUs PyTorch multiplies float32 matrices with MKL, which is made for Intel's processors: there it
 is the faster one for many rows (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against
@@ -28,7 +28,7 @@ FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
 
 @functools.cache
 def mkl_is_fast() -> bool:
-    """Whether this machine's CPU is one that MKL is made for."""
+    """Says whether this machine's CPU is one that MKL is made for."""
     of_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
     return of_intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -53,7 +53,7 @@ def _product(
 
 
 class _OneDnnLinear(torch.autograd.Function):
-    """x W^T + b by oneDNN, the gradient of x by whichever is faster."""
+    """Computes x W^T + b by oneDNN, the gradient of x by whichever is faster."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,7 +78,7 @@ class _OneDnnLinear(torch.autograd.Function):
 
 
 def multiplies_faster(hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"]) -> bool:
-    """Whether `onednn_linear` is the faster way: for float32, outside autocast and compiling."""
+    """Says if `onednn_linear` is the faster way: for float32, not autocast, not compiled."""
     return (
         hidden.device.type == "cpu"
         and hidden.dtype == torch.float32
@@ -96,7 +96,7 @@ def onednn_linear(
     weight: Float[Tensor, "N K"],
     bias: Float[Tensor, " N"] | None,
 ) -> Float[Tensor, "*rows N"]:
-    """``F.linear`` by oneDNN, of the tensors that `multiplies_faster` lets pass."""
+    """Computes ``F.linear`` by oneDNN, of tensors that `multiplies_faster` lets pass."""
     _bound_caches()
     compute = _OneDnnLinear.apply if torch.is_grad_enabled() else _product
     product: Tensor = compute(hidden.reshape(-1, hidden.shape[-1]), weight, bias)
