@@ -161,7 +161,7 @@ class Vlmo(nn.Module):
         bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
-        """Gives embedded texts' vectors (sec. 3.3); gathers `text_bias` if ``bias`` is not given.
+        """Gives embedded texts' vectors (sec. 3.3); gathers `text_bias` without ``bias``.
 
         ``real``: the places that ``token_mask`` marks.
         """
@@ -172,7 +172,7 @@ class Vlmo(nn.Module):
     def contrast_image(
         self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
     ) -> Contrast:
-        """Gives embedded images' vectors (sec. 3.3); gathers `image_bias` if ``bias`` is not given."""
+        """Gives embedded images' vectors (sec. 3.3); gathers `image_bias` without ``bias``."""
         if bias is None:
             bias = self.encoder.image_bias()
         layout = Layout((embedded.shape[0], embedded.shape[1]))
