@@ -141,6 +141,7 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
     regions = mask_of(work.region_lengths, work.features.shape[1])
     masked = work.masked_regions & regions
     guessed = work.word_labels >= 0
+    read = cells_read(guessed, masked)
     inputs = VLInputs(
         tokens=work.tokens,
         token_mask=tokens,
@@ -148,13 +149,15 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
         region_locations=work.locations,
         region_mask=regions,
         masked_regions=masked if variant == "vl-bert" else None,
+        read_tokens=read.text,
+        read_regions=read.regions,
     )
     labels, targets = work.word_labels[guessed], work.targets[masked]
     features, classes = work.features[masked], targets[:, 1:].argmax(-1)
-    belongs, read = (work.mismatched == 0).float(), cells_read(guessed, masked)
+    belongs = (work.mismatched == 0).float()
 
     def losses() -> list[Tensor]:
-        encoded = model(inputs, read=read)
+        encoded = model(inputs)
         words, hidden = encoded.text[guessed], encoded.regions[masked]
         found = [F.cross_entropy(model.mlm_logits(words), labels)]
         logits = model.region_class_logits(hidden)

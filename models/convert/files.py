@@ -39,11 +39,11 @@ READ_ERRORS = (
 
 
 class Unreadable(ValueError):
-    """A file that is no checkpoint, is damaged or wants to run code; says what it is."""
+    """A file is no checkpoint, is damaged or wants to run code; the message says which."""
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict of a checkpoint file.
+    """Reads the state dict of a checkpoint file.
 
     Raises ValueError, with the remedy, for a file without one, and FileNotFoundError.
     """
@@ -58,7 +58,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def read_content(path: Path) -> Any:
-    """Whatever a file holds, by its first bytes: tensors and arrays in containers.
+    """Reads whatever a file holds, by its first bytes: tensors and arrays in containers.
 
     Raises Unreadable.
     """
@@ -89,7 +89,7 @@ def read_content(path: Path) -> Any:
 
 
 def unwrapped(content: object) -> dict[str, Tensor]:
-    """The state dict in ``content``, out of its containers and without ``module.`` prefixes.
+    """Takes the state dict in ``content`` out of its containers and ``module.`` prefixes.
 
     Raises ValueError if there is none.
     """
@@ -98,7 +98,7 @@ def unwrapped(content: object) -> dict[str, Tensor]:
 
 
 def state_dict_in(content: object) -> object:
-    """What the containers of ``content`` hold at last."""
+    """Gives what the containers of ``content`` hold at last."""
     for _ in CONTAINERS:  # a file may hold itself: no deeper than there are names
         # By index: PyTorch's reader sets attributes that a file names, and so a dict's methods.
         entries = content if isinstance(content, Mapping) else {}
@@ -108,7 +108,7 @@ def state_dict_in(content: object) -> object:
 
 
 def tensors_of(state: object) -> dict[str, Tensor]:
-    """The tensors of a state dict by name, arrays and numbers of numpy as such.
+    """Gives the tensors of a state dict by name, arrays and numbers of numpy as such.
 
     Other entries (counters, optimiser states beside it) are left out. Raises ValueError if nothing
     is left.
@@ -122,7 +122,7 @@ def tensors_of(state: object) -> dict[str, Tensor]:
 
 
 def tensor_of(value: object) -> Tensor | None:
-    """A tensor; an array in a pickle as one, in this machine's byte order; None for the rest."""
+    """Gives a tensor, an array as one in this machine's byte order, None for the rest."""
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.ndarray | np.generic) and plain.dtype.kind in "biuf":
         native = plain.dtype.newbyteorder("=")
@@ -131,7 +131,7 @@ def tensor_of(value: object) -> Tensor | None:
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """``state`` with ``prefix`` taken off, if all names have it."""
+    """Takes ``prefix`` off the names of ``state``, if all have it."""
     if all(name.startswith(prefix) for name in state):
         return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)

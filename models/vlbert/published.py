@@ -1,4 +1,4 @@
-"""VL-BERT's checkpoints (jackroos/VL-BERT): pretraining, VQA, RefCOCO+, VCR, regions or pixels."""
+"""VL-BERT's checkpoints (jackroos/VL-BERT) are read and written here, of all its tasks."""
 
 from typing import get_args
 
@@ -21,14 +21,14 @@ CONV5 = ("roi_head_feature_extractor", "head.0")
 
 
 def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
-    """The model that `configure` describes."""
+    """Builds the model that `configure` describes."""
     if isinstance(config, VlBertEndToEndConfig):
         return VlBertEndToEnd(config)
     return build_vlbert(config)
 
 
 def links(model: nn.Module, ours: str = "") -> list[Link]:
-    """Of any of the models, ``ours`` before all our names."""
+    """Links any of the models' tensors, ``ours`` before all our names."""
     if isinstance(model, VlBertEndToEnd):
         return [*_cnn_links(model.cnn), *links(model.model, "model.")]
     if isinstance(model, VlBert):
@@ -56,20 +56,20 @@ def links(model: nn.Module, ours: str = "") -> list[Link]:
 
 
 def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
-    found = [
+    keymap = [
         *mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions"),
         *linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense"),
         *linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred"),
     ]
     if model.match_head is not None:
-        found += linked(
+        keymap += linked(
             f"{ours}match_head", "vlbert.relationsip_head.caption_image_relationship"
         )  # spelled so
-    return found
+    return keymap
 
 
 def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
-    """``theirs``: what the reference calls the encoder."""
+    """Links the body; ``theirs`` is what the reference calls the encoder."""
     tables = {
         "text_embedding.word": "word_embeddings",
         "text_embedding.position": "position_embeddings",
@@ -86,7 +86,7 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
     named = {o: f"{theirs}.{t}" for o, t in tables.items()} | single
     decoder = (f"{theirs}.mlm_head.predictions.decoder.weight",)
     has_decoder = isinstance(body, VlBert)
-    found = [
+    keymap = [
         Link(
             f"{ours}{name}.weight",
             (f"{reference}.weight",),
@@ -95,39 +95,39 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
         for name, reference in named.items()
         if getattr(body, name.split(".")[0]) is not None
     ]
-    found += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
-    found += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
+    keymap += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
+    keymap += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
     for name, kind in (("text_visual", "text"), ("region_visual", "object")):
         visual = getattr(body, name)
         if visual.projection is not None:
-            found += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
+            keymap += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
         if visual.norm is not None:
-            found += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
+            keymap += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
         else:
-            found.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
+            keymap.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
     for number in range(len(body.layers)):
-        found += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
+        keymap += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
     if body.config.pooler:
-        found += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
-    return found
+        keymap += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
+    return keymap
 
 
 def _cnn_links(cnn: RegionCnn) -> list[Link]:
-    """The ResNet under torchvision's names; the reference holds conv5 twice, under two."""
-    found = []
+    """Links the region network to torchvision's names; the reference holds conv5 under two."""
+    keymap = []
     for name in cnn.state_dict():
         theirs = torchvision_name(name)
         if theirs.startswith("layer4."):
             block = theirs.removeprefix("layer4.")
             first, again = (f"{EXTRACTOR}.{head}.{block}" for head in CONV5)
-            found.append(Link(f"cnn.{name}", (first,), also=(again,)))
+            keymap.append(Link(f"cnn.{name}", (first,), also=(again,)))
         else:
-            found.append(Link(f"cnn.{name}", (f"{EXTRACTOR}.backbone.{theirs}",)))
-    return found
+            keymap.append(Link(f"cnn.{name}", (f"{EXTRACTOR}.backbone.{theirs}",)))
+    return keymap
 
 
 def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names with the prefixes of the whole network, where a part was saved by itself."""
+    """Adds the prefixes of the whole network where a part was saved by itself."""
     if "word_embeddings.weight" in state:
         return {f"vlbert.{name}": tensor for name, tensor in state.items()}
     if "backbone.conv1.weight" in state:

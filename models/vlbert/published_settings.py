@@ -1,4 +1,4 @@
-"""The configurations of jackroos/VL-BERT as ours."""
+"""The configurations of jackroos/VL-BERT become ours here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ FIXED = {"object_word_embed_mode": 2, "hidden_act": "gelu", "obj_pos_id_relative
 
 
 def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
-    """Of a configuration with the keys of the repository's YAML files.
+    """Reads a configuration with the keys of the repository's YAML files.
 
     ``MODULE`` (or ``class``) names the network: a task's begins with its name (``vqa``,
     ``refcoco``, ``vcr``), as in ``vcr ResNetVLBERT``; without one, ``DATASET.DATASET`` does. What
@@ -125,7 +125,7 @@ def _task(
 
 
 def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
-    """The region network alone, of other widths; VL-BERT above it is as small as can be."""
+    """Configures the region network alone, of other widths, with the smallest VL-BERT above."""
     cnn = RegionCnnConfig(
         blocks=(*config["layer_blocks"], 3),
         widths=(*config["layer_planes"], config["head_planes"]),

@@ -33,7 +33,7 @@ FIRST_SCALE = math.log(1 / 0.07)  # of the contrastive logits, as CLIP (arXiv:21
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Unit vectors of one modality, and those of the second contrastive pair where there is one."""
+    """Holds unit vectors of one modality, and those of the second contrastive pair if any."""
 
     own: Float[Tensor, "B H"]
     fused: Float[Tensor, "B H"] | None = None
@@ -65,7 +65,7 @@ Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def negative_weights(
     scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
 ) -> Float[Tensor, "B C"]:
-    """How likely each candidate is as a hard negative: the softmax without the right ones.
+    """Says how likely each candidate is as a hard negative: a softmax without right ones.
 
     scores: contrastive logits against candidates, of which number b is row b's partner.
     excluded: True for further candidates that are no negatives (same picture); the partners are
@@ -91,7 +91,7 @@ def draw_negatives(
     weights_of_texts: Float[Tensor, "B C"],
     generator: torch.Generator | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """One image for each text and one text for each image, by their weights; images first."""
+    """Draws an image for each text and a text for each image, by weight; images first."""
     images = torch.multinomial(weights_of_images, 1, generator=generator)
     texts = torch.multinomial(weights_of_texts, 1, generator=generator)
     return images[:, 0], texts[:, 0]
@@ -103,7 +103,7 @@ Part = tuple[Tensor, Tensor, Tensor]  # embedded texts, their mask, embedded ima
 def _to_match(
     pairs: Part, scores: Float[Tensor, "B B"], draw: Draw, excluded: Bool[Tensor, "B B"] | None
 ) -> list[Part]:
-    """The true pairs, texts with drawn images, and drawn texts with images."""
+    """Lists the true pairs, texts with drawn images, and drawn texts with images."""
     text, mask, image = pairs
     other_images, other_texts = draw(
         negative_weights(scores, excluded),
@@ -117,7 +117,7 @@ def _to_match(
 
 
 class Vlmo(nn.Module):
-    """The encoder and its pretraining heads, as far as the configuration asks for them."""
+    """Holds the encoder and its pretraining heads, as far as the configuration asks for them."""
 
     def __init__(self, config: VlmoConfig) -> None:
         super().__init__()
@@ -140,10 +140,8 @@ class Vlmo(nn.Module):
         init_bert(self, config.init_std)
         init_encoder(self.encoder)
 
-    def forward(
-        self, inputs: PixelInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> Encoded:
-        """The fusion encoder over pairs: text first, then the image.
+    def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Encoded:
+        """Runs the fusion encoder over pairs: text first, then the image.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another size of image and, on
@@ -152,9 +150,7 @@ class Vlmo(nn.Module):
         inputs.check(vocab_size=self.config.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
-        return self.encoder.fuse(
-            text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack, read=read
-        )
+        return self.encoder.fuse(text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack)
 
     def contrast_text(
         self,
@@ -165,7 +161,7 @@ class Vlmo(nn.Module):
         bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
-        """Vectors of embedded texts (sec. 3.3); ``bias``: `text_bias`, gathered if not given.
+        """Gives embedded texts' vectors (sec. 3.3); gathers `text_bias` without ``bias``.
 
         ``real``: the places that ``token_mask`` marks.
         """
@@ -176,7 +172,7 @@ class Vlmo(nn.Module):
     def contrast_image(
         self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
     ) -> Contrast:
-        """Vectors of embedded images (sec. 3.3); ``bias``: `image_bias`, gathered if not given."""
+        """Gives embedded images' vectors (sec. 3.3); gathers `image_bias` without ``bias``."""
         if bias is None:
             bias = self.encoder.image_bias()
         layout = Layout((embedded.shape[0], embedded.shape[1]))
@@ -186,12 +182,12 @@ class Vlmo(nn.Module):
         self, modality: str, embedded: Tensor, layout: Layout, bias: Biases | None
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
-        first = first_cells(layout.shape, embedded)
-        own, fused = self.encoder.encode_one(
-            modality, embedded, layout, bias, also_fused=pairs == 2, read=first
+        layout = layout._replace(read=first_cells(layout.shape, embedded))
+        alone, fused = self.encoder.encode_one(
+            modality, embedded, layout, bias, also_fused=pairs == 2
         )
         return Contrast(
-            own=self._unit(modality, own),
+            own=self._unit(modality, alone),
             fused=None if fused is None else self._unit(f"fused_{modality}", fused),
         )
 
@@ -213,7 +209,7 @@ class Vlmo(nn.Module):
         real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B T H"]:
-        """Last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
+        """Gives last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
 
         ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
         ValueError for masks of another shape or more tokens than ``max_text_tokens``.
@@ -225,7 +221,7 @@ class Vlmo(nn.Module):
         return self.encoder.encode_one("text", embedded, layout, bias)[0]
 
     def encode_image(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B M H"]:
-        """Last hidden states of images alone."""
+        """Gives last hidden states of images alone."""
         embedded = self.encoder.embed_image(pixels)
         layout = Layout((embedded.shape[0], embedded.shape[1]))
         return self.encoder.encode_one("image", embedded, layout, self.encoder.image_bias())[0]
@@ -238,11 +234,11 @@ class Vlmo(nn.Module):
         real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B H"]:
-        """The dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
+        """Gives the dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
         return self._unit("text", self.encode_text(tokens, token_mask, real=real, pack=pack))
 
     def image_vectors(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B H"]:
-        """The dual encoder's vectors of images."""
+        """Gives the dual encoder's vectors of images."""
         return self._unit("image", self.encode_image(pixels))
 
     def pretraining(
@@ -319,11 +315,11 @@ class Vlmo(nn.Module):
         inputs.check(vocab_size=self.config.vocab_size)
 
     def fused_scale(self) -> Float[Tensor, ""] | None:
-        """The second contrastive pair's scale, where there is one."""
+        """Gives the second contrastive pair's scale, where there is one."""
         return self.fused_log_scale.exp() if self.config.num_contrast_pairs == 2 else None
 
     def mlm_logits(self, text_hidden: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Masked language modelling: logits over the vocabulary, where labels are.
+        """Gives logits over the vocabulary where labels are (masked language modelling).
 
         Raises ValueError without that head, as the next two.
         """
@@ -332,12 +328,12 @@ class Vlmo(nn.Module):
         return logits
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Image-text matching: class 1 for pairs that belong together."""
+        """Gives logits of two classes; 1 is of pairs that belong together."""
         self._need("match")
         logits: Float[Tensor, "B 2"] = self.match_head(pooled)
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Image-text matching as log odds: the difference of the two logits."""
+        """Gives log odds that a pair belongs together: the difference of the two logits."""
         logits = self.match_logits(pooled)
         return logits[:, 1] - logits[:, 0]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
-from vlmill.models.places import Cells
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.pictures.boxed import picture_regions_of
@@ -30,14 +29,14 @@ class PretrainBatch:
     mismatched ones too. ``token_targets`` int64 [N], ``class_targets`` int64 [M] (-100: none; with
     distributions class 0 is background), ``feature_targets`` float32 [M, D]. ``matching`` float32,
     1 for pairs that belong together, of all rows but the last ``num_texts``, which are texts alone.
-    ``read``: where losses and what is pooled read the last hidden states.
 
-    ``inputs`` has no regions (R = 0) where pairs come with pixels, or texts alone. What a batch
-    lacks is None: ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32
-    [M, K], ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
+    ``inputs`` says where losses and what is pooled read the last hidden states. It has no regions
+    (R = 0) where pairs come with pixels, or texts alone. What a batch lacks is None:
+    ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32 [M, K],
+    ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
     ``patch_mask`` bool [B, n, n] of masked picture modelling, whose places ``masked_patches`` int64
-    counts row by row. ``picture_regions``: the pictures of
-    all rows but the texts alone, for a model that computes the regions' features itself.
+    counts row by row. ``picture_regions``: the pictures of all rows but the texts alone, for a
+    model that computes the regions' features itself.
     """
 
     inputs: VLInputs
@@ -47,7 +46,6 @@ class PretrainBatch:
     class_targets: Tensor
     feature_targets: Tensor
     matching: Tensor
-    read: Cells
     pair_ids: tuple[str, ...]
     original_tokens: Tensor | None = None
     class_distributions: Tensor | None = None
@@ -123,6 +121,8 @@ class StoredBatch:
                 global_features=None if of_pictures is None else of_pictures.float(),
                 real_tokens=held["real_tokens"],
                 real_regions=held.get("real_regions", none),
+                read_tokens=held["read_tokens"],
+                read_regions=held.get("read_regions", none),
             ),
             masked_tokens=held["masked_tokens"],
             token_targets=held["token_targets"],
@@ -130,7 +130,6 @@ class StoredBatch:
             class_targets=held.get("class_targets", none),
             feature_targets=targets,
             matching=held["matching"],
-            read=Cells(held["read_tokens"], held.get("read_regions", none)),
             pair_ids=self.pair_ids,
             original_tokens=held["original_tokens"],
             class_distributions=self._distributions(held),

@@ -78,12 +78,12 @@ def pretraining_losses(
         return {"mim": _picture_loss(model, batch, picture_tokens)}
     if isinstance(model, VlBertEndToEnd):
         variant = cast(RegionModel, model.model)
-        encoded = variant(with_features(model, batch), read=batch.read, pack=pack)
+        encoded = variant(with_features(model, batch), pack=pack)
         return _region_losses(variant, batch, weights, encoded)
     if isinstance(model, Vlmo):
         return _vlmo_losses(model, batch, weights, draw, pack=pack)
     variant = cast(RegionModel, model)
-    encoded = variant(batch.inputs, read=batch.read, pack=pack)
+    encoded = variant(batch.inputs, pack=pack)
     return _region_losses(variant, batch, weights, encoded)
 
 

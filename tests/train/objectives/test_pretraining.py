@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
-from vlmill.models.places import Cells
 from vlmill.train.loading.batch import PretrainBatch
 from vlmill.train.objectives.pretraining import PretrainingStep, pretraining_losses
 from vlmill.train.recipes import Objectives
@@ -38,6 +37,8 @@ def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int
             region_features=torch.rand(2, 4, 6, generator=generator),
             region_locations=torch.rand(2, 4, 5, generator=generator),
             region_mask=torch.ones(2, 4, dtype=torch.bool),
+            read_tokens=torch.tensor(sorted({0, 3, *tokens})),
+            read_regions=torch.tensor(sorted({0, 4, *regions})),
         ),
         masked_tokens=torch.tensor(tokens, dtype=torch.int64),
         token_targets=torch.tensor([7] * len(tokens), dtype=torch.int64),
@@ -45,7 +46,6 @@ def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int
         class_targets=torch.tensor([2] * len(regions), dtype=torch.int64),
         feature_targets=torch.rand(len(regions), 6, generator=generator),
         matching=torch.tensor(matching, dtype=torch.float32),
-        read=Cells(torch.tensor(sorted({0, 3, *tokens})), torch.tensor(sorted({0, 4, *regions}))),
         pair_ids=("a", "b"),
     )
 
