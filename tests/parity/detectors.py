@@ -17,7 +17,8 @@ from tests.parity.detector_stages import (
     propose,
     shared_stages,
 )
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 from torch import Tensor
 from torch.nn import functional
 

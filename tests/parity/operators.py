@@ -1,7 +1,8 @@
 """Single operators of the detectors: pooling, suppression, anchors, box coders, resizes."""
 
 import torch
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 from torch import Tensor
 
 from vlmill.extract.pictures.resize import resize_bilinear, resize_pillow, resize_torch

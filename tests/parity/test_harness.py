@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import GOLDEN
-from tests.parity.golden import GoldenSet, Results, read_index
+from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
+from tests.parity.results import Results
 
 ENTRIES = json.loads((GOLDEN / "index.json").read_text())["sets"]
 CopySet = Callable[[str], GoldenSet]

@@ -9,7 +9,8 @@ from tests.parity import (
     training_vlbert,
     training_vlmo,
 )
-from tests.parity.golden import GoldenSet, NotComparable, Results
+from tests.parity.golden import GoldenSet, NotComparable
+from tests.parity.results import Results
 
 Handler = Callable[[GoldenSet, Results], None]
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 from tests.parity.draws import Recorded, laid_out
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 
 from vlmill.train.loading.batch import whole_picture
 from vlmill.train.loading.boxes import overlaps, padded_locations

@@ -5,7 +5,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 from torch import Tensor, nn
 
 from vlmill.models import Vlmo, preset

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 from tests.parity.draws import Recorded, laid_out
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 from tokenizers import Tokenizer
 
 from vlmill.models.vlbert.end_to_end import without_pixels

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tests.parity.draws import Python, collator_draws
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 
 from vlmill.schemas.answers import process_answer, soft_score
 from vlmill.train.loading.masking.patches import BlockMasking
