@@ -11,6 +11,7 @@ than optional, or the comparison says that it was given (:meth:`Results.given`).
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -33,6 +34,17 @@ def expect(condition: Any, sentence: str) -> None:
     """Raises NotComparable with ``sentence`` unless the condition holds."""
     if not condition:
         raise NotComparable(sentence)
+
+
+@contextmanager
+def naming(place: Path | str) -> Iterator[None]:
+    """Puts ``place``, a file or a key, before a complaint from inside that does not name it."""
+    try:
+        yield
+    except NotComparable as error:
+        if str(place) in str(error):
+            raise
+        raise NotComparable(f"{place}: {error}") from None
 
 
 class Named(dict[str, Any]):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 from tests.parity import detectors, models_interbert, models_vilbert, operators
-from tests.parity.golden import GoldenSet, NotComparable
+from tests.parity.golden import GoldenSet, NotComparable, naming
 from tests.parity.models_beit import beit
 from tests.parity.models_dvae import dvae
 from tests.parity.models_vlbert import vlbert
@@ -47,7 +47,8 @@ def compare(golden: GoldenSet) -> dict[str, object]:
                 f"{golden.root}/index.json: sets.{golden.name} is of part {golden.part} and family "
                 f"{golden.family}, for which there is no comparison"
             )
-        handler(golden, results)
+        with naming(golden.folder):
+            handler(golden, results)
     except Exception as error:  # any failure is the set's, and the report has to be written
         results.fail(error)
     finally:
