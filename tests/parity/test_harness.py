@@ -27,7 +27,7 @@ def copy_set(tmp_path: Path) -> CopySet:
     def copy(name: str) -> GoldenSet:
         shutil.copytree(GOLDEN / name, tmp_path / name)
         golden = GoldenSet(tmp_path, name, ENTRIES[name])
-        recorded = golden.tensors
+        recorded = dict(golden.tensors)
         if golden.cases:
             recorded = {k: v for k, v in recorded.items() if k.startswith(golden.cases[-1])}
         save_file(recorded, golden.folder / "cases.safetensors")

@@ -54,7 +54,9 @@ def vilbert(golden: GoldenSet, results: Results) -> None:
         groups = settings["groups"]
         parameters = trained({key: recorded[f"{name}.init.{key}"] for key in groups})
         optimizer = bert_adam(settings, [{"params": [parameters[k]], **groups[k]} for k in groups])
-        for step in range(settings["t_total"]):
+        some = next(iter(groups))
+        steps = sum(key.startswith(f"{name}.grad") and key.endswith(f".{some}") for key in recorded)
+        for step in range(steps):
             set_gradients(parameters, {key: recorded[f"{name}.grad{step}.{key}"] for key in groups})
             factor = bert_factor(name, step, settings)
             for group, key in zip(optimizer.param_groups, groups, strict=True):
@@ -127,7 +129,8 @@ def interbert_factor(step: int, settings: Mapping[str, Any]) -> float:
         f"config.json: schedule {settings['schedule']!r} with drops: a run has warmup_constant",
     )
     warmup = settings["warmup"] * settings["t_total"]
-    return factors.get(0, 1.0) * milestones(step, warmup=warmup, drops=drops, factor=factor)
+    begin: float = factors.get(0, 1.0)
+    return begin * milestones(step, warmup=warmup, drops=drops, factor=factor)
 
 
 def moving_average(golden: GoldenSet, results: Results) -> None:
@@ -210,6 +213,7 @@ def vlbert_factor(update: int, settings: Mapping[str, Any]) -> float:
 VLMO_GROUPS = ((True, False), (False, False), (True, True), (False, True))  # decayed, head
 STEM = "groups_and_schedule"
 DECAY = r"weight decay (\d[\d.]*)"
+PARAMETERS = r"parameters (.*?) \(weight decay ([\d.]+)\) and (\S+)"
 ADAMW = r"rate ([\d.e-]+), betas ([\d.]+)/([\d.]+), eps ([\d.]+e-\d+)"
 
 
