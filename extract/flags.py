@@ -61,10 +61,15 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         choices=BACKENDS,
         default="vlmill",
         help="detectron2: Detectron2 itself computes, where it is installed (docs/install.md); it "
-        "needs --d2-config and --weights (default: %(default)s)",
+        "needs --config and --weights (default: %(default)s)",
     )
     net.add_argument(
-        "--d2-config", type=Path, metavar="FILE", help="a C4 model's .yaml file, for detectron2"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="what sizes and conventions the weights have: the .yaml file of a C4 model of "
+        "Detectron2 (with _BASE_), airsplay, MILVLG or Hugging Face's port; in place of --arch "
+        "(docs/detectors.md)",
     )
     net.add_argument(
         "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
@@ -180,11 +185,6 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
         changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
     try:
         selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
-        limits = InputLimits(
-            short_side=arguments.short_side,
-            long_side=arguments.long_side,
-            max_pixels=arguments.max_pixels,
-        )
         storage = Storage(
             class_probs=arguments.class_probs,
             dtype=arguments.dtype,
@@ -196,11 +196,23 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
         raise InputError(str(error)) from None
     return ExtractConfig(
         selection=selection,
-        limits=limits,
+        limits=limits_of(arguments),
         storage=storage,
         precision=arguments.precision,
         batch_size=batch_size_of(arguments),
     )
+
+
+def limits_of(arguments: argparse.Namespace) -> InputLimits:
+    """The sizes of pictures that the flags say."""
+    try:
+        return InputLimits(
+            short_side=arguments.short_side,
+            long_side=arguments.long_side,
+            max_pixels=arguments.max_pixels,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def batch_size_of(arguments: argparse.Namespace) -> int:
@@ -221,8 +233,9 @@ def batch_size_of(arguments: argparse.Namespace) -> int:
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
     """Says loudly what a run without ``--weights`` is worth."""
     if arguments.weights is None and arguments.backend == "vlmill":
+        name = arguments.config or arguments.arch or DEFAULT_ARCH
         print(
-            f"WARNING: no --weights, so the detector ({arguments.arch or DEFAULT_ARCH}) has RANDOM "
+            f"WARNING: no --weights, so the detector ({name}) has RANDOM "
             f"weights from --seed {arguments.seed}.\n"
             "WARNING: its regions, classes and attributes mean nothing; the output says so.",
             file=sys.stderr,
@@ -233,27 +246,26 @@ def detectron2_of(arguments: argparse.Namespace) -> "Detector":
     """The same for ``--backend detectron2``, which takes everything from two files."""
     from vlmill.extract.detect.detectron2 import open_detectron2
 
-    if arguments.d2_config is None or arguments.weights is None:
-        raise InputError("--backend detectron2: give --d2-config FILE and --weights FILE")
-    if arguments.arch is not None:
-        raise InputError(f"--arch {arguments.arch}: --backend detectron2 has it from --d2-config")
+    if arguments.config is None or arguments.weights is None:
+        raise InputError("--backend detectron2: give --config FILE and --weights FILE")
     if arguments.precision != "exact":
         raise InputError("--precision fast: --backend detectron2 computes exact only; leave it out")
-    return open_detectron2(arguments.d2_config, Path(arguments.weights), device=arguments.device)
+    return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
 
 
 def detector_of(arguments: argparse.Namespace) -> "Detector":
     """The detector that the flags say. Raises InputError."""
+    if arguments.config is not None and arguments.arch is not None:
+        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
     if arguments.backend == "detectron2":
         return detectron2_of(arguments)
-    if arguments.d2_config is not None:
-        raise InputError(f"--d2-config {arguments.d2_config}: only for --backend detectron2")
 
     from vlmill.extract.detect.detector import open_detector
 
     return open_detector(
         ARCHITECTURES.get(arguments.arch),
         arguments.weights,
+        config_file=arguments.config,
         seed=arguments.seed,
         device=arguments.device,
     )

@@ -49,7 +49,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "config",
         "pictures",
         "detect formats",
-        "run show verify",
+        "run show verify compare",
         "flags",
         "cli",
         "__init__",

@@ -15,9 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.extract.detect.checkpoint import read_checkpoint
+from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_device
-from vlmill.models.detector.config import DetectorConfig, detectron2
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.configurations import config_of, flat
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
 from vlmill.schemas.errors import InputError
 
@@ -101,11 +104,17 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     weights that do not fit.
     """
     target = usable_device(device)
-    cfg = read_config(config_file)
+    config = library("config")
+    file = read_config_file(config_file)
+    cfg = node_of(config, file)
     cfg.MODEL.DEVICE = str(target)
-    model = importlib.import_module("detectron2.modeling").build_model(cfg)
+    try:
+        spec = config_of("detectron2", dict(flat(cfg)))
+    except WrongKey as error:
+        raise file.complaint(error, GIVE) from None
+    model = library("modeling").build_model(cfg)
     load_weights(model, read_checkpoint(weights), weights)
-    network = Detectron2Network(model.eval().requires_grad_(False), config_of(cfg))
+    network = Detectron2Network(model.eval().requires_grad_(False), spec)
     version = importlib.import_module("detectron2").__version__
     return Detector(
         # It has what extraction calls; training and parity use our own network alone.
@@ -113,64 +122,38 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
         fingerprint=fingerprint_of(cast(FasterRCNN, network)),
         weights=f"{weights.name} (Detectron2 {version}, {config_file.name})",
         device=target,
+        config_record=file.record(),
     )
 
 
-def read_config(path: Path) -> Any:
-    """Detectron2's node of a YAML file, which is read without executing anything of it."""
+def library(part: str) -> Any:
+    """A part of Detectron2. Raises InputError with the install line where it is missing."""
     try:
-        library = importlib.import_module("detectron2.config")
+        return importlib.import_module(f"detectron2.{part}")
     except ImportError as error:
         raise InputError(
             f"--backend detectron2: Detectron2 cannot be imported ({error}); install it with: "
             f"{INSTALL}"
         ) from None
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        raise InputError(f"--d2-config {path}: give the .yaml file of a Detectron2 model")
-    cfg = library.get_cfg()
+
+
+def node_of(config: Any, file: ConfigFile) -> Any:
+    """Detectron2's own node of a file, which was read as plain data before."""
+    cfg = config.get_cfg()
     try:
-        cfg.merge_from_file(str(path), allow_unsafe=False)
-    except Exception as error:  # yaml's and yacs's own, assertions among them
+        cfg.merge_from_file(str(file.path), allow_unsafe=False)
+    except Exception as error:  # yacs's own, assertions among them
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"--d2-config {path} is no configuration of Detectron2 ({reason}); give one of its "
+            f"--config {file.path} is no configuration of Detectron2 ({reason}); give one of its "
             "model zoo's, or one made from them"
         ) from None
     if cfg.MODEL.ROI_HEADS.NAME != HEADS or cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
         raise InputError(
-            f"--d2-config {path}: {cfg.MODEL.META_ARCHITECTURE} with {cfg.MODEL.ROI_HEADS.NAME}; "
+            f"--config {file.path}: {cfg.MODEL.META_ARCHITECTURE} with {cfg.MODEL.ROI_HEADS.NAME}; "
             f"regions have features in C4 models: give one with GeneralizedRCNN and {HEADS}"
         )
     return cfg
-
-
-def config_of(cfg: Any) -> DetectorConfig:
-    """What extraction must know of the model, from its configuration."""
-    net, heads, rpn = cfg.MODEL.RESNETS, cfg.MODEL.ROI_HEADS, cfg.MODEL.RPN
-    box, generator = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ANCHOR_GENERATOR
-    return detectron2(
-        depth=net.DEPTH,
-        stem_channels=net.STEM_OUT_CHANNELS,
-        res2_channels=net.RES2_OUT_CHANNELS,
-        res2_width=net.NUM_GROUPS * net.WIDTH_PER_GROUP,
-        stride_in_1x1=net.STRIDE_IN_1X1,
-        num_classes=heads.NUM_CLASSES,
-        short_side=cfg.INPUT.MIN_SIZE_TEST,
-        long_side=cfg.INPUT.MAX_SIZE_TEST,
-        channel_order="bgr" if cfg.INPUT.FORMAT == "BGR" else "rgb",
-        pixel_mean=tuple(cfg.MODEL.PIXEL_MEAN),
-        pixel_std=tuple(cfg.MODEL.PIXEL_STD),
-        anchor_scales=tuple(size / 16 for size in generator.SIZES[0]),
-        anchor_ratios=tuple(generator.ASPECT_RATIOS[0]),
-        pre_nms_top=rpn.PRE_NMS_TOPK_TEST,
-        post_nms_top=rpn.POST_NMS_TOPK_TEST,
-        rpn_nms_threshold=rpn.NMS_THRESH,
-        pool_size=box.POOLER_RESOLUTION,
-        sampling_ratio=box.POOLER_SAMPLING_RATIO,
-        box_weights=tuple(box.BBOX_REG_WEIGHTS),
-        class_specific_boxes=not box.CLS_AGNOSTIC_BBOX_REG,
-        class_nms_thresholds=(heads.NMS_THRESH_TEST,),
-    )
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -188,7 +171,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
             complaints.append(f"{key} is {tuple(value.shape)}, want {tuple(own[key].shape)}")
     if complaints:
         raise InputError(
-            f"--weights {path}: they do not fit --d2-config: {'; '.join(complaints)}; give the "
+            f"--weights {path}: they do not fit --config: {'; '.join(complaints)}; give the "
             "configuration that they were trained with"
         )
     model.load_state_dict({key: value for key, value in state.items() if key in own})

@@ -77,6 +77,7 @@ class Job:
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
             "weights": self.detector.weights,
+            **self.detector.config_record,
             "device": self.detector.device.type,  # their number does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),

@@ -76,15 +76,19 @@ def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
     widths = (before, config.res2_width * factor, config.res2_channels * factor)
     stride = {2: 1, 5: config.res5_stride}.get(number, 2)
     norm = norm_of(config, number)
+    dilation, in_1x1 = config.res5_dilation if number == 5 else 1, config.stride_in_1x1
     if config.pre_activation:
-        return pre_activation_stage(blocks, *widths, norm, stride=stride, activated=number == 5)
+        return pre_activation_stage(
+            blocks,
+            *widths,
+            norm,
+            stride=stride,
+            dilation=dilation,
+            stride_in_1x1=in_1x1,
+            activated=number == 5,
+        )
     return resnet_stage(
-        blocks,
-        *widths,
-        norm,
-        stride=stride,
-        dilation=config.res5_dilation if number == 5 else 1,
-        stride_in_1x1=config.stride_in_1x1,
+        blocks, *widths, norm, stride=stride, dilation=dilation, stride_in_1x1=in_1x1
     )
 
 

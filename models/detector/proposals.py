@@ -103,7 +103,7 @@ class ProposalGenerator(nn.Module):
             top = self.best(scores)
             scores, anchors, regressions = scores[top], anchors[top], regressions[top]
         boxes = self.decode(anchors, regressions, height, width)
-        large = self.large_enough(boxes, config.min_proposal_size * scale)
+        large = self.large_enough(boxes, config.min_input_size(scale))
         boxes, scores = boxes[large], scores[large]
         if config.filter_before_top:
             top = self.best(scores)

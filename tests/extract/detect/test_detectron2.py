@@ -105,7 +105,7 @@ def test_the_command_runs_it(
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(jpeg(0))
     arguments = ["run", str(tmp_path / "a.jpg"), "--output", str(tmp_path / "out")]
-    arguments += ["--backend", "detectron2", "--d2-config", str(files[0])]
+    arguments += ["--backend", "detectron2", "--config", str(files[0])]
     arguments += ["--short-side", "64", "--long-side", "100", "--weights", str(files[1])]
     assert command(arguments) == 0
     reader = RegionReader(tmp_path / "out")

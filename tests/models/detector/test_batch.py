@@ -99,7 +99,7 @@ def test_proposals_of_a_batch_are_those_of_each_picture(family: str) -> None:
     coarse = torch.randn(3, 3, 6, 8, generator=torch.Generator().manual_seed(1)) * 64
     pictures = torch.nn.functional.interpolate(coarse, size=(96, 128), mode="bilinear")
     scales = [1.0, 2.0, 0.5]
-    sides = torch.tensor([20.0 * scale for scale in scales])
+    sides = torch.tensor([model.config.min_input_size(scale) for scale in scales])
     with torch.inference_mode():
         batch = detect_batch(model, pictures, sides, whole=True, chunk=50)
         assert batch.whole is not None

@@ -1,0 +1,142 @@
+"""``extract-rois compare``: the same pictures, weights and configuration by both backends.
+
+R proposals, N regions. Each stage of our network is compared on its own input, and the heads on
+Detectron2's map and proposals, so that a difference shows where it begins.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlmill.extract.config import ExtractConfig
+from vlmill.extract.detect.detector import Detector
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import ROI_CHUNK, predict_regions
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.resize import NetworkInput, network_input
+from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.regions import RegionRow
+from vlmill.schemas.rejects import Rejected
+
+# Boxes this close are one box: a hundred times what other roundings move proposals.
+SAME_BOX_PX = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """The largest differences between two detectors in one picture."""
+
+    feature_map: float  # share of the largest number in Detectron2's map
+    proposals: int  # Detectron2's
+    other_proposals: int  # of these, those that our network does not propose
+    proposals_px: float  # how far the others are apart
+    features: float  # share of the largest number, on the same map and proposals
+    class_probs: float
+    refined_px: float
+    regions: int  # rows by Detectron2
+    other_regions: int  # of these, those of other boxes or classes
+
+
+def compare(
+    pictures: Sequence[Path], ours: Detector, theirs: Detector, config: ExtractConfig
+) -> Iterator[Differences]:
+    """Compares our network with Detectron2 on each picture. Raises InputError for a bad picture."""
+    for path in pictures:
+        try:
+            pixels = decode(path.read_bytes(), config.limits)
+            picture = network_input(pixels, theirs.model.config, config.limits)
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error}); give a picture") from None
+        except Rejected as error:
+            raise InputError(f"{path} is no picture to detect in ({error}); give one") from None
+        yield differences(picture, ours, theirs, config)
+
+
+def differences(
+    picture: NetworkInput, ours: Detector, theirs: Detector, config: ExtractConfig
+) -> Differences:
+    """Compares the stages of both detectors on one picture, and the rows that they write."""
+    size = picture.size
+    with computing("exact", theirs.device):
+        pixels = picture.tensor.to(theirs.device)
+        own_map, their_map = ours.model.feature_map(pixels), theirs.model.feature_map(pixels)
+        own_boxes, _ = ours.model.proposal_generator(their_map, *size, picture.scale)
+        their_boxes, _ = theirs.model.proposal_generator(their_map, *size, picture.scale)
+        own, reference = (
+            one.model.describe(their_map, their_boxes, ROI_CHUNK) for one in (ours, theirs)
+        )
+        apart = distances(their_boxes, own_boxes)
+        own_refined, their_refined = (refined(one, size, ours) for one in (own, reference))
+    same = apart[apart < SAME_BOX_PX]
+    rows = [predict_regions("picture", picture, one, config) for one in (ours, theirs)]
+    return Differences(
+        feature_map=share(own_map, their_map),
+        proposals=len(their_boxes),
+        other_proposals=len(apart) - len(same),
+        proposals_px=largest(same),
+        features=share(own.features, reference.features),
+        class_probs=largest((own.class_probs - reference.class_probs).abs()),
+        refined_px=largest((own_refined - their_refined).abs()),
+        regions=len(rows[1].boxes),
+        other_regions=others(rows[0], rows[1]),
+    )
+
+
+def refined(found: Detections, size: tuple[int, int], ours: Detector) -> Float[Tensor, "R B 4"]:
+    """The boxes that the regressions make of the proposals, inside the picture."""
+    assert found.box_deltas is not None
+    height, width = size
+    spec = ours.model.config
+    return refine_boxes(found.boxes, found.box_deltas, float(height), float(width), spec)
+
+
+def others(own: RegionRow, reference: RegionRow) -> int:
+    """How many of the reference's regions are none of ours: by box and class."""
+    assert own.class_ids is not None and reference.class_ids is not None
+    # The class as a fifth coordinate: two classes are farther apart than boxes that are one.
+    here, there = (
+        torch.cat(
+            (torch.from_numpy(row.boxes), 2 * SAME_BOX_PX * torch.tensor(row.class_ids)[:, None]),
+            dim=1,
+        )
+        for row in (own, reference)
+    )
+    return int((distances(there, here) >= SAME_BOX_PX).sum())
+
+
+def distances(boxes: Float[Tensor, "R B"], among: Float[Tensor, "N B"]) -> Float[Tensor, " R"]:
+    """How far each box's farthest corner is from that of the nearest box ``among`` others."""
+    if not len(among):
+        return boxes.new_full((len(boxes),), torch.inf)
+    apart = (boxes[:, None] - among[None]).abs().amax(dim=2)
+    return apart.amin(dim=1)
+
+
+def share(found: Tensor, reference: Tensor) -> float:
+    """The largest difference as a share of the reference's largest number."""
+    return largest((found - reference).abs()) / max(largest(reference.abs()), 1e-30)
+
+
+def largest(values: Tensor) -> float:
+    """The largest of some numbers; 0 of none."""
+    return float(values.max()) if values.numel() else 0.0
+
+
+def lines(names: Sequence[str], found: Sequence[Differences]) -> Iterator[str]:
+    """A table of the differences, the largest of all pictures last."""
+    columns = [field.name for field in fields(Differences)]
+    width = max(len("largest"), *(len(name) for name in names))
+    yield "  ".join(["picture".ljust(width), *columns])
+    rows = [[getattr(one, name) for name in columns] for one in found]
+    rows.append([max(column) for column in zip(*rows, strict=True)])
+    for name, row in zip((*names, "largest"), rows, strict=True):
+        cells = [
+            (f"{value}" if isinstance(value, int) else f"{value:.1e}").rjust(len(column))
+            for value, column in zip(row, columns, strict=True)
+        ]
+        yield "  ".join([name.ljust(width), *cells])
