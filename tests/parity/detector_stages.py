@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.parity.golden import GoldenSet
+from tests.parity.golden import GoldenSet, NotComparable, expect, read_tensors
 from tests.parity.results import Results
 from tests.parity.ties import Rows, exchanged, places, settle
 from torch import Tensor
@@ -18,8 +18,12 @@ from vlmill.extract.detect.predict import frame_of
 from vlmill.extract.detect.selection import Chosen, Frame
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.configurations import configuration_of, flat
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.models.detector.proposals import ProposalGenerator
+from vlmill.models.detector.published import fitted
+
+CHUNK = 7  # regions at a time: fewer than there are, so that parts have to fit together
 
 
 @dataclass(frozen=True)
@@ -126,21 +130,47 @@ class Case:
 
 
 def open_cases(
-    golden: GoldenSet, results: Results, changes: Mapping[str, Any], sides: tuple[int, int]
+    golden: GoldenSet,
+    results: Results,
+    keys: Mapping[str, Any],
+    changes: Mapping[str, Any] | None = None,
 ) -> list[Case]:
-    """The cases of a set, its network opened as a user opens published weights."""
+    """The cases of a set, its network opened as a user's with the keys of its configuration.
+
+    ``changes`` are of fields in which the reference's code departs from its own configuration.
+    """
+    config = dataclasses.replace(config_of_keys(golden, keys), **changes or {})
     model, fast = (
-        open_detector(None, golden.weights, changes=changes, folded=folded).model
-        for folded in (False, True)
+        open_detector(config, golden.weights, folded=folded).model for folded in (False, True)
     )
-    limits = InputLimits(short_side=sides[0], long_side=sides[1])
+    limits = InputLimits(short_side=config.short_side, long_side=config.long_side)
     cases = []
     for name in golden.cases:
-        keys = sorted(k for k in golden.tensors if k.startswith(f"{name}.in.image"))
-        pixels = [golden.tensors[key].numpy() for key in keys]
+        pictures = sorted(k for k in golden.tensors if k.startswith(f"{name}.in.image"))
+        expect(pictures, f"{golden.folder}: no tensor {name}.in.image, which the network needs")
+        pixels = [golden.tensors[key].numpy() for key in pictures]
         inputs = [network_input(one, model.config, limits) for one in pixels]
         cases.append(Case(name, golden, results, model, fast, inputs))
     return cases
+
+
+def config_of_keys(golden: GoldenSet, keys: Mapping[str, Any]) -> DetectorConfig:
+    """Our configuration by the keys of the reference's, whose sizes have to be the weights'.
+
+    Raises NotComparable with the key that is not honoured, contradicts the weights, or belongs to
+    another family.
+    """
+    file = golden.folder / "config.json"
+    try:
+        configuration = configuration_of(dict(flat(keys)))
+        config = fitted(configuration, read_tensors(golden.weights))
+    except ValueError as error:
+        raise NotComparable(f"{file} and {golden.weights}: {error}") from None
+    expect(
+        configuration.family == golden.family,
+        f"{file}: the keys are of family {configuration.family}, the set is of {golden.family}",
+    )
+    return config
 
 
 @torch.inference_mode()
@@ -200,7 +230,9 @@ def heads(case: Case, features: str) -> None:
     res4 = case["out.res4"]
     first = len(case["out.pooled_first"])
     case.check("out.pooled_first", heads.pool(res4[:1], proposals[0][:first]))
-    ours = [heads.region_features(res4[i : i + 1], boxes, 7) for i, boxes in enumerate(proposals)]
+    ours = [
+        heads.region_features(res4[i : i + 1], boxes, CHUNK) for i, boxes in enumerate(proposals)
+    ]
     case.check(f"out.{features}", torch.cat(ours))
     recorded, logits = case[f"out.{features}"], case["out.class_logits"]
     case.check("out.class_logits", predictor.cls_score(recorded))
@@ -215,7 +247,7 @@ def heads(case: Case, features: str) -> None:
 def end_to_end(case: Case) -> list[Detections]:
     """Our own detections, from the pictures on."""
     scales = [picture.scale for picture in case.inputs]
-    return case.model.detect(case.batch(), case.sizes(), scales, chunk=16)
+    return case.model.detect(case.batch(), case.sizes(), scales, chunk=CHUNK)
 
 
 def check_detections(
@@ -319,41 +351,8 @@ def settled_attributes(
 def given_boxes(case: Case) -> None:
     """Features of boxes in the picture's pixels."""
     factors = torch.tensor(case.inputs[0].factors * 2)
-    found = case.model.describe(case["out.res4"], case["in.given_boxes"] * factors)
-    case.check("out.given_features", found.features)
-    case.check("out.given_class_probs", found.class_probs)
-    assert found.attribute_probs is not None
-    case.check("out.given_attr_probs", found.attribute_probs)
-
-
-def expect_sizes(spec: DetectorConfig, resnets: Mapping[str, Any], **sizes: int) -> None:
-    """What was read off the shapes is what the reference was built with."""
-    expected = {
-        "depth": resnets["DEPTH"],
-        "stem_channels": resnets["STEM_OUT_CHANNELS"],
-        "res2_channels": resnets["RES2_OUT_CHANNELS"],
-        "res2_width": resnets["WIDTH_PER_GROUP"],
-        **sizes,
-    }
-    assert {name: getattr(spec, name) for name in expected} == expected
-
-
-def detectron2_fields(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Our fields for settings in Detectron2's names."""
-    rpn, heads = keys[f"{prefix}RPN"], keys[f"{prefix}ROI_BOX_HEAD"]
-    anchors = keys[f"{prefix}ANCHOR_GENERATOR"]
-    return {
-        "pixel_mean": tuple(float(v) for v in keys[f"{prefix}PIXEL_MEAN"]),
-        "stride_in_1x1": keys[f"{prefix}RESNETS"]["STRIDE_IN_1X1"],
-        "pre_nms_top": rpn["PRE_NMS_TOPK_TEST"],
-        "post_nms_top": rpn["POST_NMS_TOPK_TEST"],
-        "rpn_nms_threshold": rpn["NMS_THRESH"],
-        "rpn_box_weights": tuple(rpn["BBOX_REG_WEIGHTS"]),
-        "box_weights": tuple(heads["BBOX_REG_WEIGHTS"]),
-        "min_proposal_size": float(keys[f"{prefix}PROPOSAL_GENERATOR"]["MIN_SIZE"]),
-        "pool_size": heads["POOLER_RESOLUTION"],
-        "sampling_ratio": heads["POOLER_SAMPLING_RATIO"],
-        "anchor_scales": tuple(size / 16 for size in anchors["SIZES"][0]),
-        "anchor_ratios": tuple(anchors["ASPECT_RATIOS"][0]),
-        "anchor_offset": anchors["OFFSET"],
-    }
+    regions = case.model.describe(case["out.res4"], case["in.given_boxes"] * factors)
+    case.check("out.given_features", regions.features)
+    case.check("out.given_class_probs", regions.class_probs)
+    if regions.attribute_probs is not None:
+        case.check("out.given_attr_probs", regions.attribute_probs)

@@ -1,25 +1,15 @@
 """Comparisons take sizes and options from the set: sets of other ones pass, and fail when moved."""
 
-import json
-import math
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torchvision.ops
-from safetensors.torch import load_file, save_file
 from tests.conftest import GOLDEN
-from tests.parity.draws import collator_row
 from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
 from tests.parity.models_vlmo import stage_of_pairs
-from tests.parity.training_vlmo import Vocabulary, is_drawn
 from tests.parity.variants import (
-    TOLERANCE,
     drawn_labels,
     drawn_pairs,
     drawn_texts,
@@ -29,8 +19,6 @@ from tests.parity.variants import (
     write_set,
 )
 from torch import Tensor
-
-from vlmill.train.loading.masking.words import Replacement
 
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 MODEL = {"part": "models", "kind": "model"}
@@ -186,7 +174,15 @@ ABSOLUTE = {
 @pytest.mark.parametrize("changes", [{}, ABSOLUTE], ids=["relative", "absolute"])
 @pytest.mark.parametrize(
     "losses",
-    [("itc", "itm", "mlm"), ("itc",), ("itc", "itm"), ("textmlm",), ("vqa",), ("nlvr2",), ("irtr",)],
+    [
+        ("itc", "itm", "mlm"),
+        ("itc",),
+        ("itc", "itm"),
+        ("textmlm",),
+        ("vqa",),
+        ("nlvr2",),
+        ("irtr",),
+    ],
     ids="+".join,
 )
 def test_vlmo_of_other_sizes(
