@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 from tests.parity.draws import Recorded, laid_out
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet, naming
+from tests.parity.results import Results
 from tokenizers import Tokenizer
 
 from vlmill.models.vlbert.end_to_end import without_pixels
@@ -54,9 +55,11 @@ def pretraining_samples(golden: GoldenSet, results: Results) -> None:
     with TemporaryDirectory() as folder:
         regions = region_table(golden, folder)
         for case in entries(golden, "conceptual_captions"):
-            caption(golden, results, tokenizer, regions, case)
+            with naming(case):
+                caption(golden, results, tokenizer, regions, case)
     for case in entries(golden, "text_corpus"):
-        text_alone(golden, results, tokenizer, case)
+        with naming(case):
+            text_alone(golden, results, tokenizer, case)
 
 
 def entries(golden: GoldenSet, prefix: str) -> list[str]:
@@ -149,7 +152,7 @@ def paired(draws: Recorded, row: int, rows: int, *, relation: bool) -> tuple[int
         hard_share=0.0,
         text_share=1.0,
     )
-    assert image_row == row
+    assert image_row == row  # no sample of ours changes the picture
     draws.whole = asked.whole
     return text_row, matching
 
