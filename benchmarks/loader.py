@@ -38,7 +38,7 @@ from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.prepare import Wanted, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes import Optimizer, Stage
+from vlmill.train.recipes import Feeding, Optimizer, Stage
 
 BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
@@ -237,7 +237,7 @@ def main() -> None:
         line("lmdb", lmdb_rate, limit, None)
         reader = RegionReader(folder / "regions")
         regions, limit = beside_copy(
-            lambda: exhaust(region_batch(reader, numbers, BOXES) for numbers in cut),
+            lambda: exhaust(region_batch(reader, numbers, Feeding()) for numbers in cut),
             pictures,
             args.rounds,
         )

@@ -106,7 +106,7 @@ def whole_word_mask(golden: GoldenSet, results: Results, prefix: str) -> None:
     row = masked_row(np.array(ids), chosen, special, torch.Generator().manual_seed(seed))
     results.check(f"{prefix}.word_mask_before_special_removal", chosen.astype(int).tolist())
     results.check(f"{prefix}.masked_ids", row.tokens.tolist())
-    results.check(f"{prefix}.labels", row.labels(np.array(ids), -100).tolist())
+    results.check(f"{prefix}.labels", row.labels(-100).tolist())
 
 
 def word_statistics(golden: GoldenSet, results: Results, prefix: str) -> None:
