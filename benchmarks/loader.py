@@ -36,7 +36,7 @@ from vlmill.train.loading.features import region_batch
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Optimizer, Stage
 
@@ -135,12 +135,13 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             folder / "prepared",
-            pairs=str(folder / "pairs"),
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=str(folder / "pairs"),
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=folder / "prepared",

@@ -18,7 +18,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pictures.boxed import MEAN_BGR
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
@@ -82,13 +82,14 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
     reader = ImageReader(images)
     prepare_samples(
         folder,
-        pairs=tables.pairs,
-        pictures=regions,
-        images=reader,
-        negatives=None,
-        tokenizer=tokenizer,
-        wanted=Wanted(max_tokens=16, texts=True),
-        rejects=None,
+        WhatToPrepare(
+            pairs=tables.pairs,
+            pictures=regions,
+            images=reader,
+            tokenizer=tokenizer,
+            max_tokens=16,
+            takes_texts=True,
+        ),
     )
     return PretrainBatches(
         samples=folder,

@@ -20,7 +20,7 @@ from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Loading, Stage
 
@@ -36,12 +36,13 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
     with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tmp_path / "prepared",
-            pairs=tables.pairs,
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=tables.pairs,
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=tmp_path / "prepared",
