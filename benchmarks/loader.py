@@ -36,9 +36,9 @@ from vlmill.train.loading.features import region_batch
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes import Optimizer, Stage
+from vlmill.train.recipes import Feeding, Optimizer, Stage
 
 BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
@@ -135,12 +135,13 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             folder / "prepared",
-            pairs=str(folder / "pairs"),
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=str(folder / "pairs"),
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=folder / "prepared",
@@ -237,7 +238,7 @@ def main() -> None:
         line("lmdb", lmdb_rate, limit, None)
         reader = RegionReader(folder / "regions")
         regions, limit = beside_copy(
-            lambda: exhaust(region_batch(reader, numbers, BOXES) for numbers in cut),
+            lambda: exhaust(region_batch(reader, numbers, Feeding()) for numbers in cut),
             pictures,
             args.rounds,
         )

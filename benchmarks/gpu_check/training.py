@@ -20,7 +20,7 @@ from vlmill.models import VARIANTS, preset
 from vlmill.train.devices import setup as devices
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.optim.groups import make_optimizer
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
@@ -170,16 +170,14 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
     feeding = recipe.stages[0].feeding
     prepare_samples(
         folder / "prepared",
-        pairs=inputs.pairs,
-        pictures=sources.pictures,
-        negatives=None,
-        tokenizer=tokenizer,
-        wanted=Wanted(
+        WhatToPrepare(
+            pairs=inputs.pairs,
+            tokenizer=tokenizer,
             max_tokens=feeding.max_tokens or sizes.longest,
-            pairs=feeding.kind != "text",
-            texts=feeding.kind == "text" or bool(feeding.text_rows),
+            pictures=sources.pictures,
+            takes_pairs=feeding.kind != "text",
+            takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
         ),
-        rejects=None,
     )
     recipe = dataclasses.replace(recipe, model=model_config(recipe, tokenizer, sources))
     batches = PretrainBatches(

@@ -24,7 +24,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import SPECIAL, train_vocabulary
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
@@ -173,13 +173,14 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
     reader = ImageReader(images)
     prepare_samples(
         folder,
-        pairs=tables.pairs,
-        pictures=regions,
-        images=reader,
-        negatives=None,
-        tokenizer=tokenizer,
-        wanted=Wanted(max_tokens=16, texts=True),
-        rejects=None,
+        WhatToPrepare(
+            pairs=tables.pairs,
+            pictures=regions,
+            images=reader,
+            tokenizer=tokenizer,
+            max_tokens=16,
+            takes_texts=True,
+        ),
     )
     return PretrainBatches(
         samples=folder,

@@ -22,7 +22,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Recipe, Stage, change_recipe
 from vlmill.train.run.job import pretrain
@@ -57,12 +57,13 @@ def make(tables: Tables, stage: Stage) -> PretrainBatches:
     with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tables.folder / "prepared",
-            pairs=tables.pairs,
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=tables.pairs,
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=tables.folder / "prepared",

@@ -170,7 +170,7 @@ def whole_word_mask(
     row = masked_row(np.array(ids), chosen, special, generator, vocabulary.replacement)
     results.check(f"{prefix}.word_mask_before_special_removal", chosen.astype(int).tolist())
     results.check(f"{prefix}.masked_ids", row.tokens.tolist())
-    results.check(f"{prefix}.labels", row.labels(np.array(ids), IGNORED).tolist())
+    results.check(f"{prefix}.labels", row.labels(IGNORED).tolist())
 
 
 def word_statistics(

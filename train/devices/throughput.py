@@ -76,7 +76,7 @@ def without_values(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-class HostBatch(Protocol):
+class MovableBatch(Protocol):
     """A batch in host memory."""
 
     @property
@@ -89,7 +89,7 @@ class HostBatch(Protocol):
         ...
 
 
-def run_without_values(step: Any, batch: HostBatch) -> None:
+def run_without_values(step: Any, batch: MovableBatch) -> None:
     """Forward and backward of a `PretrainingStep` on the meta device.
 
     There is nothing to wait for: a layer that asks the device for a value raises.
@@ -114,7 +114,7 @@ class Throughput:
         self._operations = 0
         self._rate = 0.0
 
-    def count(self, parts: Sequence[HostBatch]) -> None:
+    def count(self, parts: Sequence[MovableBatch]) -> None:
         """Counts the products of a step, if none has been counted yet."""
         step = self._step
         if step is None:

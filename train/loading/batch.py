@@ -1,4 +1,4 @@
-"""A batch as it is stored, and as the model takes it.  B pairs, T tokens, R regions (the whole
+"""A batch in host memory, and as the model takes it.  B pairs, T tokens, R regions (the whole
 picture among them), D feature width, S pixels a side; N, M masked positions, K classes.
 """
 
@@ -6,22 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.pictures.boxed import picture_regions_of
+from vlmill.train.loading.stored import StoredFeatures
 
 NAMED = 8  # pictures that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainBatch:
+class Batch:
     """Inputs with masks applied, and what is to be guessed.
 
     ``masked_tokens`` int64 [N] are positions in the flattened [B * T] text, ``masked_regions``
@@ -69,15 +68,30 @@ class PretrainBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredBatch:
-    """A batch as it is stored, in host memory."""
+class HostBatch:
+    """A batch in host memory, before and after its features are read.
+
+    `collate` makes it of samples, small enough to be sent between processes: the features of the
+    pictures ``image_ids`` lie where ``stored`` says. `features.read_features` gives it with these
+    among the ``tensors``, as they are stored, and nothing in ``stored``. ``num_classes`` are those
+    of a whole distribution of which the highest probabilities are kept.
+    """
 
     tensors: dict[str, Tensor]
-    whole_image: str
     pair_ids: tuple[str, ...]
-    image_ids: tuple[str, ...] = ()  # of the rows with features
+    whole_image: str = "none"
+    image_ids: tuple[str, ...] = ()
+    stored: tuple[StoredFeatures, ...] = ()
     num_texts: int = 0
     num_classes: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As arrays: PyTorch would send each tensor in a piece of shared memory of its own.
+        return vars(self) | {"tensors": {name: t.numpy() for name, t in self.tensors.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(array) for name, array in state["tensors"].items()}
+        vars(self).update(state | {"tensors": tensors})
 
     def not_finite(self) -> list[str]:
         """Pictures with features or boxes that are not finite: read when something went wrong."""
@@ -85,13 +99,13 @@ class StoredBatch:
         held = [self.tensors[name] for name in names if name in self.tensors]
         return not_finite(self.image_ids, *held)
 
-    def checked(self) -> StoredBatch:
+    def checked(self) -> HostBatch:
         """The batch itself. Raises InputError for pictures that :meth:`not_finite` names."""
         if bad := self.not_finite():
             raise InputError(said_of(bad))
         return self
 
-    def to(self, device: torch.device | str) -> PretrainBatch:
+    def to(self, device: torch.device | str) -> Batch:
         """On ``device`` as the model takes it.
 
         On a CPU :meth:`checked` first: models refuse such values there and cannot say whose they
@@ -110,7 +124,7 @@ class StoredBatch:
             targets, hidden = features.new_zeros(0, 1), None
         none = tokens.new_zeros(0)
         of_pictures = held.get("global_features")
-        return PretrainBatch(
+        return Batch(
             inputs=VLInputs(
                 tokens=tokens,
                 token_mask=held["token_mask"],
@@ -204,30 +218,3 @@ def _unit(pixels: Tensor | None) -> Tensor | None:
 def _normalised(pixels: Tensor | None) -> Tensor | None:
     """VLMo's and BEiT's: (x - 0.5) / 0.5 of values in 0..1."""
     return None if pixels is None else pixels.float() / 127.5 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where the features of a picture's regions lie, or the bytes themselves.
-
-    Read are the row's first ``count`` regions, or those at the places ``order`` [count], in this
-    order.
-    """
-
-    image_id: str
-    count: int
-    place: tuple[int, int, int] | None
-    data: npt.NDArray[np.uint8] | None = None
-    order: Ids | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedBatch:
-    """A batch without its features: plain arrays, small enough to be sent between processes."""
-
-    arrays: Arrays
-    sources: tuple[Source, ...]
-    whole_image: str
-    pair_ids: tuple[str, ...]
-    num_texts: int
-    num_classes: int | None  # of a whole distribution of which the highest are kept

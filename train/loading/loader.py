@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.batch import PlannedBatch, StoredBatch
-from vlmill.train.loading.features import assemble
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import PretrainBatches
 
 # Batches that are assembled or wait. One is enough, as plans wait as well; and the fewer blocks of
@@ -29,7 +29,7 @@ def batch_loader(
     workers: int,
     device: torch.device | None = None,
     every: int = 1,
-) -> Generator[StoredBatch, None, None]:
+) -> Generator[HostBatch, None, None]:
     """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
 
     With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
@@ -52,7 +52,7 @@ def batch_loader(
     )
     pin_memory = device is not None and device.type == "cuda"
     made = (
-        assemble(_sound(one), batches.regions, pin_memory=pin_memory)
+        read_features(_sound(one), batches.regions, pin_memory=pin_memory)
         for some in plans
         for one in some
     )
@@ -69,7 +69,7 @@ def _stay_for_a_while(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_S))
 
 
-class _Plans(Dataset[list[PlannedBatch | InputError]]):
+class _Plans(Dataset[list[HostBatch | InputError]]):
     """The plans of some batches each, or what is wrong with the data: an error that is raised in a
     worker comes with a traceback in its message.
     """
@@ -77,31 +77,29 @@ class _Plans(Dataset[list[PlannedBatch | InputError]]):
     def __init__(self, batches: PretrainBatches) -> None:
         self.batches = batches
 
-    def __getitem__(self, numbers: Sequence[int]) -> list[PlannedBatch | InputError]:
+    def __getitem__(self, numbers: Sequence[int]) -> list[HostBatch | InputError]:
         return [self._plan(number) for number in numbers]
 
-    def _plan(self, number: int) -> PlannedBatch | InputError:
+    def _plan(self, number: int) -> HostBatch | InputError:
         try:
             return self.batches[number]
         except InputError as error:
             return error
 
 
-def _sound(planned: PlannedBatch | InputError) -> PlannedBatch:
+def _sound(planned: HostBatch | InputError) -> HostBatch:
     if isinstance(planned, InputError):
         raise planned
     return planned
 
 
-def _ahead(
-    made: Iterator[StoredBatch], gpu: int | None = None
-) -> Generator[StoredBatch, None, None]:
+def _ahead(made: Iterator[HostBatch], gpu: int | None = None) -> Generator[HostBatch, None, None]:
     """The same batches, made by a thread a little ahead of who asks for them.
 
     A thread begins on the first GPU, whatever its process is on: without ``gpu`` it would pin
     memory there, and hold some of that GPU's.
     """
-    waiting: queue.SimpleQueue[StoredBatch | BaseException | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[HostBatch | BaseException | None] = queue.SimpleQueue()
     room, stopped = threading.Semaphore(AHEAD), threading.Event()
 
     def work() -> None:

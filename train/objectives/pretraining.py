@@ -16,7 +16,7 @@ from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.models.vlmo.model import Draw, VlmoOutputs, draw_negatives
 from vlmill.train.devices.gather import world_size
-from vlmill.train.loading.batch import PretrainBatch, StoredBatch
+from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.objectives.contrast import contrast_and_matching, drawn_by, matching_loss
 from vlmill.train.objectives.losses import (
     IGNORED,
@@ -36,7 +36,7 @@ def weighted(weights: Objectives) -> tuple[str, ...]:
     return tuple(field.name for field in fields(weights) if getattr(weights, field.name))
 
 
-def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
+def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
     """How many labels each objective with a weight above 0 has in the batch; read on the host."""
     held = batch.tensors
     width = held["tokens"].shape[1] if "tokens" in held else 1
@@ -60,7 +60,7 @@ def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
 
 def pretraining_losses(
     model: nn.Module,
-    batch: PretrainBatch,
+    batch: Batch,
     weights: Objectives,
     picture_tokens: PictureTokens | None = None,
     draw: Draw = draw_negatives,
@@ -87,7 +87,7 @@ def pretraining_losses(
     return _region_losses(variant, batch, weights, encoded)
 
 
-def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
+def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
     """The inputs with features computed from pictures; texts alone, which come last, have none."""
     regions, inputs = batch.picture_regions, batch.inputs
     if regions is None or inputs.masked_regions is None:
@@ -105,7 +105,7 @@ def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
 
 
 def _region_losses(
-    model: RegionModel, batch: PretrainBatch, weights: Objectives, encoded: Encoded
+    model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
 ) -> dict[str, Tensor]:
     """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
@@ -125,9 +125,7 @@ def _region_losses(
     return losses
 
 
-def _picture_loss(
-    model: Beit, batch: PretrainBatch, picture_tokens: PictureTokens | None
-) -> Tensor:
+def _picture_loss(model: Beit, batch: Batch, picture_tokens: PictureTokens | None) -> Tensor:
     """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
     if picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
@@ -137,7 +135,7 @@ def _picture_loss(
     return mean_cross_entropy(model.visual_logits(states[batch.masked_patches]), targets)
 
 
-def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
+def _divergence(logits: Tensor, batch: Batch) -> Tensor:
     """From the distributions, or the classes where there are none, which is the same for certainty.
 
     The detector may know fewer classes than the model has room for.
@@ -149,7 +147,7 @@ def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
 
 
 def _word_losses(
-    model: Any, words: Tensor, end: int, batch: PretrainBatch, weights: Objectives
+    model: Any, words: Tensor, end: int, batch: Batch, weights: Objectives
 ) -> dict[str, Tensor]:
     """MLM over the words of pairs, those before place ``end``, and over texts alone."""
     losses: dict[str, Tensor] = {}
@@ -165,7 +163,7 @@ def _word_losses(
 
 
 def _vlmo_losses(
-    model: Vlmo, batch: PretrainBatch, weights: Objectives, draw: Draw, *, pack: bool
+    model: Vlmo, batch: Batch, weights: Objectives, draw: Draw, *, pack: bool
 ) -> dict[str, Tensor]:
     """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
     inputs, mask = batch.inputs, batch.inputs.token_mask
@@ -226,7 +224,7 @@ class PretrainingStep(nn.Module):
         self.names = weighted(weights)
 
     def forward(
-        self, batch: PretrainBatch, shares: Tensor, numbers: Tensor | None = None
+        self, batch: Batch, shares: Tensor, numbers: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum, and each loss unweighted.
 

@@ -19,7 +19,7 @@ from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples, require_pictures
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, require_pictures
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
@@ -99,35 +99,16 @@ def _prepare(
     if before := remembered(output / PREPARED, output):
         return before.rejects, before.counts, before.tokenizer
     tokenizer = make_tokenizer(recipe, sources)
-    inputs, wanted = sources.inputs, _wanted(recipe)
+    what = _what_to_prepare(recipe, sources, tokenizer)
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
-        counts = prepare_samples(
-            output / PREPARED,
-            pairs=inputs.pairs,
-            pictures=sources.pictures,
-            images=None if sources.regions is None else sources.images,
-            negatives=inputs.negatives,
-            tokenizer=tokenizer,
-            wanted=wanted,
-            rejects=rejects,
-            total=sources.num_pairs,
-        )
+        counts = prepare_samples(output / PREPARED, what, rejects)
     assert rejects.shard is not None
-    require_pictures(counts, inputs.missing)
+    require_pictures(counts, sources.inputs.missing)
     _require_pairs(counts)
     if recipe.validate_every:
-        held_out = prepare_samples(
-            output / HELD_OUT,
-            pairs=inputs.pairs,
-            pictures=sources.pictures,
-            images=None if sources.regions is None else sources.images,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=dataclasses.replace(wanted, held_out=True),
-            rejects=None,
-            total=sources.num_pairs,
-        )
+        for_validation = dataclasses.replace(what, held_out=True, negatives=None)
+        held_out = prepare_samples(output / HELD_OUT, for_validation)
         if not held_out["kept"]:
             say("warning: --pairs has no pair of split val or dev; nothing to validate on")
     made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
@@ -145,15 +126,20 @@ def _remove_run(output: Path) -> None:
         (output / name).unlink(missing_ok=True)
 
 
-def _wanted(recipe: Recipe) -> Wanted:
+def _what_to_prepare(recipe: Recipe, sources: Sources, tokenizer: Tokenizer) -> WhatToPrepare:
     """What the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
-    lengths = [feed.max_tokens or recipe.max_text_tokens for feed in feeds]
-    return Wanted(
-        max_tokens=max(lengths),
-        pairs=any(feed.kind != "text" for feed in feeds),
-        texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
-        words=any(feed.kind != "pictures" for feed in feeds),
+    return WhatToPrepare(
+        pairs=sources.inputs.pairs,
+        tokenizer=tokenizer,
+        max_tokens=max(feed.max_tokens or recipe.max_text_tokens for feed in feeds),
+        pictures=sources.pictures,
+        images=None if sources.regions is None else sources.images,
+        negatives=sources.inputs.negatives,
+        takes_pairs=any(feed.kind != "text" for feed in feeds),
+        takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
+        needs_words=any(feed.kind != "pictures" for feed in feeds),
+        total=sources.num_pairs,
     )
 
 

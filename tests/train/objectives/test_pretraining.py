@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
-from vlmill.train.loading.batch import PretrainBatch
+from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives.pretraining import PretrainingStep, pretraining_losses
 from vlmill.train.recipes import Objectives
 
@@ -27,10 +27,10 @@ def model() -> ImageBert:
     return ImageBert(CONFIG)
 
 
-def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int]) -> PretrainBatch:
+def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int]) -> Batch:
     """Two pairs of three tokens and four regions; labels at these flattened places."""
     generator = torch.Generator().manual_seed(1)
-    return PretrainBatch(
+    return Batch(
         inputs=VLInputs(
             tokens=torch.randint(20, (2, 3), generator=generator),
             token_mask=torch.ones(2, 3, dtype=torch.bool),
