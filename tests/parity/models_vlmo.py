@@ -19,6 +19,7 @@ from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.models.vlmo.published import links
 from vlmill.models.vlmo.stages import frozen_on_text
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
+from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
 
 # The recordings' model of pairs, which takes over from the text stage.
 STAGE_OF_PAIRS = {"vlffn_start_layer_index": 3, "max_text_len": 10}
@@ -149,15 +150,16 @@ def pretraining(model: Vlmo, inputs: dict[str, Tensor]) -> tuple[dict[str, Tenso
         return inputs["itm_image_neg_idx"], inputs["itm_text_neg_idx"]
 
     batch = pixel_inputs(inputs, inputs["image"])
-    made = model.pretraining(batch, inputs["text_ids_mlm"], draw, pack=False)
-    assert made.fused_scale is not None
+    made = contrast_and_matching(model, batch, inputs["text_ids_mlm"], draw, pack=False)
+    scale, fused_scale = model.log_scale.exp(), model.fused_scale()
+    assert fused_scale is not None
     text = model.encoder.embed_text(batch.tokens)
     image = model.encoder.embed_image(batch.pixels)
     outputs = {
         "text_embeds": text,
         "image_embeds": image,
-        "logit_scale_exp": made.scale,
-        "logit_vl_scale_exp": made.fused_scale,
+        "logit_scale_exp": scale,
+        "logit_vl_scale_exp": fused_scale,
         "itm_logits": made.match_logits,
         "itm_logits_positive": made.match_logits[: len(batch.tokens)],
         "itm_labels": match_labels(len(batch.tokens)).float(),
@@ -173,12 +175,13 @@ def pretraining(model: Vlmo, inputs: dict[str, Tensor]) -> tuple[dict[str, Tenso
     )
     outputs |= joint(model, batch)
     outputs["mlm_logits"] = model.mlm_logits(made.masked_text)
-    outputs |= (contrast := contrast_outputs(made.text, made.image, made.scale, made.fused_scale))
+    outputs |= contrast_outputs(made.text, made.image, scale, fused_scale)
+    outputs |= {"loss.itc": made.contrast.loss, "itc_i2t_logits": made.contrast.scores}
     mlm = MLM_WEIGHT * F.cross_entropy(
         outputs["mlm_logits"].flatten(0, 1), inputs["text_labels_mlm"].flatten()
     )
-    itm = F.cross_entropy(made.match_logits, match_labels(len(batch.tokens)))
-    total = contrast["loss.itc"] + itm + mlm
+    itm = matching_loss(made.match_logits)
+    total = made.contrast.loss + itm + mlm
     return outputs | {"loss.itm": itm, "loss.mlm_times_quarter": mlm, "loss.total": total}, total
 
 
@@ -227,14 +230,11 @@ def contrast_outputs(
     assert text.fused is not None and image.fused is not None
     logits = scale * image.own @ text.own.T
     fused = fused_scale * image.fused @ text.fused.T
-    first, second = symmetric(logits), symmetric(fused)
     return {
-        "itc_i2t_logits": logits,
         "itc_t2i_logits": logits.T,
         "itc_vl_i2t_logits": fused,
-        "loss.itc_part": first,
-        "loss.itc_vl_part": second,
-        "loss.itc": (first + second) / 2,
+        "loss.itc_part": symmetric(logits),
+        "loss.itc_vl_part": symmetric(fused),
     }
 
 

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from vlmill.models import Beit, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
-from vlmill.models.vlmo.model import Draw, VlmoOutputs, draw_negatives
-from vlmill.train.devices.gather import world_size
 from vlmill.train.loading.batch import PretrainBatch, StoredBatch
-from vlmill.train.objectives.contrast import contrast_and_matching, drawn_by, matching_loss
+from vlmill.train.objectives.contrast import (
+    Draw,
+    contrast_and_matching,
+    draw_negatives,
+    drawn_by,
+    matching_loss,
+)
 from vlmill.train.objectives.losses import (
     IGNORED,
-    contrast,
     mean_cross_entropy,
     mean_divergence,
     mean_matching,
@@ -176,34 +179,19 @@ def _vlmo_losses(
     if not (weights.itc or weights.itm):
         words = model(masked, pack=pack).text.flatten(0, 1)
         return _word_losses(model, words, len(words), batch, weights)
-    clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
-    # What has no values is never sent: one process's products are counted by themselves.
-    if world_size() > 1 and clean.pixels.device.type != "meta":
-        found, logits = contrast_and_matching(model, clean, draw, match=match)
-        hidden = model(masked, pack=pack).text if weights.mlm else logits.new_zeros(0, 0, 1)
-        itc, words = found.loss, hidden
-    else:
-        tokens = masked.tokens if weights.mlm else None
-        out = model.pretraining(clean, tokens, draw, match=match, pack=pack)
-        itc, words, logits = _contrast(out), out.masked_text, out.match_logits
+    tokens = masked.tokens if weights.mlm else None
+    step = contrast_and_matching(
+        model, batch.pixel_inputs(masked=False), tokens, draw, match=bool(weights.itm), pack=pack
+    )
     losses: dict[str, Tensor] = {}
     if weights.itc:
-        losses["itc"] = itc
+        losses["itc"] = step.contrast.loss
     if weights.itm:
-        losses["itm"] = matching_loss(logits)
+        losses["itm"] = matching_loss(step.match_logits)
     if weights.mlm:
-        words = words.flatten(0, 1)
+        words = step.masked_text.flatten(0, 1)
         losses |= _word_losses(model, words, len(words), batch, weights)
     return losses
-
-
-def _contrast(out: VlmoOutputs) -> Tensor:
-    """The mean over the one or two pairs of vectors."""
-    pairs = [contrast(out.text.own, out.image.own, out.scale)]
-    if out.fused_scale is not None:
-        assert out.text.fused is not None and out.image.fused is not None
-        pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
-    return torch.stack(pairs).mean()
 
 
 class PretrainingStep(nn.Module):
