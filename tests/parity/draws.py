@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from tests.parity.golden import NotComparable
 
-from vlmill.train.loading.arrays import Flags
-from vlmill.train.loading.masking.words import Replacement
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.masking.words import MaskedTokens, Replacement
 from vlmill.train.loading.random import Numbers, Uniforms
 from vlmill.train.recipes.spec import Masking
 
@@ -84,3 +84,14 @@ def collator_draws(masked: Flags, replacement: Replacement, generator: torch.Gen
     is_random = is_other & ~is_mask
     fates = np.where(is_mask, 0.0, np.where(is_random, replacement.to_mask, 0.99))
     return Recorded(fates[masked].tolist(), ids[masked & is_random].tolist())
+
+
+def labels_of(text: MaskedTokens, original: Ids, ignored: int) -> Ids:
+    """What is to be guessed as the recordings have it: a label for each token, most of them none.
+
+    A run has the places alone and what stood there.
+    """
+    labels = np.full_like(original, ignored)
+    places = np.flatnonzero(text.masked)
+    labels[places] = original[places]
+    return labels

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.parity.draws import Recorded, laid_out
+from tests.parity.draws import Recorded, labels_of, laid_out
 from tests.parity.golden import GoldenSet, Results
 
 from vlmill.train.loading.batch import whole_picture
@@ -118,7 +118,7 @@ def check_text(
     cls, sep = numbered(golden, ["[CLS]", "[SEP]"])
     padding = [0] * (LENGTH - 2 - len(tokens))
     results.check(f"{case}.out.input_ids", torch.tensor([cls, *text.tokens, sep, *padding]))
-    labels = [IGNORED, *text.labels(tokens, IGNORED), IGNORED, *(IGNORED for _ in padding)]
+    labels = [IGNORED, *labels_of(text, tokens, IGNORED), IGNORED, *(IGNORED for _ in padding)]
     results.check(f"{case}.out.lm_label_ids", torch.tensor(labels))
 
 
@@ -224,7 +224,7 @@ def word_masks(golden: GoldenSet, results: Results, key: str, name: str) -> None
     draws.finish()
     vocabulary = golden.values["text_cases:vocab"]
     results.check(f"{key}.masked_tokens", [vocabulary[i] for i in text.tokens])
-    results.check(f"{key}.labels", text.labels(tokens, IGNORED).tolist())
+    results.check(f"{key}.labels", labels_of(text, tokens, IGNORED).tolist())
 
 
 def texts_of_choices(golden: GoldenSet, results: Results, key: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tests.parity.draws import Python, collator_draws
+from tests.parity.draws import Python, collator_draws, labels_of
 from tests.parity.golden import GoldenSet, Results
 
 from vlmill.schemas.answers import process_answer, soft_score
@@ -106,7 +106,7 @@ def whole_word_mask(golden: GoldenSet, results: Results, prefix: str) -> None:
     row = masked_row(np.array(ids), chosen, special, torch.Generator().manual_seed(seed))
     results.check(f"{prefix}.word_mask_before_special_removal", chosen.astype(int).tolist())
     results.check(f"{prefix}.masked_ids", row.tokens.tolist())
-    results.check(f"{prefix}.labels", row.labels(np.array(ids), -100).tolist())
+    results.check(f"{prefix}.labels", labels_of(row, np.array(ids), -100).tolist())
 
 
 def word_statistics(golden: GoldenSet, results: Results, prefix: str) -> None:

@@ -24,9 +24,11 @@ from vlmill.train.objectives.contrast import (
 )
 from vlmill.train.objectives.losses import (
     IGNORED,
+    are_whole,
     mean_cross_entropy,
     mean_divergence,
     mean_matching,
+    mean_soft_cross_entropy,
     mean_squared_error,
 )
 from vlmill.train.recipes.spec import Objectives
@@ -53,6 +55,7 @@ def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
         "text_mlm": len(held.get("masked_tokens", ())) - in_pairs,
         "moc": classes,
         "mrkl": len(held["class_probs"]) if "class_probs" in held else classes,
+        "mrce": int(are_whole(held["class_probs"]).sum()) if "class_probs" in held else classes,
         "mrfr": len(held.get("class_targets", ())),
         "itm": pairs,
         "itc": pairs,
@@ -110,16 +113,17 @@ def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
 def _region_losses(
     model: RegionModel, batch: PretrainBatch, weights: Objectives, encoded: Encoded
 ) -> dict[str, Tensor]:
-    """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
+    """MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
-    if weights.moc or weights.mrkl:
+    if weights.moc or weights.mrkl or weights.mrce:
         logits = model.region_class_logits(regions)
         if weights.moc:
             losses["moc"] = mean_cross_entropy(logits, batch.class_targets)
-        if weights.mrkl:
-            losses["mrkl"] = _divergence(logits, batch)
+        for name, loss in SOFT.items():
+            if getattr(weights, name):
+                losses[name] = _from_distributions(loss, logits, batch)
     if weights.mrfr:
         losses["mrfr"] = mean_squared_error(model.region_features(regions), batch.feature_targets)
     if weights.itm:
@@ -140,15 +144,20 @@ def _picture_loss(
     return mean_cross_entropy(model.visual_logits(states[batch.masked_patches]), targets)
 
 
-def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
-    """From the distributions, or the classes where there are none, which is the same for certainty.
+SOFT = {"mrkl": mean_divergence, "mrce": mean_soft_cross_entropy}
+
+
+def _from_distributions(
+    loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, batch: PretrainBatch
+) -> Tensor:
+    """The loss by distributions, or by classes where there are none: all certain, it is the same.
 
     The detector may know fewer classes than the model has room for.
     """
-    wanted = batch.class_distributions
-    if wanted is None:
+    distributions = batch.class_distributions
+    if distributions is None:
         return mean_cross_entropy(logits, batch.class_targets)
-    return mean_divergence(logits[:, : wanted.shape[1]], wanted)
+    return loss(logits[:, : distributions.shape[1]], distributions)
 
 
 def _word_losses(

@@ -127,6 +127,7 @@ class Objectives:
     text_mlm: float = 0.0  # the same on texts without a picture, a mean of its own
     moc: float = 1.0  # masked object classification: the detector's class
     mrkl: float = 0.0  # masked regions by the detector's distribution, KL divergence
+    mrce: float = 0.0  # the same by cross-entropy, where the distribution is whole (VL-BERT)
     mrfr: float = 1.0  # masked region feature regression
     itm: float = 1.0  # image-text matching
     itc: float = 0.0  # image-text contrast

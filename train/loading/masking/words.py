@@ -24,10 +24,6 @@ class MaskedTokens:
     tokens: Ids
     masked: Flags
 
-    def labels(self, original: Ids, ignored: int) -> Ids:
-        """The ids [T] to be guessed, ``ignored`` where nothing is."""
-        return np.where(self.masked, original, ignored)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
