@@ -17,9 +17,10 @@ from vlmill.models.layers.relative_position import Biases, num_image_rows
 from vlmill.models.published import export_reference, load_reference, read_reference
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.models.vlmo.published import links
-from vlmill.models.vlmo.stages import frozen_on_text
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
+from vlmill.train.optim.groups import is_trained
+from vlmill.train.recipes.vlmo import vlmo_texts_base
 
 # The recordings' model of pairs, which takes over from the text stage.
 STAGE_OF_PAIRS = {"vlffn_start_layer_index": 3, "max_text_len": 10}
@@ -94,7 +95,9 @@ def compare_stages(golden: GoldenSet, results: Results, model: Vlmo) -> None:
     filled = {name: len(after[name]) for name in theirs}
     filled["relative_position_bias_table"] = num_image_rows(model.config.side)
     assert all(torch.equal(begun[n][:rows], after[n][:rows]) for n, rows in filled.items())
-    frozen = {*frozen_on_text(model)}
+    (stage_of_texts,) = vlmo_texts_base().stages
+    weights = [name for name, _ in model.named_parameters()]
+    frozen = {name for name in weights if not is_trained(name, stage_of_texts.trained)}
     names = export_state({name: torch.empty(0) for name in frozen}, links(model))
     assert {*names} == {*golden.config["frozen"]}
     changes = {"loss_names": {"itc": 1, "itm": 1, "mlm": 1}, **STAGE_OF_PAIRS}

@@ -174,7 +174,7 @@ def contrast_and_matching(
     _check_masked(inputs.tokens, masked_tokens)
     pairs, length = inputs.tokens.shape
     tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
-    embedded = model.encoder.embed_text(torch.cat(tokens)).split(pairs)
+    embedded = torch.split(model.encoder.embed_text(torch.cat(tokens)), pairs)
     image = model.encoder.embed_image(inputs.pixels)
     longest = _longest_text(inputs.tokens) if match else length
     bias = model.encoder.joint_bias(longest)

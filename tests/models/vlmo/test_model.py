@@ -15,7 +15,6 @@ from vlmill.models.vlmo.config import (
     VlmoNlvr2Config,
     VlmoVqaConfig,
     retrieval,
-    text_stage,
     vlmo_base,
     vlmo_base_paper,
     vlmo_base_plus,
@@ -23,7 +22,6 @@ from vlmill.models.vlmo.config import (
     vlmo_small,
 )
 from vlmill.models.vlmo.model import Contrast, Vlmo
-from vlmill.models.vlmo.stages import frozen_on_text
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 TINY: dict[str, Any] = {
@@ -151,19 +149,6 @@ def test_the_padding_words_row_is_read_and_never_learns() -> None:
     states.square().sum().backward()  # type: ignore[no-untyped-call]
     grad = model.encoder.text_embedding.word.weight.grad
     assert grad is not None and not grad[0].any() and grad[tokens[0, 0]].any()
-
-
-def test_the_text_stage_trains_what_the_released_code_does() -> None:
-    model = Vlmo(text_stage(tiny_config()))
-    assert model.config.max_text_tokens == 9 and not model.config.match
-    frozen = frozen_on_text(model)
-    trained = {name for name, _ in model.named_parameters()} - {*frozen}
-    assert "encoder.relative.table" in trained and "encoder.norm.weight" in trained
-    assert "encoder.layers.0.experts.text.up.weight" in trained
-    assert "encoder.layers.0.expert_norms.text.bias" in trained
-    assert {"mlm_head.bias", "mlm_decoder.weight", "encoder.type_table.weight"} <= trained
-    for part in ("attention", "experts.image", "expert_norms.image", "pooler", "patch_embedding"):
-        assert not [name for name in trained if part in name]
 
 
 def test_retrieval_keeps_one_pair() -> None:
