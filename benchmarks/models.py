@@ -43,6 +43,7 @@ from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.places import cells_read
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.train.devices.throughput import operations_counter
+from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
 
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 Work = RegionWork | PixelWork
@@ -181,21 +182,13 @@ def pixel_step(model: Any, work: PixelWork) -> Step:
         token_mask=mask_of(work.text_lengths, work.tokens.shape[1]),
         pixels=work.pixels,
     )
-    guessed, pairs = work.word_labels >= 0, torch.arange(len(work.tokens))
+    guessed = work.word_labels >= 0
     labels = work.word_labels[guessed]
-    matching = torch.cat([torch.ones_like(pairs), torch.zeros_like(pairs), torch.zeros_like(pairs)])
 
     def losses() -> list[Tensor]:
-        out = model.pretraining(inputs, work.masked_tokens)
-        found = [0.25 * F.cross_entropy(model.mlm_logits(out.masked_text[guessed]), labels)]
-        for text, image, scale in (
-            (out.text.own, out.image.own, out.scale),
-            (out.text.fused, out.image.fused, out.fused_scale),
-        ):
-            scores = scale * text @ image.T
-            both = F.cross_entropy(scores, pairs) + F.cross_entropy(scores.T, pairs)
-            found.append(both / 4)
-        return [*found, F.cross_entropy(out.match_logits, matching)]
+        out = contrast_and_matching(model, inputs, work.masked_tokens)
+        words = F.cross_entropy(model.mlm_logits(out.masked_text[guessed]), labels)
+        return [0.25 * words, out.contrast.loss, matching_loss(out.match_logits)]
 
     return _step(model, losses)
 

@@ -22,11 +22,12 @@ from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.objectives.pretraining import PretrainingStep
-from vlmill.train.optim.groups import make_optimizer
+from vlmill.train.optim.groups import make_optimizer, settings_of_start
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run.inputs import open_sources
 from vlmill.train.run.loop import Training
-from vlmill.train.run.model import make_tokenizer, model_config, started
+from vlmill.train.run.model import make_tokenizer
+from vlmill.train.run.sizes import model_config
 
 PAIRS = 512  # several batches whose order, masks and negatives differ from epoch to epoch
 TINY_PAIRS, TINY_BATCH = 24, 8
@@ -218,7 +219,8 @@ def training_of(
     step = PretrainingStep(model, stage.objectives, pack=pack)
     module = devices.wrapped(step, accelerator, shard=False)
     module.train()
-    optimizer = make_optimizer(model.named_parameters(), started(stage.optimizer, False))
+    settings = settings_of_start(stage.optimizer, from_checkpoint=False)
+    optimizer = make_optimizer(model.named_parameters(), settings)
     return Training(
         step_module=module, optimizer=optimizer, accelerator=accelerator, seed=recipe.seed
     )

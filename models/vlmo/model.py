@@ -9,7 +9,6 @@ H width, L layers, h heads, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +16,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_texts, readable
+from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import MlmHead
 from vlmill.models.layers.packing import Layout, layout_of
 from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, Places, first_cells
+from vlmill.models.places import Places, first_cells
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
@@ -37,83 +36,6 @@ class Contrast:
 
     own: Float[Tensor, "B H"]
     fused: Float[Tensor, "B H"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VlmoOutputs:
-    """What the three pretraining objectives need (sec. 3.3).
-
-    scale, fused_scale: what the products of unit vectors are multiplied with. masked_text: last
-    hidden states of the masked texts with their own images. match_logits: of the true pairs, of
-    texts with drawn images, and of drawn texts with images, in this order; class 1 is a match.
-    The last two have no rows where they were not asked for.
-    """
-
-    text: Contrast
-    image: Contrast
-    scale: Float[Tensor, ""]
-    fused_scale: Float[Tensor, ""] | None
-    masked_text: Float[Tensor, "B T H"]
-    match_logits: Float[Tensor, "B3 2"]
-
-
-# Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
-# index for each: images, texts.
-Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def negative_weights(
-    scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
-) -> Float[Tensor, "B C"]:
-    """Says how likely each candidate is as a hard negative: a softmax without right ones.
-
-    scores: contrastive logits against candidates, of which number b is row b's partner.
-    excluded: True for further candidates that are no negatives (same picture); the partners are
-    excluded in any case (sec. 3.3). Rows do not sum to 1. Raises ValueError without a negative; for
-    a single row without one on the CPU only.
-    """
-    if scores.shape[1] < 2:
-        raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
-    partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
-    out = partners if excluded is None else partners | excluded
-    if readable(out) and bool((full := out.all(dim=1)).any()):
-        raise ValueError(
-            f"excluded leaves {int(full.sum())} of {len(out)} pairs no negative (first: row "
-            f"{int(full.nonzero()[0])}); put pairs of other pictures into the batch"
-        )
-    # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
-    smallest = torch.finfo(torch.float32).tiny
-    return scores.detach().float().softmax(dim=1).clamp_min(smallest).masked_fill(out, 0.0)
-
-
-def draw_negatives(
-    weights_of_images: Float[Tensor, "B C"],
-    weights_of_texts: Float[Tensor, "B C"],
-    generator: torch.Generator | None = None,
-) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Draws an image for each text and a text for each image, by weight; images first."""
-    images = torch.multinomial(weights_of_images, 1, generator=generator)
-    texts = torch.multinomial(weights_of_texts, 1, generator=generator)
-    return images[:, 0], texts[:, 0]
-
-
-Part = tuple[Tensor, Tensor, Tensor]  # embedded texts, their mask, embedded images
-
-
-def _to_match(
-    pairs: Part, scores: Float[Tensor, "B B"], draw: Draw, excluded: Bool[Tensor, "B B"] | None
-) -> list[Part]:
-    """Lists the true pairs, texts with drawn images, and drawn texts with images."""
-    text, mask, image = pairs
-    other_images, other_texts = draw(
-        negative_weights(scores, excluded),
-        negative_weights(scores.T, None if excluded is None else excluded.T),
-    )
-    return [
-        pairs,
-        (text, mask, image[other_images]),
-        (text[other_texts], mask[other_texts], image),
-    ]
 
 
 class Vlmo(nn.Module):
@@ -240,79 +162,6 @@ class Vlmo(nn.Module):
     def image_vectors(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B H"]:
         """Gives the dual encoder's vectors of images."""
         return self._unit("image", self.encode_image(pixels))
-
-    def pretraining(
-        self,
-        inputs: PixelInputs,
-        masked_tokens: Int[Tensor, "B T"] | None,
-        draw: Draw = draw_negatives,
-        *,
-        match: bool = True,
-        excluded: Bool[Tensor, "B B"] | None = None,
-        pack: bool = True,
-    ) -> VlmoOutputs:
-        """All outputs of a pretraining step in one process (sec. 3.3).
-
-        Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
-        true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
-        ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
-        pair's scores; ``excluded`` as in `negative_weights`, True where text b belongs to image c,
-        too.
-
-        Raises ValueError for masked texts of another shape, a batch of one pair, pairs of which
-        all others are ``excluded``, and a head that the configuration leaves out.
-        """
-        self._check_step(inputs, masked_tokens, match)
-        encoder, mask, num_tokens = self.encoder, inputs.token_mask, inputs.tokens.shape[1]
-        tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
-        text, *masked = torch.split(encoder.embed_text(torch.cat(tokens)), len(mask))
-        image, bias = encoder.embed_image(inputs.pixels), encoder.joint_bias(num_tokens)
-        on_text = bias and [own[:, :num_tokens, :num_tokens] for own in bias]
-        on_image = bias and [own[:, num_tokens:, num_tokens:] for own in bias]
-        texts = self.contrast_text(text, mask, real=inputs.real_tokens, bias=on_text, pack=pack)
-        images = self.contrast_image(image, bias=on_image)
-        scale = self.log_scale.exp()
-        parts = [(words, mask, image) for words in masked]
-        if match:
-            scores = scale * texts.own @ images.own.T
-            parts += _to_match((text, mask, image), scores, draw, excluded)
-        num_masked = len(masked) * len(text)
-        joint = self._joint(parts, num_masked, bias, pack) if parts else None
-        return VlmoOutputs(
-            text=texts,
-            image=images,
-            scale=scale,
-            fused_scale=self.fused_scale(),
-            masked_text=text[:0] if joint is None else joint.text[:num_masked],
-            match_logits=self.match_logits(joint.pooled[num_masked:])
-            if match and joint is not None
-            else text.new_zeros(0, 2),
-        )
-
-    def _joint(
-        self,
-        parts: Sequence[Part],
-        num_masked: int,
-        bias: Biases | None,
-        pack: bool,
-    ) -> Encoded:
-        """Pairs of all ``parts`` at once: words are read of the first ones."""
-        text, mask, image = (torch.cat(some) for some in zip(*parts, strict=True))
-        masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
-        firsts = first_cells((len(mask), mask.shape[1]), mask)
-        read = Cells(torch.cat([masked, firsts[num_masked:]]), masked[:0])
-        return self.encoder.fuse(text, mask, image, bias=bias, pack=pack, read=read)
-
-    def _check_step(
-        self, inputs: PixelInputs, masked_tokens: Int[Tensor, "B T"] | None, match: bool
-    ) -> None:
-        if masked_tokens is not None and masked_tokens.shape != inputs.tokens.shape:
-            raise ValueError(
-                f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens "
-                f"{tuple(inputs.tokens.shape)}"
-            )
-        self._need("contrast", *(["match"] if match else []))
-        inputs.check(vocab_size=self.config.vocab_size)
 
     def fused_scale(self) -> Float[Tensor, ""] | None:
         """Gives the second contrastive pair's scale, where there is one."""

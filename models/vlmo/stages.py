@@ -15,19 +15,6 @@ from vlmill.models.layers.relative_position import (
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import IMAGE_TYPE
 
-# What the second stage trains, by parts of names (released code; the paper says everything but
-# attention and vision experts). The final norm is new there, so it has to learn.
-TRAINED_ON_TEXT = (
-    "text_embedding.",
-    "type_table.",
-    "expert_norms.text.",
-    "experts.text.",
-    "mlm_head.",
-    "mlm_decoder.",
-    "relative.table",
-    "encoder.norm.",
-)
-
 
 def resize_table(table: Float[Tensor, "R C"], config: VlmoConfig) -> Float[Tensor, "R2 C"]:
     """Resizes the relative table to ``config``'s resolution; the last rows are copied.
@@ -96,9 +83,3 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig
                 "checkpoint; give a configuration with the checkpoint's sizes"
             )
     return list(model.load_state_dict(source, strict=False).missing_keys)
-
-
-def frozen_on_text(model: nn.Module) -> list[str]:
-    """Lists the parameters of ``model`` that stay as they are while it learns from text."""
-    names = [name for name, _ in model.named_parameters()]
-    return [name for name in names if not any(part in name for part in TRAINED_ON_TEXT)]

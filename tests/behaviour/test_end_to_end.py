@@ -108,7 +108,7 @@ def test_it_trains_on_pictures_boxes_and_texts(tables: Tables, tmp_path: Path) -
     (reject,) = read_table(str(tmp_path / "out"), REJECTS).to_pylist()
     assert reject["reason"] == "no_regions"  # of images, as it has regions
     line = read_log(tmp_path / "out" / "log.jsonl")[0]
-    assert {"loss/mlm", "loss/text_mlm", "loss/mrkl"} <= set(line) and np.isfinite(line["loss"])
+    assert {"loss/mlm", "loss/text_mlm", "loss/mrce"} <= set(line) and np.isfinite(line["loss"])
     pretrain(tiny("steps=0"), inputs, tmp_path / "start")
     first, last = (load_checkpoint(tmp_path / name).model for name in ("start", "out"))
     changed = {

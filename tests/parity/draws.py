@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from tests.parity.golden import NotComparable, expect
 
-from vlmill.train.loading.arrays import Flags
-from vlmill.train.loading.masking.words import Replacement
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.masking.words import MaskedTokens, Replacement
 from vlmill.train.loading.random import Numbers, Uniforms
 from vlmill.train.recipes.spec import Masking
 
@@ -98,3 +98,11 @@ def collator_draws(masked: Flags, replacement: Replacement, generator: torch.Gen
         fates < replacement.to_mask + replacement.to_random
     )
     return Recorded(fates[masked].tolist(), ids[masked & is_random].tolist())
+
+
+def labels_of(text: MaskedTokens, ignored: int) -> Ids:
+    """Gives what is to be guessed as the recordings have it: a label for each token [T].
+
+    A run has the places alone and what stood there.
+    """
+    return np.where(text.masked, text.original, ignored)

@@ -31,8 +31,8 @@ from vlmill.models.published import FAMILIES, export_reference
 from vlmill.models.vlbert.regions import box_numbers, geometry_embedding
 from vlmill.train.objectives.losses import (
     IGNORED,
+    are_whole,
     mean_cross_entropy,
-    mean_of_samples,
     mean_soft_cross_entropy,
     soft_cross_entropies,
 )
@@ -260,8 +260,18 @@ def region_loss(case: Case, logits: Tensor) -> Tensor:
     flat, target = logits.flatten(0, 1), case["in.mvrc_labels"].flatten(0, 1)
     if not settings(case).get("MVRC_LOSS_NORM_IN_BATCH_FIRST"):
         return mean_soft_cross_entropy(flat, target)
-    losses, counted = soft_cross_entropies(flat, target)
+    losses, counted = soft_cross_entropies(flat, target), are_whole(target)
     return mean_of_samples(losses.view(logits.shape[:2]), counted.view(logits.shape[:2]))
+
+
+def mean_of_samples(losses: Tensor, counted: Tensor) -> Tensor:
+    """A mean of losses [B, N] for each sample, then over samples, with the code's 1e-4 in both.
+
+    The code's other reduction, which no published setting turns on, and no run of ours has.
+    """
+    number = counted.sum(-1)
+    means = (losses * counted).sum(-1) / (number + 1e-4)
+    return means.sum() / ((number > 0).sum() + 1e-4)
 
 
 WITHOUT_MODEL: dict[str, Callable[[GoldenSet, Results], None]] = {

@@ -19,8 +19,10 @@ from vlmill.models.layers.relative_position import Biases, num_image_rows
 from vlmill.models.published import export_reference, load_reference, read_reference
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.models.vlmo.published import links
-from vlmill.models.vlmo.stages import frozen_on_text
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
+from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
+from vlmill.train.optim.groups import is_trained
+from vlmill.train.recipes.vlmo import vlmo_texts_base
 
 BEIT_WEIGHTS = "beit_weights.safetensors"
 ITM_WEIGHTS = ("itm.weights_t2i", "itm.weights_i2t")
@@ -109,11 +111,14 @@ def compare_stages(golden: GoldenSet, results: Results, model: Vlmo) -> None:
     filled["relative_position_bias_table"] = num_image_rows(model.config.side)
     other = [n for n, rows in filled.items() if not torch.equal(begun[n][:rows], after[n][:rows])]
     expect(not other, f"{golden.weights}: not what BEiT gives: {', '.join(other)}")
-    frozen = export_state({name: torch.empty(0) for name in frozen_on_text(model)}, links(model))
+    (stage_of_texts,) = vlmo_texts_base().stages
+    weights = [name for name, _ in model.named_parameters()]
+    frozen = {name for name in weights if not is_trained(name, stage_of_texts.trained)}
+    theirs_frozen = export_state({name: torch.empty(0) for name in frozen}, links(model))
     expect(
-        {*frozen} == {*golden.config["frozen"]},
+        {*theirs_frozen} == {*golden.config["frozen"]},
         f"{config}: frozen and what is frozen here differ in "
-        f"{', '.join(sorted({*frozen} ^ {*golden.config['frozen']}))}",
+        f"{', '.join(sorted({*theirs_frozen} ^ {*golden.config['frozen']}))}",
     )
     if f"{STAGES}:truncated" not in golden.values:
         return
@@ -181,36 +186,37 @@ def pretraining(case: Case) -> Tensor:
 
     batch, config = pixel_inputs(case), model.config
     masked = case["in.text_ids_mlm"] if config.mlm else None
-    made = model.pretraining(batch, masked, draw, match=config.match, pack=False)
-    assert made.fused_scale is not None
+    step = contrast_and_matching(model, batch, masked, draw, match=config.match, pack=False)
+    scale, fused_scale = model.log_scale.exp(), model.fused_scale()
+    assert fused_scale is not None
     text = model.encoder.embed_text(batch.tokens)
     image = model.encoder.embed_image(batch.pixels)
     outputs = {
         "text_embeds": text,
         "image_embeds": image,
-        "logit_scale_exp": made.scale,
-        "logit_vl_scale_exp": made.fused_scale,
+        "logit_scale_exp": scale,
+        "logit_vl_scale_exp": fused_scale,
     }
     layout, on_text = (
         layout_of(batch.token_mask, pack=False),
         model.encoder.text_bias(text.shape[1]),
     )
-    outputs |= unimodal(model, "text", made.text, text, layout, on_text)
+    outputs |= unimodal(model, "text", step.text, text, layout, on_text)
     layout, on_image = Layout((image.shape[0], image.shape[1])), model.encoder.image_bias()
-    outputs |= unimodal(model, "image", made.image, image, layout, on_image)
+    outputs |= unimodal(model, "image", step.image, image, layout, on_image)
     outputs |= joint(model, batch)
-    outputs |= (contrast := contrast_outputs(made.text, made.image, made.scale, made.fused_scale))
-    total = contrast["loss.itc"]
+    outputs |= contrast_outputs(step.text, step.image, scale, fused_scale)
+    outputs |= {"loss.itc": step.contrast.loss, "itc_i2t_logits": step.contrast.scores}
+    total = step.contrast.loss
     if config.match:
-        labels = match_labels(len(batch.tokens))
         outputs |= dict(zip(ITM_WEIGHTS, weights, strict=True))
-        outputs["itm_logits"] = made.match_logits
-        outputs["itm_logits_positive"] = made.match_logits[: len(batch.tokens)]
-        outputs["itm_labels"] = labels.float()
-        outputs["loss.itm"] = F.cross_entropy(made.match_logits, labels)
+        outputs["itm_logits"] = step.match_logits
+        outputs["itm_logits_positive"] = step.match_logits[: len(batch.tokens)]
+        outputs["itm_labels"] = match_labels(len(batch.tokens)).float()
+        outputs["loss.itm"] = matching_loss(step.match_logits)
         total = total + outputs["loss.itm"]
     if config.mlm:
-        outputs["mlm_logits"] = model.mlm_logits(made.masked_text)
+        outputs["mlm_logits"] = model.mlm_logits(step.masked_text)
         outputs["loss.mlm_times_quarter"] = MLM_WEIGHT * F.cross_entropy(
             outputs["mlm_logits"].flatten(0, 1), case["in.text_labels_mlm"].flatten()
         )
@@ -264,14 +270,11 @@ def contrast_outputs(
     assert text.fused is not None and image.fused is not None
     logits = scale * image.own @ text.own.T
     fused = fused_scale * image.fused @ text.fused.T
-    first, second = symmetric(logits), symmetric(fused)
     return {
-        "itc_i2t_logits": logits,
         "itc_t2i_logits": logits.T,
         "itc_vl_i2t_logits": fused,
-        "loss.itc_part": first,
-        "loss.itc_vl_part": second,
-        "loss.itc": (first + second) / 2,
+        "loss.itc_part": symmetric(logits),
+        "loss.itc_vl_part": symmetric(fused),
     }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.parity.draws import Recorded, laid_out
+from tests.parity.draws import Recorded, labels_of, laid_out
 from tests.parity.golden import GoldenSet, expect, naming
 from tests.parity.results import Results
 
@@ -148,7 +148,7 @@ def check_text(
     cls, sep, pad = numbered(golden, ["[CLS]", "[SEP]", "[PAD]"])
     padding = [pad] * (len(golden.tensors[f"{case}.out.input_ids"]) - 2 - len(tokens))
     results.check(f"{case}.out.input_ids", torch.tensor([cls, *text.tokens, sep, *padding]))
-    labels = [IGNORED, *text.labels(IGNORED), IGNORED, *(IGNORED for _ in padding)]
+    labels = [IGNORED, *labels_of(text, IGNORED), IGNORED, *(IGNORED for _ in padding)]
     results.check(f"{case}.out.lm_label_ids", torch.tensor(labels))
 
 
@@ -286,7 +286,7 @@ def word_masks(golden: GoldenSet, results: Results, key: str) -> None:
     draws.finish()
     vocabulary = golden.values["text_cases:vocab"]
     results.check(f"{key}.masked_tokens", [vocabulary[i] for i in text.tokens])
-    results.check(f"{key}.labels", text.labels(IGNORED).tolist())
+    results.check(f"{key}.labels", labels_of(text, IGNORED).tolist())
 
 
 def texts_of_choices(golden: GoldenSet, results: Results, key: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tests.parity.draws import Python, collator_draws, collator_row
+from tests.parity.draws import Python, collator_draws, collator_row, labels_of
 from tests.parity.golden import GoldenSet, NotComparable, expect
 from tests.parity.results import Results
 
@@ -170,7 +170,7 @@ def whole_word_mask(
     row = masked_row(np.array(ids), chosen, special, generator, vocabulary.replacement)
     results.check(f"{prefix}.word_mask_before_special_removal", chosen.astype(int).tolist())
     results.check(f"{prefix}.masked_ids", row.tokens.tolist())
-    results.check(f"{prefix}.labels", row.labels(IGNORED).tolist())
+    results.check(f"{prefix}.labels", labels_of(row, IGNORED).tolist())
 
 
 def word_statistics(

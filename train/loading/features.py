@@ -156,12 +156,18 @@ def are_ranked(regions: RegionReader) -> bool:
     return not len(regions) or surest_first(regions.row(0)) is not None
 
 
+def global_widths_of(config: Any) -> tuple[int, ...]:
+    """The widths of whole pictures' features that a model takes; most take none."""
+    widths: tuple[int, ...] = getattr(config, "global_widths", ())
+    return widths
+
+
 def check_global_features(regions: RegionReader, config: Any) -> None:
     """Raises InputError if the model takes whole pictures' features and the table has other ones.
 
     By its first row; a later one without them is named when it is read.
     """
-    widths = getattr(config, "global_widths", ())
+    widths = global_widths_of(config)
     if not widths or not len(regions):
         return
     width = len(global_feature_of(regions.row(0)))

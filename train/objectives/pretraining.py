@@ -14,16 +14,21 @@ from torch import Tensor, nn
 from vlmill.models import Beit, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
-from vlmill.models.vlmo.model import Draw, VlmoOutputs, draw_negatives
-from vlmill.train.devices.gather import world_size
 from vlmill.train.loading.batch import Batch, HostBatch
-from vlmill.train.objectives.contrast import contrast_and_matching, drawn_by, matching_loss
+from vlmill.train.objectives.contrast import (
+    Draw,
+    contrast_and_matching,
+    draw_negatives,
+    drawn_by,
+    matching_loss,
+)
 from vlmill.train.objectives.losses import (
     IGNORED,
-    contrast,
+    are_whole,
     mean_cross_entropy,
     mean_divergence,
     mean_matching,
+    mean_soft_cross_entropy,
     mean_squared_error,
 )
 from vlmill.train.recipes.spec import Objectives
@@ -50,6 +55,7 @@ def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
         "text_mlm": len(held.get("masked_tokens", ())) - in_pairs,
         "moc": classes,
         "mrkl": len(held["class_probs"]) if "class_probs" in held else classes,
+        "mrce": int(are_whole(held["class_probs"]).sum()) if "class_probs" in held else classes,
         "mrfr": len(held.get("class_targets", ())),
         "itm": pairs,
         "itc": pairs,
@@ -107,16 +113,17 @@ def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
 def _region_losses(
     model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
 ) -> dict[str, Tensor]:
-    """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
+    """MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
-    if weights.moc or weights.mrkl:
+    if weights.moc or weights.mrkl or weights.mrce:
         logits = model.region_class_logits(regions)
         if weights.moc:
             losses["moc"] = mean_cross_entropy(logits, batch.class_targets)
-        if weights.mrkl:
-            losses["mrkl"] = _divergence(logits, batch)
+        for name, loss in SOFT.items():
+            if getattr(weights, name):
+                losses[name] = _from_distributions(loss, logits, batch)
     if weights.mrfr:
         losses["mrfr"] = mean_squared_error(model.region_features(regions), batch.feature_targets)
     if weights.itm:
@@ -135,15 +142,20 @@ def _picture_loss(model: Beit, batch: Batch, picture_tokens: PictureTokens | Non
     return mean_cross_entropy(model.visual_logits(states[batch.masked_patches]), targets)
 
 
-def _divergence(logits: Tensor, batch: Batch) -> Tensor:
-    """From the distributions, or the classes where there are none, which is the same for certainty.
+SOFT = {"mrkl": mean_divergence, "mrce": mean_soft_cross_entropy}
+
+
+def _from_distributions(
+    loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, batch: Batch
+) -> Tensor:
+    """The loss by distributions, or by classes where there are none: all certain, it is the same.
 
     The detector may know fewer classes than the model has room for.
     """
-    wanted = batch.class_distributions
-    if wanted is None:
+    distributions = batch.class_distributions
+    if distributions is None:
         return mean_cross_entropy(logits, batch.class_targets)
-    return mean_divergence(logits[:, : wanted.shape[1]], wanted)
+    return loss(logits[:, : distributions.shape[1]], distributions)
 
 
 def _word_losses(
@@ -174,34 +186,19 @@ def _vlmo_losses(
     if not (weights.itc or weights.itm):
         words = model(masked, pack=pack).text.flatten(0, 1)
         return _word_losses(model, words, len(words), batch, weights)
-    clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
-    # What has no values is never sent: one process's products are counted by themselves.
-    if world_size() > 1 and clean.pixels.device.type != "meta":
-        found, logits = contrast_and_matching(model, clean, draw, match=match)
-        hidden = model(masked, pack=pack).text if weights.mlm else logits.new_zeros(0, 0, 1)
-        itc, words = found.loss, hidden
-    else:
-        tokens = masked.tokens if weights.mlm else None
-        out = model.pretraining(clean, tokens, draw, match=match, pack=pack)
-        itc, words, logits = _contrast(out), out.masked_text, out.match_logits
+    tokens = masked.tokens if weights.mlm else None
+    step = contrast_and_matching(
+        model, batch.pixel_inputs(masked=False), tokens, draw, match=bool(weights.itm), pack=pack
+    )
     losses: dict[str, Tensor] = {}
     if weights.itc:
-        losses["itc"] = itc
+        losses["itc"] = step.contrast.loss
     if weights.itm:
-        losses["itm"] = matching_loss(logits)
+        losses["itm"] = matching_loss(step.match_logits)
     if weights.mlm:
-        words = words.flatten(0, 1)
+        words = step.masked_text.flatten(0, 1)
         losses |= _word_losses(model, words, len(words), batch, weights)
     return losses
-
-
-def _contrast(out: VlmoOutputs) -> Tensor:
-    """The mean over the one or two pairs of vectors."""
-    pairs = [contrast(out.text.own, out.image.own, out.scale)]
-    if out.fused_scale is not None:
-        assert out.text.fused is not None and out.image.fused is not None
-        pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
-    return torch.stack(pairs).mean()
 
 
 class PretrainingStep(nn.Module):

@@ -127,6 +127,7 @@ class Objectives:
     text_mlm: float = 0.0  # the same on texts without a picture, a mean of its own
     moc: float = 1.0  # masked object classification: the detector's class
     mrkl: float = 0.0  # masked regions by the detector's distribution, KL divergence
+    mrce: float = 0.0  # the same by cross-entropy, where the distribution is whole (VL-BERT)
     mrfr: float = 1.0  # masked region feature regression
     itm: float = 1.0  # image-text matching
     itc: float = 0.0  # image-text contrast
@@ -212,14 +213,14 @@ class Stage:
 
     ``sources``: the ``source`` values of its pairs, all if empty. ``steps`` is its length, or where
     that is null the number of ``epochs``. ``batch_size`` counts pairs of one optimiser step,
-    computed in ``accumulation`` parts. ``frozen``: which parameters stay as they are; in VLMo's
-    ``text-stage`` attention and the vision experts (arXiv:2111.02358, sec. 3.4).
+    computed in ``accumulation`` parts. ``trained``: the parameters whose names hold one of these,
+    all if empty; the others stay as they are.
     """
 
     name: str
     optimizer: Optimizer
     batch_size: int
-    frozen: Literal["none", "text-stage"] = "none"
+    trained: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     steps: int | None = None
     epochs: float | None = None

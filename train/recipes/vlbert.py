@@ -27,7 +27,7 @@ CAPTIONS = 128  # of a step, in all released settings with texts alone
 
 def vlbert_objectives(*, texts: bool) -> Objectives:
     """Words, classes of regions, and words of texts alone, a mean each, of weight 1 [code]."""
-    return Objectives(mlm=1.0, text_mlm=1.0 if texts else 0.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=0.0)
+    return Objectives(mlm=1.0, text_mlm=1.0 if texts else 0.0, moc=0.0, mrce=1.0, mrfr=0.0, itm=0.0)
 
 
 def vlbert_optimizer(warmup_steps: int) -> Optimizer:
@@ -179,5 +179,5 @@ def vl_bert_small_recipe() -> Recipe:
         batch_size=32,
         feeding=replace(vlbert_feeding(), max_tokens=36, flip=0.0),
         masking=Masking(word_rule="words"),
-        objectives=Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
+        objectives=Objectives(mlm=1.0, moc=0.0, mrce=1.0, mrfr=0.0, itm=1.0),
     )

@@ -147,3 +147,24 @@ def _check_detector(ours: str | None, init: LoadedCheckpoint | None, where: str 
     if ours is None or (init is not None and theirs is None):
         who = "--regions" if ours is None else "--init"
         say(f"warning: {who} has no detector fingerprint; the detector counts as unknown")
+
+
+def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
+    """Warn of what a recipe needs and can do without, and of what is given and not read."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    for flag, given in (("--init", inputs.init), ("--negatives", inputs.negatives)):
+        if given is None and flag in recipe.needs:
+            instead = "weights are random" if flag == "--init" else "negatives are drawn at random"
+            say(f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without, {instead}")
+    read = {
+        "--regions": (inputs.regions, any(feed.reads_regions for feed in feeds)),
+        "--images": (inputs.images, any(feed.reads_pictures for feed in feeds)),
+        "--negatives": (inputs.negatives, _draws_hard_negatives(recipe)),
+    }
+    for flag, (given, used) in read.items():
+        if given is not None and not used:
+            say(f"note: {flag} is not read; {recipe.name} has no use for it")
+
+
+def _draws_hard_negatives(recipe: Recipe) -> bool:
+    return any(stage.negative_share and stage.hard_negative_share for stage in recipe.stages)

@@ -23,19 +23,15 @@ from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, r
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
-from vlmill.train.run.inputs import Inputs, Sources, open_sources
+from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.log import CURVES
 from vlmill.train.run.loop import StageRun, Stopped
-from vlmill.train.run.model import (
-    allowed_changes,
-    make_tokenizer,
-    model_config,
-    say_what_is_missing,
-)
+from vlmill.train.run.model import allowed_changes, make_tokenizer
 from vlmill.train.run.report import write_report
-from vlmill.train.run.runner import LOG, Place, Run
+from vlmill.train.run.runner import LOG, Runner
 from vlmill.train.run.saving import HELD_OUT, JOB, PREPARED
 from vlmill.train.run.settings import settings_of
+from vlmill.train.run.sizes import model_config
 
 RECIPE = "recipe.yaml"
 
@@ -64,25 +60,18 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     table = SampleTable(output / PREPARED)
     config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
-    place = Place(
-        recipe=recipe,
-        sources=sources,
-        output=output,
-        tokenizer=tokenizer,
-        stages=plan_stages(recipe, table),
-        accelerator=accelerator,
-    )
-    run = Run(place)
+    stages = plan_stages(recipe, table)
+    runner = Runner(recipe, sources, output, tokenizer, stages, accelerator)
     if accelerator.is_main_process:
         write_text(output / RECIPE, to_yaml(recipe))
     try:
-        run.train()
+        runner.train()
     except Stopped:
-        return f"{output}: stopped at step {run.done}, saved; the same command continues"
+        return f"{output}: stopped at step {runner.done}, saved; the same command continues"
     said = ""
     if accelerator.is_main_process:
         write_report(output, recipe, table, tokenizer, counts)
-        said = run.saving.finish(rejects, settings, counts)
+        said = runner.saving.finish(rejects, settings, counts)
     accelerator.wait_for_everyone()
     return said
 

@@ -24,6 +24,7 @@ from vlmill.models.layers import packing as layout
 from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packing import Layout, layout_of
 from vlmill.models.places import Cells, cells_of, cells_read
+from vlmill.train.objectives.contrast import contrast_and_matching
 
 
 def sequence_by_sequence(
@@ -146,8 +147,10 @@ def test_vlmo_asks_no_device(known: bool) -> None:
     if not known:
         values = {"tokens": inputs.tokens, "token_mask": inputs.token_mask}
         inputs = PixelInputs(**values, pixels=inputs.pixels)
-    out = model.pretraining(inputs, inputs.tokens)
-    (out.match_logits.sum() + out.masked_text.sum() + out.text.own.sum()).backward()
+    out = contrast_and_matching(model, inputs, inputs.tokens)
+    torch.stack(
+        [t.sum() for t in (out.match_logits, out.masked_text, out.text.own)]
+    ).sum().backward()
     text = model.encode_text(inputs.tokens, inputs.token_mask, real=inputs.real_tokens)
     assert text.shape == (3, 7, config.width)
 

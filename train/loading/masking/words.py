@@ -25,10 +25,6 @@ class MaskedTokens:
     tokens: Ids
     masked: Flags
 
-    def labels(self, ignored: int) -> Ids:
-        """The ids [T] to be guessed, ``ignored`` where nothing is."""
-        return np.where(self.masked, self.original, ignored)
-
 
 NO_TEXT = MaskedTokens(
     original=np.empty(0, dtype=np.int64),
