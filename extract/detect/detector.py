@@ -35,6 +35,12 @@ class Detector:
     config_record: Mapping[str, str] = field(default_factory=dict)
     whole: WholePictures | None = None  # networks that describe its pictures as wholes
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The fingerprint, and the digests of the networks beside it."""
+        networks = () if self.whole is None else self.whole.networks
+        return (self.fingerprint, *(network.digest for network in networks))
+
 
 def open_detector(
     config: DetectorConfig | None,

@@ -152,11 +152,11 @@ def resizes_pixels(detector: Detector) -> bool:
     return sizes_are_fixed(detector) and detector.model.config.resize == "opencv"
 
 
-def start(
+def start_seats(
     seats: Sequence[Seat], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
-    """Starts a batch; what it gives waits for the results."""
-    finish = start_regions([seat.query for seat in seats], detector, config)
+    """Starts a batch, whole pictures' vectors included; what it gives waits for the results."""
+    finish = start([seat.query for seat in seats], detector, config)
     if detector.whole is None:
         return finish
     with computing(config.precision, detector.device):
@@ -164,10 +164,10 @@ def start(
     return lambda: described(finish(), vectors.float().cpu().numpy(), config.storage)
 
 
-def start_regions(
+def start(
     queries: Sequence[Query], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
-    """Starts what the detector makes of a batch."""
+    """Starts what the detector makes of a batch; what it gives waits for the results."""
     if sizes_are_fixed(detector):
         return start_batch(queries, detector, config)
     outcomes = predict(queries, detector, config)
@@ -194,7 +194,7 @@ def described(
 def started(seats: Sequence[Seat], detector: Detector, config: ExtractConfig) -> Flight:
     """Starts a batch; one that cannot be started fails when it lands."""
     try:
-        return Flight(seats=seats, finish=start(seats, detector, config))
+        return Flight(seats=seats, finish=start_seats(seats, detector, config))
     except RuntimeError as error:
         failure = error
 
@@ -220,7 +220,7 @@ def land(flight: Flight, detector: Detector, config: ExtractConfig) -> None:
 def alone(seat: Seat, detector: Detector, config: ExtractConfig) -> Outcome:
     """The result of a picture whose batch failed."""
     try:
-        (outcome,) = start([seat], detector, config)()
+        (outcome,) = start_seats([seat], detector, config)()
     except RuntimeError as error:
         return failed(error, detector)
     return outcome
