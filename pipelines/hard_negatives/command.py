@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
 
 
@@ -36,7 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parser().parse_known_args(arguments)
     # Beam takes seconds to load: not before the arguments are known to be good.
-    from vlmill.pipelines.hard_negatives import job
+    with quiet_beam_import():
+        from vlmill.pipelines.hard_negatives import job
 
     return job.run(args, beam_flags)
 
