@@ -248,12 +248,16 @@ def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backwar
     if variant == "vlmo":
         works = [make_work(case, texts, rows)]
     total = 0
+    # The counter follows what requires a gradient into modules, also where none is taken, and fails
+    # on a parameter that is an argument there, as InterBERT's segment is.
+    model.requires_grad_(backward)
     for work in works:
         counter = operations_counter()
         # The fused attention kernel of the CPU is not in the counter's list.
         with counter, sdpa_kernel(SDPBackend.MATH):
             make_step(model, work, variant)(backward)
         total += counter.get_total_flops()
+    model.requires_grad_(True)
     return total
 
 
