@@ -60,8 +60,9 @@ format: $(READY) ## let ruff format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test-long: $(READY) ## every job killed at 50 random moments (an hour or two)
-	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 tests/integration/test_kills.py --kills 50
+test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind (an hour or two)
+	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --kills 50 --mutations 1000 \
+		tests/integration/test_kills.py tests/integration/test_mutations.py
 
 BENCHMARKS := world extract loader models learning
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \

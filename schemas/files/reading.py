@@ -86,13 +86,18 @@ def iter_batches(
     batch_rows: int = 1_000,
     flag: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """Record batches of a table, shard by shard in name order; memory is bounded by one batch."""
+    """Yields a table's record batches, shard by shard in name order; memory is bounded by one.
+
+    Raises InputError for a file that is damaged, and where text in it is not UTF-8.
+    """
     for path in find_shards(argument, spec, flag):
         with pq.ParquetFile(path) as file:
             try:
-                yield from file.iter_batches(
+                for batch in file.iter_batches(
                     batch_size=batch_rows, columns=None if columns is None else list(columns)
-                )
+                ):
+                    batch.validate(full=True)  # text that is no UTF-8 would fail in whoever uses it
+                    yield batch
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 

@@ -79,7 +79,9 @@ class RowIndex:
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
     try:
-        return pq.read_table(path, columns=list(columns), partitioning=None)
+        table = pq.read_table(path, columns=list(columns), partitioning=None)
+        table.validate(full=True)  # ids that are no UTF-8
+        return table
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is damaged: {reason}") from None
