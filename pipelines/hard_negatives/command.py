@@ -7,7 +7,7 @@ from vlmill.schemas.console.command import Parser, run_command
 
 
 def parser() -> Parser:
-    """The job's own flags."""
+    """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.hard_negatives",
         description="For each pair, the pairs whose captions are most alike without being the "

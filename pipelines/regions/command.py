@@ -9,7 +9,7 @@ from vlmill.schemas.console.command import Parser, run_command
 
 
 def parser() -> Parser:
-    """The job's own flags."""
+    """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.regions",
         description="Detects regions in the pictures of a table of images and writes their "

@@ -43,11 +43,11 @@ class ExtractPart(beam.DoFn):
 
     def setup(self) -> None:
         self.detector: Detector = self.shared.acquire(self._open)
-        found = self.detector.fingerprint
-        if found != self.fingerprint:
+        fingerprint = self.detector.fingerprint
+        if fingerprint != self.fingerprint:
             raise OSError(
-                f"the worker's detector has the fingerprint {found}, that of the process which "
-                f"planned the job {self.fingerprint}: both need the same vlmill and --weights"
+                f"the worker's detector has the fingerprint {fingerprint}, that of the process "
+                f"which planned the job {self.fingerprint}: both need the same vlmill and --weights"
             )
 
     def _open(self) -> "Detector":

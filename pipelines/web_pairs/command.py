@@ -8,7 +8,7 @@ from vlmill.schemas.console.command import Parser, run_command
 
 
 def parser() -> Parser:
-    """The job's own flags."""
+    """Returns the parser of the flags that the job takes itself."""
     rules = WebPairRules()
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
