@@ -6,7 +6,7 @@ memcpy of as many bytes between two arrays, one thread, measured right before an
 on a shared machine the memory is twice as fast in one minute as in the next. The fractions by CPU
 seconds leave out what other processes take of the cores.
 
-    python benchmarks/loader.py --pictures 2000 --rounds 3
+    python benchmarks/loader.py --full
 """
 
 import argparse
@@ -16,7 +16,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
+from shell import parse_form
 
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import pair_id_of
@@ -41,6 +42,7 @@ from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Optimizer, Stage
 
 BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
+SHORT, FULL = {"pictures": 1_000, "rounds": 3}, {"pictures": 2_000, "rounds": 7}
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
 
 
@@ -208,19 +210,25 @@ def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> 
     print(json.dumps(about | more), flush=True)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=int, default=2000, help="0.4 MB each, and LMDB's 1.1")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pictures", type=int, metavar="N", help="0.4 MB each, and LMDB's 1.1 (500 at most)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="pictures (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
     parser.add_argument(
         "--workers",
         type=int,
         default=max(1, min(2, (os.cpu_count() or 1) - 1)),  # this process needs a core, too
         help="for the pretraining batches (%(default)s)",
     )
-    args = parser.parse_args()
+    args = parse_form(parser, argv, short=SHORT, full=FULL)
     torch.set_num_threads(1)
     pictures, size = args.pictures, args.batch_size
     order = np.random.default_rng(0).permutation(pictures).tolist()

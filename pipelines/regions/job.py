@@ -43,10 +43,10 @@ class ExtractPart(beam.DoFn):
 
     def setup(self) -> None:
         self.detector: Detector = self.shared.acquire(self._open)
-        found = self.detector.identity
-        if found != self.identity:
+        identity = self.detector.identity
+        if identity != self.identity:
             raise OSError(
-                f"the worker's networks have the fingerprints {', '.join(found)}, those of the "
+                f"the worker's networks have the fingerprints {', '.join(identity)}, those of the "
                 f"process which planned the job {', '.join(self.identity)}: both need the same "
                 "vlmill, --weights and --global-weights"
             )
