@@ -28,7 +28,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
         "errors ids",
-        "tables rejects answers",
+        "tables rejects answers splits",
         "files pictures",
         "readers console",
         "__init__",
