@@ -51,7 +51,8 @@ COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
 Needs Detectron2 (docs/install.md). Each stage is given the same input: a picture, Detectron2's
-feature map, its proposals. Other roundings move proposals by about 0.01 pixels, features by 1e-5 of
+feature map, its proposals; regions are what each makes of the file by itself, by the rule of the
+configuration. Other roundings move proposals by about 0.01 pixels, features by 1e-5 of
 the largest. A configuration that was misread shows as differences of another size, or as other
 proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
@@ -202,14 +203,17 @@ def command_compare(arguments: argparse.Namespace) -> int:
     """``extract-rois compare``."""
     from vlmill.extract.compare import compare, lines
     from vlmill.extract.detect.detector import open_detector
-    from vlmill.extract.detect.detectron2 import open_detectron2
+    from vlmill.extract.detect.detectron2 import infer, open_detectron2, own_rule
 
     weights, file, device = arguments.weights, arguments.config, arguments.device
-    config = ExtractConfig(limits=limits_of(arguments))
     theirs = open_detectron2(file, weights, device=device)
+    config = ExtractConfig(selection=own_rule(theirs), limits=limits_of(arguments))
     ours = open_detector(None, weights, config_file=file, device=device)
     pictures: list[Path] = arguments.pictures
-    differences = list(compare(pictures, ours, theirs, config))
+    spec, limits = theirs.model.config, config.limits
+    sides = limits.short_side or spec.short_side, limits.long_side or spec.long_side
+    inferring = functools.partial(infer, theirs, sides=sides)
+    differences = list(compare(pictures, ours, theirs, inferring, config))
     print("\n".join(lines([path.name for path in pictures], differences)))
     return 0
 

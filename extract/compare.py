@@ -4,19 +4,19 @@ R proposals, N regions. Each stage of our network is compared on its own input, 
 Detectron2's map and proposals, so that a difference shows where it begins.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import ROI_CHUNK, predict_regions
-from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.decode import Pixels, decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
 from vlmill.schemas.errors import InputError
@@ -38,14 +38,25 @@ class Differences:
     features: float  # share of the largest number, on the same map and proposals
     class_probs: float
     refined_px: float
-    regions: int  # rows by Detectron2
-    other_regions: int  # of these, those of other boxes or classes
+    regions: int  # by Detectron2 alone, from the pixels on
+    other_regions: int  # of these, those that our rows have not: by box and class
+
+
+# A detector's own regions of blue-green-red pixels [H0, W0, 3]: boxes [N, 4] and classes [N].
+Infer = Callable[[Pixels], tuple[Tensor, Tensor]]
 
 
 def compare(
-    pictures: Sequence[Path], ours: Detector, theirs: Detector, config: ExtractConfig
+    pictures: Sequence[Path],
+    ours: Detector,
+    theirs: Detector,
+    infer: Infer,
+    config: ExtractConfig,
 ) -> Iterator[Differences]:
-    """Compares our network with Detectron2 on each picture. Raises InputError for a bad picture."""
+    """Compares our network with Detectron2 on each picture, and our rows with what it infers.
+
+    Raises InputError for a file that is no picture.
+    """
     for path in pictures:
         try:
             pixels = decode(path.read_bytes(), config.limits)
@@ -54,13 +65,17 @@ def compare(
             raise InputError(f"{path} cannot be read ({error}); give a picture") from None
         except Rejected as error:
             raise InputError(f"{path} is no picture to detect in ({error}); give one") from None
-        yield differences(picture, ours, theirs, config)
+        yield differences(picture, ours, theirs, infer(pixels), config)
 
 
 def differences(
-    picture: NetworkInput, ours: Detector, theirs: Detector, config: ExtractConfig
+    picture: NetworkInput,
+    ours: Detector,
+    theirs: Detector,
+    regions: tuple[Tensor, Tensor],
+    config: ExtractConfig,
 ) -> Differences:
-    """Compares the stages of both detectors on one picture, and the rows that they write."""
+    """Compares the stages of both detectors on one picture, and our rows with their regions."""
     size = picture.size
     with computing("exact", theirs.device):
         pixels = picture.tensor.to(theirs.device)
@@ -74,7 +89,7 @@ def differences(
         own_refined = refined(own, size, ours)
         their_refined = refined(reference, size, theirs)
     same = apart[apart < SAME_BOX_PX]
-    rows = [predict_regions("picture", picture, one, config) for one in (ours, theirs)]
+    row = predict_regions("picture", picture, ours, config)
     return Differences(
         feature_map=share(own_map, their_map),
         proposals=len(their_boxes),
@@ -83,8 +98,8 @@ def differences(
         features=share(own.features, reference.features),
         class_probs=largest((own.class_probs - reference.class_probs).abs()),
         refined_px=largest((own_refined - their_refined).abs()),
-        regions=len(rows[1].boxes),
-        other_regions=others(rows[0], rows[1]),
+        regions=len(regions[0]),
+        other_regions=others(row, *regions),
     )
 
 
@@ -96,16 +111,14 @@ def refined(detections: Detections, size: tuple[int, int], of: Detector) -> Floa
     return refine_boxes(detections.boxes, deltas, height, width, of.model.config)
 
 
-def others(own: RegionRow, reference: RegionRow) -> int:
-    """How many of the reference's regions are none of ours: by box and class."""
-    assert own.class_ids is not None and reference.class_ids is not None
+def others(row: RegionRow, boxes: Float[Tensor, "N 4"], classes: Int64[Tensor, " N"]) -> int:
+    """How many regions a row does not have, by box and class."""
+    assert row.class_ids is not None
+    own = torch.from_numpy(row.boxes), torch.tensor(row.class_ids)
     # The class as a fifth coordinate: two classes are farther apart than boxes that are one.
     here, there = (
-        torch.cat(
-            (torch.from_numpy(row.boxes), 2 * SAME_BOX_PX * torch.tensor(row.class_ids)[:, None]),
-            dim=1,
-        )
-        for row in (own, reference)
+        torch.cat((corners, 2 * SAME_BOX_PX * numbers[:, None]), dim=1)
+        for corners, numbers in (own, (boxes, classes))
     )
     return int((distances(there, here) >= SAME_BOX_PX).sum())
 

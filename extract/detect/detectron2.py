@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_device
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.pictures.decode import Pixels
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import config_of, flat
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
@@ -38,9 +42,9 @@ class Detectron2Network(nn.Module):
 
     model: Any
 
-    def __init__(self, model: nn.Module, config: DetectorConfig) -> None:
+    def __init__(self, model: nn.Module, config: DetectorConfig, cfg: Any) -> None:
         super().__init__()
-        self.model, self.config = model, config
+        self.model, self.config, self.cfg = model, config, cfg
 
     def feature_map(self, pictures: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C G V"]:
         """The map that proposals and regions share."""
@@ -97,6 +101,37 @@ class Detectron2Network(nn.Module):
         return self.region_means(features, box, 1)[0]
 
 
+def own_rule(detector: Detector) -> Selection:
+    """Which regions the configuration itself keeps, in our terms."""
+    cfg = cast(Detectron2Network, detector.model).cfg
+    most = cfg.TEST.DETECTIONS_PER_IMAGE
+    threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
+    return Selection(threshold=threshold, min_boxes=0, max_boxes=most if most > 0 else 100_000)
+
+
+def infer(
+    detector: Detector, pixels: Pixels, sides: tuple[int, int]
+) -> tuple[Float[Tensor, "N 4"], Int64[Tensor, " N"]]:
+    """Boxes and classes by Detectron2 alone, from blue-green-red pixels [H0, W0, 3] on.
+
+    It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
+    longest of its input.
+    """
+    network, (short, long) = cast(Detectron2Network, detector.model), sides
+    image = pixels if network.config.channel_order == "bgr" else pixels[:, :, ::-1]
+    resize = library("data.transforms").ResizeShortestEdge([short, short], long)
+    resized = resize.get_transform(image).apply_image(image).transpose(2, 0, 1)
+    sample = {
+        "image": torch.from_numpy(np.ascontiguousarray(resized)).float(),
+        "height": pixels.shape[0],
+        "width": pixels.shape[1],
+    }
+    with computing("exact", detector.device):
+        (output,) = network.model([sample])
+    instances = output["instances"].to("cpu")
+    return instances.pred_boxes.tensor, instances.pred_classes
+
+
 def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") -> Detector:
     """Builds the model of a Detectron2 configuration with a file's weights.
 
@@ -114,7 +149,7 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
         raise file.complaint(error, GIVE) from None
     model = library("modeling").build_model(cfg)
     load_weights(model, read_checkpoint(weights), weights)
-    network = Detectron2Network(model.eval().requires_grad_(False), spec)
+    network = Detectron2Network(model.eval().requires_grad_(False), spec, cfg)
     version = importlib.import_module("detectron2").__version__
     return Detector(
         # It has what extraction calls; training and parity use our own network alone.
