@@ -32,6 +32,13 @@ FIELDS = {
     "drop_path_rate": "drop_path",
 }
 
+# What no published model has otherwise, and nothing here does.
+FIXED = {
+    "qkv_bias": True,
+    "layer_norm_eps_transformer": 1e-6,
+    "layer_norm_eps_text_embeddings_and_mlm_head": 1e-12,
+}
+
 # Of ours that depend on sizes: the released names.
 RESIZED_NAMES = {
     "relative_position_bias_table": "relative.table",
@@ -47,10 +54,14 @@ AnyConfig = VlmoConfig | VlmoVqaConfig | VlmoNlvr2Config
 def configure(config: Mapping[str, Any]) -> AnyConfig:
     """Reads the released code's settings: network sizes and ``loss_names``.
 
-    ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's.
+    ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's. Raises
+    ValueError without a width, and for what is not supported.
     """
     if "embed_dim" not in config:
         raise ValueError("no embed_dim: want VLMo's settings with the network's sizes among them")
+    for key, value in FIXED.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")
     asked = {name for name, weight in config.get("loss_names", {}).items() if weight > 0}
     fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
     if asked == {"textmlm"}:

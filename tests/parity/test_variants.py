@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.conftest import GOLDEN
 from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
@@ -302,3 +303,22 @@ def test_vlbert_of_other_sizes(tmp_path: Path, norm: bool) -> None:
     golden = write_set(tmp_path, "vlbert/other", MODEL | {"family": "vl-bert"}, config, tensors)
     write_network(golden, 15)
     expect_passed_and_moved_fails(recorded(golden))
+
+
+def test_a_setting_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    config = vlmo_config("irtr", qkv_bias=False)
+    inputs = of_case("case0", drawn_texts(config, 2, 7))
+    golden = write_set(tmp_path, "vlmo/other", MODEL | {"family": "vlmo"}, config, inputs)
+    save_file({"x": torch.zeros(1)}, golden.weights)
+    result: Any = compare(golden)
+    assert result["status"] == "failed"
+    assert "config.json" in result["reason"] and "qkv_bias=False" in result["reason"]
+
+
+def test_losses_without_a_comparison_are_named(tmp_path: Path) -> None:
+    config = vlmo_config("mlm", "vqa")
+    inputs = of_case("case0", drawn_texts(config, 2, 7))
+    golden = write_set(tmp_path, "vlmo/other", MODEL | {"family": "vlmo"}, config, inputs)
+    write_network(golden, 9)
+    result: Any = compare(golden)
+    assert result["status"] == "failed" and "loss_names asks for mlm, vqa" in result["reason"]

@@ -24,7 +24,11 @@ SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 TOLERANCE = SETS["frcnn/d2_r50c4"].entry["tolerance"]
 # Four sizes, two ratios, anchors half a cell off, pooled to 7 x 7.
 RESNETS = {"WIDTH_PER_GROUP": 4, "RES2_OUT_CHANNELS": 12, "STEM_OUT_CHANNELS": 6}
-ANCHORS = {"SIZES": [[16, 32, 48, 96]], "ASPECT_RATIOS": [[0.5, 1.5]], "OFFSET": 0.5}
+ANCHORS: dict[str, Any] = {
+    "SIZES": [[16, 32, 48, 96]],
+    "ASPECT_RATIOS": [[0.5, 1.5]],
+    "OFFSET": 0.5,
+}
 RPN = {"PRE_NMS_TOPK_TEST": 60, "POST_NMS_TOPK_TEST": 11}
 BOXES = {"POOLER_RESOLUTION": 7, "CLS_AGNOSTIC_BBOX_REG": True}
 CLASSES = 5

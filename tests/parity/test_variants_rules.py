@@ -164,7 +164,8 @@ def test_a_vlmo_run_of_other_lengths_and_rates(tmp_path: Path) -> None:
 
 def test_the_vocabulary_is_the_smallest_that_was_drawn_from() -> None:
     """Rows masked from 77 tokens; [MASK] is 9."""
-    fate, values = Replacement(mask_id=9, vocab_size=77), {}
+    fate = Replacement(mask_id=9, vocab_size=77)
+    values: dict[str, Any] = {}
     tokens = ["[CLS]", *(f"w{n}" for n in range(30)), "[SEP]"]
     ids = list(range(20, 20 + len(tokens)))
     for row in range(6):
