@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.schemas.errors import InputError
@@ -129,7 +130,11 @@ def region_batch(
 
 
 def fill(
-    features: Tensor, stored: Sequence[StoredFeatures], reader: RegionReader, *, whole: int = 0
+    features: Float[Tensor, "B R D"],
+    stored: Sequence[StoredFeatures],
+    reader: RegionReader,
+    *,
+    whole: int = 0,
 ) -> None:
     """Copies each picture's features into ``features`` [B, R, D], after ``whole`` rows; the rest is
     set to zero.

@@ -32,7 +32,7 @@ def batch_loader(
 ) -> Generator[HostBatch, None, None]:
     """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
 
-    With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
+    With ``every`` = N, yields every N-th batch: one rank's share. Workers collate
     the batches; a thread of this process copies the features, so that these never travel between
     processes. For a GPU, ``device``, they lie in pinned memory. Workers are spawned, not forked:
     Arrow's threads do not survive a fork.
@@ -51,16 +51,18 @@ def batch_loader(
         worker_init_fn=_stay_for_a_while,
     )
     pin_memory = device is not None and device.type == "cuda"
-    made = (
-        read_features(_sound(one), batches.regions, pin_memory=pin_memory)
-        for some in plans
-        for one in some
+    loaded = (
+        read_features(_sound(batch), batches.regions, pin_memory=pin_memory)
+        for sent_together in plans
+        for batch in sent_together
     )
-    return _ahead(made, torch.cuda.current_device() if pin_memory else None) if workers else made
+    if not workers:
+        return loaded
+    return _ahead(loaded, torch.cuda.current_device() if pin_memory else None)
 
 
 def _stay_for_a_while(worker: int) -> None:
-    """Leave it to the training process when to end: it ends its workers, and they outlive it never.
+    """Ignores stop signals for GRACE_S: the trainer stops its workers after it has saved.
 
     Whoever stops a job (a scheduler, a container, Ctrl-C) often tells all of its processes, and a
     run that saves and goes on later needs its workers until it has saved.
@@ -87,14 +89,16 @@ class _Plans(Dataset[list[HostBatch | InputError]]):
             return error
 
 
-def _sound(planned: HostBatch | InputError) -> HostBatch:
-    if isinstance(planned, InputError):
-        raise planned
-    return planned
+def _sound(batch: HostBatch | InputError) -> HostBatch:
+    if isinstance(batch, InputError):
+        raise batch
+    return batch
 
 
-def _ahead(made: Iterator[HostBatch], gpu: int | None = None) -> Generator[HostBatch, None, None]:
-    """The same batches, made by a thread a little ahead of who asks for them.
+def _ahead(
+    batches: Iterator[HostBatch], gpu: int | None = None
+) -> Generator[HostBatch, None, None]:
+    """Yields the same batches, which a thread reads a little ahead of who asks for them.
 
     A thread begins on the first GPU, whatever its process is on: without ``gpu`` it would pin
     memory there, and hold some of that GPU's.
@@ -107,19 +111,19 @@ def _ahead(made: Iterator[HostBatch], gpu: int | None = None) -> Generator[HostB
             if gpu is not None:
                 torch.cuda.set_device(gpu)
             while room.acquire() and not stopped.is_set():
-                waiting.put(next(made, None))  # no name of ours keeps a batch's memory
+                waiting.put(next(batches, None))  # no name of ours keeps a batch's memory
         except BaseException as error:  # of whatever kind: it is raised where batches are asked for
             waiting.put(error)
 
     thread = threading.Thread(target=work, name="batches", daemon=True)
     thread.start()
     try:
-        while (one := waiting.get()) is not None:
+        while (item := waiting.get()) is not None:
             room.release()
-            if isinstance(one, BaseException):
-                raise one
-            yield one
-            del one
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            del item
     finally:
         stopped.set()
         room.release()

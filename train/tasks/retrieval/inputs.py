@@ -151,13 +151,13 @@ class PixelPictures:
 
     def fault(self, image_id: str) -> Reason | None:
         """Pictures without bytes, and what cannot be decoded."""
-        found = self.load(image_id)
-        return found if isinstance(found, Reason) else None
+        pixels = self.load(image_id)
+        return pixels if isinstance(pixels, Reason) else None
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
         """Pictures without a fault. Raises InputError for another."""
         loaded = {image_id: self.load(image_id) for image_id in image_ids}
-        good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+        good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():
             raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")
         return self.together(good)

@@ -27,7 +27,7 @@ TOKENS_KEPT = 1 << 17  # read texts that stay in memory: 0.4 GB at a width of 76
 
 
 def silent(count: int) -> None:
-    """Tell nobody."""
+    """A progress callback that does nothing."""
 
 
 class PairScorer(Protocol):
