@@ -22,9 +22,11 @@ from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, first_cells
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.train.devices.gather import gather_first, is_shared, world_size
+from vlmill.train.loading.random import stream_starts, uniforms
 from vlmill.train.objectives.losses import contrast, mean_cross_entropy
 
 NEGATIVES = 1 << 20  # apart from the streams of stages
+PLACE_BITS = 32  # of a pair's place among those of all processes
 
 # Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
 # index for each: images, texts.
@@ -64,10 +66,12 @@ def negative_numbers(
     Functions of the seed, the step with its part, and the pair's place among those of all
     processes: however pairs are dealt out, each draws the same negative.
     """
-    first, whole = accelerator.process_index * pairs, accelerator.num_processes * pairs
-    stream = np.random.default_rng([seed, NEGATIVES, step, part])
-    own = stream.random((whole, 2), dtype=np.float32)[first : first + pairs]
-    return sent(torch.from_numpy(np.ascontiguousarray(own.T)), accelerator.device)
+    first = accelerator.process_index * pairs
+    keys = np.arange(first, first + pairs, dtype=np.uint64) + np.uint64(part << PLACE_BITS)
+    drawn = uniforms(stream_starts(seed, NEGATIVES, [step], keys), 0, 2)
+    # Cut to float32's 24 bits: rounded, a number could become 1.
+    numbers = np.floor(drawn.T * 2**24).astype(np.float32) * np.float32(2**-24)
+    return sent(torch.from_numpy(np.ascontiguousarray(numbers)), accelerator.device)
 
 
 def drawn_by(numbers: Tensor) -> Draw:
