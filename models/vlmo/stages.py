@@ -21,13 +21,14 @@ def resize_table(table: Float[Tensor, "R C"], config: VlmoConfig) -> Float[Tenso
 
     Raises ValueError for a table that cannot be resized.
     """
-    kept = CLASS_ROWS + num_text_rows(config.relative_text_span)
-    if table.shape[0] <= kept:
+    num_last = CLASS_ROWS + num_text_rows(config.relative_text_span)
+    if table.shape[0] <= num_last:
         raise ValueError(
             f"the table of relative positions has {table.shape[0]} rows, of which "
-            f"relative_text_span={config.relative_text_span} takes {kept}; none is left for images"
+            f"relative_text_span={config.relative_text_span} takes {num_last}; none is left for "
+            "images"
         )
-    patches, rest = table[:-kept], table[-kept:]
+    patches, rest = table[:-num_last], table[-num_last:]
     return torch.cat([resize_relative(patches, config.side), rest])
 
 
@@ -69,16 +70,16 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig
     or a task: positions are resized, heads and experts that ``state`` lacks stay as they are. The
     list of these is returned. Raises ValueError where shapes differ otherwise.
     """
-    held = {
+    resized = {
         name: resize(name.removeprefix("encoder."), tensor, config)
         for name, tensor in state.items()
         if not name.startswith("classifier.")  # of other answers; always new, as released
     }
-    own = model.state_dict()
-    for name in sorted(own.keys() & held.keys()):
-        if own[name].shape != held[name].shape:
+    ours = model.state_dict()
+    for name in sorted(ours.keys() & resized.keys()):
+        if ours[name].shape != resized[name].shape:
             raise ValueError(
-                f"{name} is {list(own[name].shape)} here and {list(held[name].shape)} in the "
+                f"{name} is {list(ours[name].shape)} here and {list(resized[name].shape)} in the "
                 "checkpoint; give a configuration with the checkpoint's sizes"
             )
-    return list(model.load_state_dict(held, strict=False).missing_keys)
+    return list(model.load_state_dict(resized, strict=False).missing_keys)

@@ -66,8 +66,8 @@ def negative_numbers(
     """
     first, whole = accelerator.process_index * pairs, accelerator.num_processes * pairs
     stream = np.random.default_rng([seed, NEGATIVES, step, part])
-    own = stream.random((whole, 2), dtype=np.float32)[first : first + pairs]
-    return sent(torch.from_numpy(np.ascontiguousarray(own.T)), accelerator.device)
+    numbers = stream.random((whole, 2), dtype=np.float32)[first : first + pairs]
+    return sent(torch.from_numpy(np.ascontiguousarray(numbers.T)), accelerator.device)
 
 
 def drawn_by(numbers: Tensor) -> Draw:
@@ -88,8 +88,8 @@ def _at(weights: Tensor, numbers: Tensor) -> Tensor:
     order = _in_order(*weights.shape, device=weights.device)
     # In float64 no number below 1 gives the whole, past which there is no candidate.
     sums = weights[:, order].double().cumsum(1)
-    found = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
-    return order[found]
+    places = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    return order[places]
 
 
 def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,34 +89,29 @@ def _prepare(
     if before := remembered(output / PREPARED, output):
         return before.rejects, before.counts, before.tokenizer
     tokenizer = make_tokenizer(recipe, sources)
-    inputs, wanted = sources.inputs, _wanted(recipe)
+    inputs, contents = sources.inputs, _wanted(recipe)
+    prepared = partial(
+        prepare_samples,
+        pairs=inputs.pairs,
+        pictures=sources.pictures,
+        images=None if sources.regions is None else sources.images,
+        tokenizer=tokenizer,
+        total=sources.num_pairs,
+    )
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
-        counts = prepare_samples(
-            output / PREPARED,
-            pairs=inputs.pairs,
-            pictures=sources.pictures,
-            images=None if sources.regions is None else sources.images,
-            negatives=inputs.negatives,
-            tokenizer=tokenizer,
-            wanted=wanted,
-            rejects=rejects,
-            total=sources.num_pairs,
+        counts = prepared(
+            output / PREPARED, negatives=inputs.negatives, wanted=contents, rejects=rejects
         )
     assert rejects.shard is not None
     require_pictures(counts, inputs.missing)
     _require_pairs(counts)
     if recipe.validate_every:
-        held_out = prepare_samples(
+        held_out = prepared(
             output / HELD_OUT,
-            pairs=inputs.pairs,
-            pictures=sources.pictures,
-            images=None if sources.regions is None else sources.images,
             negatives=None,
-            tokenizer=tokenizer,
-            wanted=dataclasses.replace(wanted, held_out=True),
+            wanted=dataclasses.replace(contents, held_out=True),
             rejects=None,
-            total=sources.num_pairs,
         )
         if not held_out["kept"]:
             say("warning: --pairs has no pair of split val or dev; nothing to validate on")
@@ -166,10 +162,10 @@ def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
             assert stage.epochs is not None
             steps = math.ceil(stage.epochs * count / stage.batch_size)
         if not count and (steps or stage.steps is None):
-            found = ", ".join(f"{source} {n}" for source, n in table.sources().items())
+            sources = ", ".join(f"{source} {n}" for source, n in table.sources().items())
             raise InputError(
                 f"--pairs has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
-                f"(there are: {found}); set stages.{number}.sources=[] to use all"
+                f"(there are: {sources}); set stages.{number}.sources=[] to use all"
             )
         offset = runs[-1].last if runs else 0
         runs.append(StageRun(stage=stage, number=number, offset=offset, steps=steps))
