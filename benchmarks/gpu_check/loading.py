@@ -12,7 +12,6 @@ from itertools import islice, pairwise
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.measuring import wait_for
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.steps import fitting, real_batches, stepper, timed_rounds
 from benchmarks.gpu_check.training import (
@@ -24,6 +23,7 @@ from benchmarks.gpu_check.training import (
     work_of,
 )
 
+from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.loader import batch_loader
 

@@ -18,9 +18,7 @@ from accelerate import Accelerator
 from benchmarks.gpu_check.measuring import (
     peak_memory_gb,
     places_of_waits,
-    product_peak,
     reset_peak_memory,
-    wait_for,
 )
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.training import (
@@ -36,7 +34,7 @@ from benchmarks.gpu_check.utilisation import padding_share, useful_operations, u
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vlmill.train.devices.throughput import run_without_values
+from vlmill.train.devices.throughput import product_rate, run_without_values, wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
 from vlmill.train.objectives.pretraining import PretrainingStep
@@ -102,7 +100,7 @@ class Times:
 def run_steps(variant: str, compared: Comparison, setting: Setting) -> dict[str, object]:
     """A part: forms of a variant's step beside each other, the fastest as the value."""
     work = work_of(CASES[variant], setting, compared.loading)
-    peak = product_peak(setting.device, torch.bfloat16)
+    peak = product_rate(setting.device, torch.bfloat16)
     pairs, measured = fitting(
         work.stage.batch_size,
         lambda size: measure(work.with_batches_of(size), compared.forms, setting),

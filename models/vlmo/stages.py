@@ -70,16 +70,16 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig
     or a task: positions are resized, heads and experts that ``state`` lacks stay as they are. The
     list of these is returned. Raises ValueError where shapes differ otherwise.
     """
-    source = {
+    resized = {
         name: resize(name.removeprefix("encoder."), tensor, config)
         for name, tensor in state.items()
         if not name.startswith("classifier.")  # of other answers; always new, as released
     }
-    target = model.state_dict()
-    for name in sorted(target.keys() & source.keys()):
-        if target[name].shape != source[name].shape:
+    ours = model.state_dict()
+    for name in sorted(ours.keys() & resized.keys()):
+        if ours[name].shape != resized[name].shape:
             raise ValueError(
-                f"{name} is {list(target[name].shape)} here and {list(source[name].shape)} in the "
+                f"{name} is {list(ours[name].shape)} here and {list(resized[name].shape)} in the "
                 "checkpoint; give a configuration with the checkpoint's sizes"
             )
-    return list(model.load_state_dict(source, strict=False).missing_keys)
+    return list(model.load_state_dict(resized, strict=False).missing_keys)

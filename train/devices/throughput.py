@@ -52,15 +52,16 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
     right = torch.randn(inner, columns, device=device, generator=draws).to(dtype)
     best, started = 0.0, time.perf_counter()
     while time.perf_counter() - started < MEASURED_S:
-        _wait(device)
+        wait_for(device)
         begun = time.perf_counter()
         left @ right
-        _wait(device)
+        wait_for(device)
         best = max(best, 2 * rows * inner * columns / (time.perf_counter() - begun))
     return best
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -92,8 +92,8 @@ def _at(weights: Tensor, numbers: Tensor) -> Tensor:
     order = _in_order(*weights.shape, device=weights.device)
     # In float64 no number below 1 gives the whole, past which there is no candidate.
     sums = weights[:, order].double().cumsum(1)
-    found = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
-    return order[found]
+    places = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    return order[places]
 
 
 def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:

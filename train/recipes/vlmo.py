@@ -193,6 +193,7 @@ def vlmo_small_recipe() -> Recipe:
         "vlmo",
         model,
         "VLMo for trials on a CPU: minutes for some thousand pairs",
+        standardise_features=False,  # it reads none
         negative_share=0.0,
         feeding=replace(
             vlmo_feeding(image_size=model.image_size),

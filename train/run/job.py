@@ -152,10 +152,10 @@ def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
             assert stage.epochs is not None
             steps = math.ceil(stage.epochs * count / stage.batch_size)
         if not count and (steps or stage.steps is None):
-            found = ", ".join(f"{source} {n}" for source, n in table.sources().items())
+            sources = ", ".join(f"{source} {n}" for source, n in table.sources().items())
             raise InputError(
                 f"--pairs has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
-                f"(there are: {found}); set stages.{number}.sources=[] to use all"
+                f"(there are: {sources}); set stages.{number}.sources=[] to use all"
             )
         offset = runs[-1].last if runs else 0
         runs.append(StageRun(stage=stage, number=number, offset=offset, steps=steps))

@@ -23,6 +23,7 @@ from vlmill.train.loading.store.pairs import is_held_out, pair_rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe
 from vlmill.train.recipes.plain import flatten, to_plain
+from vlmill.train.recipes.variants import named, training_of
 from vlmill.train.run.inputs import Sources, same_words
 
 PICTURES_MEASURED, MAX_REGIONS = 1000, 100
@@ -32,11 +33,6 @@ MISSING = object()
 OF_DATA = ("vocab_size", "region_width", "num_region_classes", "num_visual_tokens")
 # Fields that no weight depends on, by what their names hold.
 WITHOUT_WEIGHTS = ("dropout", "drop_path", "frozen", "init_std")
-# What VLMo's stages and its BEiT have in common; lengths, resolutions, heads, experts may differ.
-OF_VLMO = (
-    *("width", "num_layers", "num_heads", "intermediate_width", "patch_size"),
-    *("relative_text_span", "relative_positions", "absolute_positions"),
-)
 
 
 def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, Any]:
@@ -47,17 +43,17 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
     """
     if init is None:
         return {}
-    held = flatten(to_plain(init.config))
-    if recipe.variant in ("vlmo", "beit"):
-        names = {name for name in OF_VLMO if name in held}
+    theirs = flatten(to_plain(init.config))
+    if shared := training_of(recipe.variant).shared_sizes:
+        names = {name for name in shared if name in theirs}
         if init.variant != recipe.variant:
             names -= {"relative_positions", "absolute_positions"}
         asked = flatten(to_plain(recipe.model))
-        _refuse_others({name: asked[name] for name in names if name in asked}, held, init)
+        _refuse_others({name: asked[name] for name in names if name in asked}, theirs, init)
         return {}  # the configuration is the recipe's
     changes = _changes(recipe)
     free = {k: v for k, v in changes.items() if any(part in k for part in WITHOUT_WEIGHTS)}
-    _refuse_others({k: v for k, v in changes.items() if k not in free}, held, init)
+    _refuse_others({k: v for k, v in changes.items() if k not in free}, theirs, init)
     return free
 
 
@@ -74,11 +70,11 @@ def _changes(recipe: Recipe) -> dict[str, Any]:
 
 
 def _refuse_others(
-    asked: Mapping[str, Any], held: Mapping[str, Any], init: LoadedCheckpoint
+    asked: Mapping[str, Any], theirs: Mapping[str, Any], init: LoadedCheckpoint
 ) -> None:
     for name, value in asked.items():
-        if held.get(name, MISSING) != value:
-            has = f"has {held[name]}" if name in held else "has no such field"
+        if theirs.get(name, MISSING) != value:
+            has = f"has {theirs[name]}" if name in theirs else "has no such field"
             raise InputError(
                 f"model.{name}={value}: --init {init.path} {has}; leave it as the checkpoint has "
                 "it, or start from another one"
@@ -99,7 +95,7 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
             fresh.standardise_regions(*feature_statistics(sources))  # type: ignore[operator]
         return fresh
     try:
-        _take(fresh, init, recipe)
+        named(training_of(recipe.variant).start)(fresh, init)
     except InputError:
         raise
     except (ValueError, RuntimeError) as error:
@@ -120,12 +116,16 @@ def refuse_random_constants(recipe: Recipe, init: LoadedCheckpoint | None) -> No
         )
 
 
-def _take(fresh: nn.Module, init: LoadedCheckpoint, recipe: Recipe) -> None:
-    if not isinstance(fresh, Vlmo):
-        fresh.load_state_dict(init.model.state_dict())
-    elif init.variant == "beit":
+def copy_weights(fresh: nn.Module, init: LoadedCheckpoint) -> None:
+    """The same model again: all weights, by their names."""
+    fresh.load_state_dict(init.model.state_dict())
+
+
+def start_vlmo(fresh: Vlmo, init: LoadedCheckpoint) -> None:
+    """VLMo's next stage, from a stage before or from BEiT."""
+    if init.variant == "beit":
         initialise_from_beit(fresh, export_reference("beit", init.model))
-    elif new := start_from(fresh, init.model.state_dict(), recipe.model):
+    elif new := start_from(fresh, init.model.state_dict(), fresh.config):
         say(f"new, as --init lacks it: {', '.join(sorted(new)[:6])}")
 
 

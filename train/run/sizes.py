@@ -6,13 +6,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import check_global_features
 from vlmill.train.loading.pictures.tokenizer import PictureTokenizer
 from vlmill.train.recipes import Recipe
+from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.inputs import Sources
-
-STARTS = {("beit", "vlmo")}  # which other variant's weights --init may bring
 
 
 def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
@@ -24,38 +22,26 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
 
 
 def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
-    init = sources.init
-    variants = (init.variant if init else recipe.variant, recipe.variant)
-    if variants[0] != variants[1] and variants not in STARTS:
-        raise InputError(f"--init is a {variants[0]}, the recipe's is {recipe.variant}")
+    init, training = sources.init, training_of(recipe.variant)
+    if init is not None and init.variant not in (recipe.variant, *training.starts_from):
+        raise InputError(f"--init is a {init.variant}, the recipe's is {recipe.variant}")
     if sources.picture_tokenizer is not None:
         return _picture_config(recipe, sources.picture_tokenizer)
-    sizes: dict[str, int] = {"vocab_size": tokenizer.get_vocab_size()}
-    if sources.regions is not None:
-        width, classes = sources.reader.feature_dim, _num_classes(sources)
-        if recipe.variant == "vl-bert-end-to-end":
-            return _end_to_end_config(recipe, sizes["vocab_size"], classes, init)
-        if init is not None:
-            _check_sizes(init.config, width, classes)
-        sizes["region_width"] = width
-        sizes["num_region_classes"] = max(recipe.model.num_region_classes, classes)
-    if init is None or sources.regions is None:  # VLMo's stages differ in their heads and positions
-        return dataclasses.replace(recipe.model, **sizes)
-    return init.config
-
-
-def _end_to_end_config(
-    recipe: Recipe, words: int, classes: int, init: LoadedCheckpoint | None
-) -> Any:
-    """Features are the network's own, of its own width."""
+    sizes = {"vocab_size": tokenizer.get_vocab_size()}
+    if sources.regions is None:  # VLMo's stages differ in their heads and positions
+        return training.with_sizes(recipe.model, **sizes)
+    body = training.body_of(recipe.model if init is None else init.config)
+    # Its own network's features are as wide as that makes them.
+    width = body.region_width if training.body else sources.reader.feature_dim
+    classes = _num_classes(sources)
     if init is not None:
-        inner = init.config.model
-        _check_sizes(inner, inner.region_width, classes)
+        _check_sizes(body, width, classes)
         return init.config
-    inner = recipe.model.model
-    classes = max(inner.num_region_classes, classes)
-    inner = dataclasses.replace(inner, vocab_size=words, num_region_classes=classes)
-    return dataclasses.replace(recipe.model, model=inner)
+    sizes |= {
+        "region_width": width,
+        "num_region_classes": max(body.num_region_classes, classes),
+    }
+    return training.with_sizes(recipe.model, **sizes)
 
 
 def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:
