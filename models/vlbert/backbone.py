@@ -33,7 +33,6 @@ from vlmill.models.convert.files import (
 )
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.published import config_of_weights
 from vlmill.models.vlbert.config import MEAN_BGR, RegionCnnConfig
 from vlmill.models.vlbert.region_cnn import NORM, RegionCnn
 
@@ -165,7 +164,11 @@ def conventions_of(state: Mapping[str, Tensor], layout: str, asked: str | None) 
         return CONVENTIONS[asked or "released"]
     if asked is not None:
         raise ValueError(f"conventions {asked}: the file's layout ({layout}) has its own")
-    return CONVENTIONS["released"] if layout == "msra" else of_detector(config_of_weights(state))
+    if layout == "msra":
+        return CONVENTIONS["released"]
+    from vlmill.models.detector.published import config_of_weights  # brings torchvision along
+
+    return of_detector(config_of_weights(state))
 
 
 def of_detector(config: DetectorConfig) -> Conventions:
