@@ -262,7 +262,8 @@ def check_detections(
 
 def reordered(ours: Detections, place: Tensor) -> Detections:
     """Our detections in the order of the recorded rows."""
-    columns = {field.name: getattr(ours, field.name) for field in dataclasses.fields(Detections)}
+    names = [field.name for field in dataclasses.fields(Detections)]
+    columns: dict[str, Any] = {name: getattr(ours, name) for name in names}
     return Detections(**{n: None if c is None else c[place] for n, c in columns.items()})
 
 
