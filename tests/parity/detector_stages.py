@@ -262,9 +262,8 @@ def check_detections(
 
 def reordered(ours: Detections, place: Tensor) -> Detections:
     """Our detections in the order of the recorded rows."""
-    names = [field.name for field in dataclasses.fields(Detections)]
-    columns: dict[str, Any] = {name: getattr(ours, name) for name in names}
-    return Detections(**{n: None if c is None else c[place] for n, c in columns.items()})
+    columns: dict[str, Any] = vars(ours)
+    return dataclasses.replace(ours, **{n: c[place] for n, c in columns.items() if c is not None})
 
 
 def settled_choice(
