@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tests.parity.golden import GoldenSet, NotComparable, expect, read_tensors
 from tests.parity.results import Results
-from tests.parity.ties import Rows, exchanged, places, settle
+from tests.parity.ties import Rows, places, settle
 from torch import Tensor
 from torch.nn import functional
 
@@ -56,23 +56,23 @@ class Case:
             self.results.check(f"{self.name}.{key}", ours)
 
     def check_rows(
-        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str, cuts: Sequence[float]
+        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str
     ) -> Tensor | None:
         """Compares columns of rows, near ties of ``score`` as recorded; gives our rows' places.
 
-        ``identity`` are the columns that tell rows apart, ``cuts`` the scores at which rows end.
+        ``identity`` are the columns that tell rows apart.
         None where the rows stand as they are recorded, or differ by more than near ties.
         """
-        place = self.places(ours, identity, score, cuts)
+        place = self.places(ours, identity, score)
         for key, column in ours.items():
             theirs = self.golden.tensors.get(f"{self.name}.{key}")
             if place is not None and theirs is not None:
-                column = exchanged(column, theirs, place)
+                column = column[place]
             self.check(key, column)
         return place
 
     def places(
-        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str, cuts: Sequence[float]
+        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str
     ) -> Tensor | None:
         columns = {
             key: self.golden.tensors[name]
@@ -88,7 +88,7 @@ class Case:
         in_place = recorded.same(ours, identity).diagonal()
         if len(in_place) == len(recorded) == len(ours[identity[0]]) and in_place.all():
             return None
-        found = places(recorded, ours, identity, cuts)
+        found = places(recorded, ours, identity)
         if found is None:
             return None
         self.results.exchange(f"{self.name}.{identity[0]}", found[1])
@@ -196,19 +196,8 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
         boxes, objectness = propose(case, generator, index)
         ours = {f"out.proposals{number}": boxes, f"out.{scores}{number}": objectness}
         key = f"out.{scores}{number}"
-        case.check_rows(ours, [f"out.proposals{number}"], key, proposal_cuts(case, index, key))
+        case.check_rows(ours, [f"out.proposals{number}"], key)
     heads(case, features)
-
-
-def proposal_cuts(case: Case, index: int, scores: str) -> list[float]:
-    """The objectness at which the best anchors, and the best proposals, of a picture end."""
-    logits = case["out.rpn_logits"][index : index + 1]
-    objectness = case.model.proposal_generator.objectness(logits)[0].sort(descending=True).values
-    cuts = objectness[case.spec.pre_nms_top - 1 : case.spec.pre_nms_top].tolist()
-    recorded = case.golden.tensors.get(f"{case.name}.{scores}")
-    if recorded is not None and len(recorded) == case.spec.post_nms_top:
-        cuts.append(float(recorded.min()))
-    return cuts
 
 
 def propose(case: Case, generator: ProposalGenerator, index: int) -> tuple[Tensor, Tensor]:
@@ -253,7 +242,6 @@ def end_to_end(case: Case) -> list[Detections]:
 def check_detections(
     case: Case,
     detections: Sequence[Detections],
-    recorded: Sequence[Detections],
     names: tuple[str, str, str],
 ) -> list[Detections]:
     """End to end: the same proposals in the same order, and what is said of them.
@@ -263,26 +251,19 @@ def check_detections(
     """
     features, probs, scores = (f"out.{name}" for name in names)
     settled = []
-    for index, (number, ours) in enumerate(zip(case.numbers, detections, strict=True)):
-        boxes, cuts = f"out.proposals{number}", proposal_cuts(case, index, f"{scores}{number}")
-        place = case.check_rows({boxes: ours.boxes}, [boxes], f"{scores}{number}", cuts)
-        settled.append(ours if place is None else reordered(ours, recorded[index], place))
+    for number, ours in zip(case.numbers, detections, strict=True):
+        boxes = f"out.proposals{number}"
+        place = case.check_rows({boxes: ours.boxes}, [boxes], f"{scores}{number}")
+        settled.append(ours if place is None else reordered(ours, place))
         case.check(f"{probs}{number}", settled[-1].class_probs)
     case.check(features, torch.cat([one.features for one in settled]))
     return settled
 
 
-def reordered(ours: Detections, recorded: Detections, place: Tensor) -> Detections:
-    """Our detections at the recorded rows' places; see :func:`exchanged`."""
-    columns = {field.name: getattr(ours, field.name) for field in dataclasses.fields(Detections)}
-    theirs = {name: getattr(recorded, name) for name in columns}
-    return Detections(
-        **{
-            name: column if theirs[name] is None else exchanged(column, theirs[name], place)
-            for name, column in columns.items()
-            if column is not None
-        }
-    )
+def reordered(ours: Detections, place: Tensor) -> Detections:
+    """Our detections in the order of the recorded rows."""
+    columns: dict[str, Any] = vars(ours)
+    return dataclasses.replace(ours, **{n: c[place] for n, c in columns.items() if c is not None})
 
 
 def settled_choice(
