@@ -37,7 +37,11 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.predict import ROI_CHUNK, Query, extract_regions, row_of, row_tensors
+from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import outcomes_of, stored_tensors
+from vlmill.extract.detect.selection import select
+from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
@@ -114,24 +118,30 @@ def by_parts(
             picture = prepare(pixels, spec, config)
         with parts.part("backbone"):
             features = model.feature_map(picture.tensor)
+        query = Query(image_id="picture", picture=picture)
+        frames = frames_of(torch.tensor([measures_of(query, spec)]))
         with parts.part("rpn"):
-            height, width = picture.tensor.shape[2:]
-            boxes, _ = model.proposal_generator(features, height, width, picture.scale)
+            boxes, scores = model.proposal_generator(
+                features, frames.network_limits, frames.min_sides
+            )
+            taken = scores > -torch.inf
         with parts.part("pooling"):
             rows, columns = features.shape[2:]
-            windows = pooling_windows(boxes, 1 / spec.stride, spec.pool_size, rows, columns)
+            windows = pooling_windows(boxes[taken], 1 / spec.stride, spec.pool_size, rows, columns)
             cells = window_maxima(features[0].permute(1, 2, 0).contiguous(), windows.bounds)
         with parts.part("res5"):
             res5 = model.roi_heads.res5
             assert isinstance(res5, FusedStage)
-            means = res5.shared_means(cells, windows.index, ROI_CHUNK)
+            means = boxes.new_zeros((*taken.shape, spec.feature_size))
+            means[taken] = res5.shared_means(cells, windows.index, CPU_ROI_CHUNK)
         with parts.part("heads"):
-            found = model.classify(boxes, means)
+            detections = model.classify(boxes, taken, means)
         with parts.part("selection"):
-            query = Query(image_id="picture", picture=picture)
-            tensors = row_tensors(found, query, spec, config)
-            arrays = {name: values.cpu().numpy() for name, values in tensors.items()}
-            row = row_of(query, arrays, config.storage)
+            chosen = select(detections, spec, frames, config.selection)
+            tensors = stored_tensors(detections, chosen, spec, config.storage)
+            arrays = {name: values.numpy() for name, values in tensors.items()}
+            (row,) = outcomes_of([query], {**arrays, "taken": chosen.taken.numpy()}, config.storage)
+            assert isinstance(row, RegionRow)
         with parts.part("write"):
             write(row, spec, config, folder)
     elapsed = time.monotonic() - wall

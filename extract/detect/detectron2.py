@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_device
@@ -39,59 +40,62 @@ class Detectron2Network(nn.Module):
         super().__init__()
         self.model, self.config = model, config
 
-    def feature_map(self, pictures: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C G V"]:
-        """The map that proposals and regions share."""
-        features: Tensor = self.model.backbone(pictures)[self.level]
-        return features
+    def forward(
+        self,
+        pictures: Float[Tensor, "N 3 H W"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+        *,
+        given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        whole: bool = False,
+        chunk: int = 50,
+    ) -> Detections:
+        """Detects as :class:`FasterRCNN` does; ``min_sides`` play no part here."""
+        features = self.model.backbone(pictures)[self.level]
+        boxes, taken = self.proposals(features, pictures) if given is None else given
+        means = self.region_means(features, boxes, chunk)
+        logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
+        frames = torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
+        return Detections(
+            boxes=boxes,
+            taken=taken,
+            features=means,
+            class_probs=logits.softmax(dim=1).view(*taken.shape, -1),
+            box_deltas=deltas.view(*taken.shape, -1),
+            whole=self.region_means(features, frames, chunk)[:, 0] if whole else None,
+        )
 
     @property
     def level(self) -> str:
-        """Detectron2's name of that map."""
+        """Detectron2's name of the map that proposals and regions share."""
         (name,) = self.model.roi_heads.in_features
         assert isinstance(name, str)
         return name
 
-    def proposal_generator(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int, scale: float
-    ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
-        """Proposals and their logits, best first; ``scale`` plays no part here."""
+    def proposals(
+        self, features: Float[Tensor, "N C G V"], pictures: Float[Tensor, "N 3 H W"]
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """Proposals, best first, and which of their places are taken."""
         images = importlib.import_module("detectron2.structures").ImageList(
-            features.new_zeros((1, 3, height, width)), [(height, width)]
+            pictures, [tuple(pictures.shape[2:])] * len(pictures)
         )
-        (found,), _ = self.model.proposal_generator(images, {self.level: features}, None)
-        return found.proposal_boxes.tensor, found.objectness_logits
-
-    def describe(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int = 50
-    ) -> Detections:
-        """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
-        means = self.region_means(features, boxes, chunk)
-        logits, deltas = self.model.roi_heads.box_predictor(means)
-        return Detections(
-            boxes=boxes,
-            features=means,
-            class_probs=logits.softmax(dim=1),
-            attribute_probs=None,
-            box_deltas=deltas,
-        )
+        instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
+        boxes = [of_picture.proposal_boxes.tensor for of_picture in instances]
+        flags = [torch.ones_like(own[:, 0], dtype=torch.bool) for own in boxes]
+        return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
 
     def region_means(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
-    ) -> Float[Tensor, "R D"]:
-        """The mean of res5 over each region."""
+        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
+    ) -> Float[Tensor, "N P D"]:
+        """The mean of res5 over each region, ``chunk`` at a time to bound memory."""
         heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
         means = [features.new_zeros((0, self.config.feature_size))]
-        for part in torch.split(boxes, chunk):
-            pooled = heads.pooler([features], [structures.Boxes(part)])
-            means.append(heads.res5(pooled).mean(dim=(2, 3)))
-        return torch.cat(means)
-
-    def whole_image(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int
-    ) -> Float[Tensor, " D"]:
-        """The feature of the region that is the whole picture."""
-        box = features.new_tensor([[0.0, 0.0, float(width), float(height)]])
-        return self.region_means(features, box, 1)[0]
+        for number, own in enumerate(boxes):
+            for part in torch.split(own, chunk):
+                own_map = features[number : number + 1]
+                pooled = heads.pooler([own_map], [structures.Boxes(part)])
+                means.append(heads.res5(pooled).mean(dim=(2, 3)))
+        return torch.cat(means).view(*boxes.shape[:2], self.config.feature_size)
 
 
 def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") -> Detector:

@@ -6,17 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.models.detector.batches import each_picture, given
 from tests.parity.golden import GoldenSet, Results
 from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import InputLimits, Selection
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.predict import frame_of
-from vlmill.extract.detect.selection import Frame, select
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Chosen, Frames, select
+from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.models.detector.faster_rcnn import (
+    Detections,
+    FasterRCNN,
+    numbered,
+    pool_regions,
+)
 from vlmill.models.detector.proposals import ProposalGenerator
 
 
@@ -69,8 +76,13 @@ class Case:
     def sizes(self) -> list[tuple[int, int]]:
         return [(p.tensor.shape[2], p.tensor.shape[3]) for p in self.inputs]
 
-    def frames(self) -> list[Frame]:
-        return [frame_of(picture) for picture in self.inputs]
+    def frames(self, index: int) -> Frames:
+        """The sizes of one picture, as a batch of one."""
+        return frames_of(self.measures()[index : index + 1])
+
+    def measures(self) -> Tensor:
+        queries = [Query(image_id="", picture=picture) for picture in self.inputs]
+        return torch.tensor([measures_of(query, self.spec) for query in queries])
 
     def of_picture(self, key: str, number: int) -> Tensor:
         """The rows of one picture in a tensor that holds those of the whole batch."""
@@ -78,12 +90,14 @@ class Case:
         return torch.split(self[key], counts)[number]
 
     def recorded_detections(self, number: int, features: str, probs: Tensor) -> Detections:
-        """What the reference's network gave, for our selection."""
+        """What the reference's network gave, for our selection: a batch of one picture."""
+        boxes, taken = given(self[f"out.proposals{self.numbers[number]}"])
         return Detections(
-            boxes=self[f"out.proposals{self.numbers[number]}"],
-            features=self.of_picture(features, number),
-            class_probs=probs,
-            box_deltas=self.of_picture("out.box_deltas", number),
+            boxes=boxes,
+            taken=taken,
+            features=self.of_picture(features, number)[None],
+            class_probs=probs[None],
+            box_deltas=self.of_picture("out.box_deltas", number)[None],
         )
 
 
@@ -134,14 +148,15 @@ def shared_stages(case: Case, *, features: str, scores: str, first: int) -> None
 
 def propose(case: Case, generator: ProposalGenerator, index: int) -> tuple[Tensor, Tensor]:
     """Proposals of one picture, from recorded outputs of the proposal head."""
-    height, width = case.sizes()[index]
-    return generator.propose(
+    frames = case.frames(index)
+    boxes, scores = generator.propose(
         case["out.rpn_logits"][index : index + 1],
         case["out.rpn_deltas"][index : index + 1],
-        height,
-        width,
-        case.inputs[index].scale,
+        frames.network_limits,
+        frames.min_sides,
     )
+    taken = scores > -torch.inf
+    return boxes[taken], scores[taken]
 
 
 def heads(case: Case, features: str, first: int) -> None:
@@ -149,8 +164,12 @@ def heads(case: Case, features: str, first: int) -> None:
     heads, predictor = case.model.roi_heads, case.model.roi_heads.box_predictor
     proposals = [case[f"out.proposals{number}"] for number in case.numbers]
     res4 = case["out.res4"]
-    case.check("out.pooled_first", heads.pool(res4[:1], proposals[0][:first]))
-    ours = [heads.region_features(res4[i : i + 1], boxes, 7) for i, boxes in enumerate(proposals)]
+    rois = numbered(proposals[0][None, :first])
+    case.check("out.pooled_first", pool_regions(res4[:1], rois, case.spec))
+    ours = [
+        heads.region_features(res4[i : i + 1], *given(boxes), 7)[0]
+        for i, boxes in enumerate(proposals)
+    ]
     case.check(f"out.{features}", torch.cat(ours))
     recorded, logits = case[f"out.{features}"], case["out.class_logits"]
     case.check("out.class_logits", predictor.cls_score(recorded))
@@ -163,36 +182,60 @@ def heads(case: Case, features: str, first: int) -> None:
 
 @torch.inference_mode()
 def end_to_end(case: Case) -> list[Detections]:
-    """Our own detections, from the pictures on."""
-    scales = [picture.scale for picture in case.inputs]
-    return case.model.detect(case.batch(), case.sizes(), scales, chunk=16)
+    """Our own detections of each picture, from the pictures on, all of them in one batch."""
+    frames = frames_of(case.measures())
+    batch = case.model(case.batch(), frames.network_limits, frames.min_sides, chunk=16)
+    return each_picture(batch)
 
 
 def expect_same_rows(case: Case, found: Detections, recorded: Detections) -> None:
     """The rows that extract-rois writes come from the proposals that the reference's do."""
     rule = Selection(threshold=0.0, min_boxes=0, max_boxes=12)
     ours, reference = (
-        select(one, case.spec, case.frames()[0], rule).ids for one in (found, recorded)
+        taken_of(select(one, case.spec, case.frames(0), rule)).ids for one in (found, recorded)
     )
     assert torch.equal(ours, reference), f"{case.name}: extract-rois keeps other rows"
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The regions of one picture, as recordings have them."""
+
+    ids: Tensor
+    boxes: Tensor
+    class_ids: Tensor
+    class_scores: Tensor
+    nms_threshold: Tensor
+
+
+def taken_of(chosen: Chosen) -> Regions:
+    """The regions of a batch's only picture, without free places."""
+    taken = chosen.taken[0]
+    return Regions(
+        ids=chosen.ids[0, taken],
+        boxes=chosen.boxes[0, taken],
+        class_ids=chosen.class_ids[0, taken],
+        class_scores=chosen.class_scores[0, taken],
+        nms_threshold=chosen.nms_threshold[0],
+    )
 
 
 def check_detections(case: Case, found: Sequence[Detections], features: str, probs: str) -> None:
     """End to end: the same proposals in the same order, and what is said of them."""
     for number, one in zip(case.numbers, found, strict=True):
-        case.check(f"out.proposals{number}", one.boxes)
-        case.check_if_recorded(f"out.{probs}{number}", one.class_probs)
-    case.check(f"out.{features}", torch.cat([one.features for one in found]))
+        case.check(f"out.proposals{number}", one.boxes[0])
+        case.check_if_recorded(f"out.{probs}{number}", one.class_probs[0])
+    case.check(f"out.{features}", torch.cat([one.features[0] for one in found]))
 
 
 def given_boxes(case: Case) -> None:
     """Features of boxes in the picture's pixels."""
     factors = torch.tensor(case.inputs[0].factors * 2)
-    found = case.model.describe(case["out.res4"], case["in.given_boxes"] * factors)
-    case.check("out.given_features", found.features)
-    case.check("out.given_class_probs", found.class_probs)
+    found = case.model.describe(case["out.res4"], *given(case["in.given_boxes"] * factors))
+    case.check("out.given_features", found.features[0])
+    case.check("out.given_class_probs", found.class_probs[0])
     assert found.attribute_probs is not None
-    case.check("out.given_attr_probs", found.attribute_probs)
+    case.check("out.given_attr_probs", found.attribute_probs[0])
 
 
 def expect_sizes(spec: DetectorConfig, resnets: Mapping[str, Any], **sizes: int) -> None:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tests.models.detector.batches import given
 from tests.parity.detector_stages import (
     Case,
+    Regions,
     check_detections,
     detectron2_fields,
     end_to_end,
@@ -16,6 +18,7 @@ from tests.parity.detector_stages import (
     open_cases,
     propose,
     shared_stages,
+    taken_of,
 )
 from tests.parity.golden import GoldenSet, Results
 from torch import Tensor
@@ -23,10 +26,9 @@ from torch.nn import functional
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import (
-    Chosen,
     by_best_class,
     by_class_pairs,
-    in_picture,
+    in_pictures,
     select,
 )
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
@@ -61,7 +63,7 @@ def milvlg(golden: GoldenSet, results: Results) -> None:
             original_layers(case)
         recorded = case.recorded_detections(0, "out.features", case["out.class_probs"])
         attributes = case["out.attr_probs"]
-        milvlg_selections(case, dataclasses.replace(recorded, attribute_probs=attributes))
+        milvlg_selections(case, dataclasses.replace(recorded, attribute_probs=attributes[None]))
         refined_boxes(case, recorded)
         found = end_to_end(case)
         check_detections(case, found, "features", "class_probs")
@@ -77,13 +79,13 @@ def milvlg_selections(case: Case, found: Detections) -> None:
     options = case.golden.config["options"]
     for number, (low, high) in enumerate(options["sel"]):
         rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
-        chosen = select(found, case.spec, case.frames()[0], rule)
+        chosen = taken_of(select(found, case.spec, case.frames(0), rule))
         assert found.attribute_probs is not None
-        attributes = foreground_attributes(found.attribute_probs[chosen.ids], case.spec)
+        attributes = foreground_attributes(found.attribute_probs[0, chosen.ids], case.spec)
         key = f"out.sel{number}"
         case.check(f"{key}_num_bbox", torch.tensor(len(chosen.ids)))
         case.check(f"{key}_bbox", chosen.boxes)
-        case.check(f"{key}_x", found.features[chosen.ids])
+        case.check(f"{key}_x", found.features[0, chosen.ids])
         case.check(f"{key}_objects_id", chosen.class_ids)
         case.check(f"{key}_objects_conf", chosen.class_scores)
         case.check(f"{key}_attrs_id", attributes.max(dim=1).indices)
@@ -92,13 +94,18 @@ def milvlg_selections(case: Case, found: Detections) -> None:
 
 def refined_boxes(case: Case, recorded: Detections) -> None:
     """Refined boxes in the picture's pixels, and the mode that selects among them."""
-    scale, (height, width) = case.inputs[0].scale, case.sizes()[0]
     decoded = decoded_in_picture(case, "out.proposals", case.spec.max_log_scale)
-    case.check("out.refined", clip_boxes(decoded, height / scale, width / scale, 1.0))
+    assert case.spec.box_offset == 1.0
+    case.check("out.refined", clipped_layers(decoded, case.frames(0).scaled_limits))
     limit = case.golden.config["options"]["sel"][0][1]
     highest = Selection(threshold=0.0, min_boxes=limit, max_boxes=limit)
     spec = dataclasses.replace(case.spec, written_boxes="refined")
-    case.check("out.bboxes_mode", select(recorded, spec, case.frames()[0], highest).boxes)
+    case.check("out.bboxes_mode", taken_of(select(recorded, spec, case.frames(0), highest)).boxes)
+
+
+def clipped_layers(decoded: Tensor, limits: Tensor) -> Tensor:
+    """Several boxes a row [R, B * 4], inside one picture."""
+    return clip_boxes(decoded.view(len(decoded), -1, 4), limits).flatten(1)
 
 
 def decoded_in_picture(case: Case, boxes: str, bound: float | None) -> Tensor:
@@ -121,27 +128,30 @@ def original_layers(case: Case) -> None:
     case.check("caffe.rois", boxes)
     case.check("caffe.roi_scores", scores)
     rois = case["caffe.rois"]
-    case.check("caffe.class_probs", case.model.describe(case["out.res4"], rois).class_probs)
-    own = case.inputs[0]
-    decoded = decoded_in_picture(case, "caffe.rois", spec.max_log_scale)
     case.check(
-        "caffe.pred_boxes",
-        clip_boxes(decoded, float(own.height), float(own.width), spec.box_offset),
+        "caffe.class_probs", case.model.describe(case["out.res4"], *given(rois)).class_probs[0]
     )
+    decoded = decoded_in_picture(case, "caffe.rois", spec.max_log_scale)
+    case.check("caffe.pred_boxes", clipped_layers(decoded, case.frames(0).picture_limits))
+    boxes, taken = given(rois)
     found = Detections(
-        boxes=rois, features=case["out.features"], class_probs=case["caffe.class_probs"]
+        boxes=boxes,
+        taken=taken,
+        features=case["out.features"][None],
+        class_probs=case["caffe.class_probs"][None],
     )
     confidence = class_confidence(
-        case.frames()[0].to_picture(rois),
+        case.frames(0).to_pictures(boxes),
         foreground_classes(found.class_probs, spec),
         spec.class_nms_thresholds[0],
         offset=spec.box_offset,
         inclusive=spec.nms_inclusive,
     )
-    case.check("caffe.max_conf", confidence)
+    case.check("caffe.max_conf", confidence[0])
     for number, (low, high) in enumerate(options["sel"]):
         rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
-        case.check(f"caffe.sel{number}_ids", select(found, spec, case.frames()[0], rule).ids)
+        chosen = taken_of(select(found, spec, case.frames(0), rule))
+        case.check(f"caffe.sel{number}_ids", chosen.ids)
 
 
 # airsplay, hf-frcnn and detectron2: background last, refined boxes.
@@ -178,7 +188,7 @@ def airsplay(golden: GoldenSet, results: Results) -> None:
 
 
 def airsplay_selections(case: Case, found: Detections) -> None:
-    options, frame = case.golden.config["options"], case.frames()[0]
+    options, frames = case.golden.config["options"], case.frames(0)
     count = options["N"]
     pairs = dataclasses.replace(
         case.spec,
@@ -186,22 +196,23 @@ def airsplay_selections(case: Case, found: Detections) -> None:
         class_nms_thresholds=airsplay_pairs().class_nms_thresholds,
     )
     notebook = Selection(threshold=options["score"], min_boxes=0, max_boxes=count)
-    chosen = by_class_pairs(found, pairs, frame, notebook)
-    check_chosen(case, "out.selA", chosen)
+    chosen = by_class_pairs(found, pairs, frames, notebook)
+    check_chosen(case, "out.selA", taken_of(chosen))
     # The reference scales these boxes in place: it records the picture's pixels under both names.
-    case.check("out.selA_boxes", in_picture(chosen, pairs, frame).boxes)
-    case.check("out.selA_boxes_picture", in_picture(chosen, pairs, frame).boxes)
+    boxes = taken_of(in_pictures(chosen, pairs, frames)).boxes
+    case.check("out.selA_boxes", boxes)
+    case.check("out.selA_boxes_picture", boxes)
     script = Selection(threshold=0.0, min_boxes=count, max_boxes=count)
-    chosen = by_best_class(found, case.spec, frame, script)
-    check_chosen(case, "out.selB", chosen)
-    case.check("out.selB_boxes", chosen.boxes)
+    best = taken_of(by_best_class(found, case.spec, frames, script))
+    check_chosen(case, "out.selB", best)
+    case.check("out.selB_boxes", best.boxes)
 
 
-def check_chosen(case: Case, key: str, chosen: Chosen) -> None:
+def check_chosen(case: Case, key: str, chosen: Regions) -> None:
     case.check(f"{key}_classes", chosen.class_ids)
     case.check(f"{key}_ids", chosen.ids)
     case.check(f"{key}_scores", chosen.class_scores)
-    case.check(f"{key}_nms", torch.tensor(chosen.nms_threshold))
+    case.check(f"{key}_nms", chosen.nms_threshold)
 
 
 def decoded_boxes(case: Case, index: int) -> Tensor:
@@ -249,13 +260,14 @@ def detectron2(golden: GoldenSet, results: Results) -> None:
 
 
 def detectron2_selection(case: Case, index: int, found: Detections, rule: Selection) -> None:
-    number, frame = case.numbers[index], case.frames()[index]
-    chosen = by_class_pairs(found, case.spec, frame, rule)
+    number, frames = case.numbers[index], case.frames(index)
+    pairs = by_class_pairs(found, case.spec, frames, rule)
+    chosen = taken_of(pairs)
     case.check(f"out.pred_boxes{number}", chosen.boxes)
     case.check(f"out.scores{number}", chosen.class_scores)
     case.check(f"out.classes{number}", chosen.class_ids)
     case.check(f"out.kept{number}", chosen.ids)
-    final = in_picture(chosen, case.spec, frame)
+    final = taken_of(in_pictures(pairs, case.spec, frames))
     case.check(f"out.final_boxes{number}", final.boxes)
     case.check(f"out.final_scores{number}", final.class_scores)
     case.check(f"out.final_classes{number}", final.class_ids)
@@ -290,11 +302,11 @@ def hf_frcnn(golden: GoldenSet, results: Results) -> None:
             hf_selection(extracted, index, one, rule)
         predictor = case.model.roi_heads.box_predictor
         attributes = predictor.attribute_probs(case["out.attr_logits"])
-        counts = [len(one.boxes) for one in found]
+        counts = [one.boxes.shape[1] for one in found]
         for index, own in enumerate(torch.split(attributes, counts)):
             probs = case.of_picture("out.class_logits", index).softmax(dim=1)
             recorded = case.recorded_detections(index, "out.features", probs)
-            with_attributes = dataclasses.replace(recorded, attribute_probs=own)
+            with_attributes = dataclasses.replace(recorded, attribute_probs=own[None])
             hf_selection(case, index, with_attributes, rule)
             hf_selection(case, index, found[index], rule)
 
@@ -317,15 +329,15 @@ def hf_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def hf_selection(case: Case, index: int, found: Detections, rule: Selection) -> None:
     number, picture = case.numbers[index], case.inputs[index]
-    chosen = select(found, case.spec, case.frames()[index], rule)
+    chosen = taken_of(select(found, case.spec, case.frames(index), rule))
     assert found.attribute_probs is not None
-    scores, attributes = found.attribute_probs[chosen.ids].max(dim=1)
+    scores, attributes = found.attribute_probs[0, chosen.ids].max(dim=1)
     case.check(f"out.boxes{number}", chosen.boxes)
     case.check(f"out.obj_ids{number}", chosen.class_ids)
     case.check(f"out.obj_probs{number}", chosen.class_scores)
     case.check(f"out.attr_ids{number}", attributes)
     case.check(f"out.attr_probs{number}", scores)
-    case.check(f"out.roi_features{number}", found.features[chosen.ids])
+    case.check(f"out.roi_features{number}", found.features[0, chosen.ids])
     size = torch.tensor([picture.width, picture.height] * 2)
     case.check_if_recorded(f"out.normalized_boxes{number}", chosen.boxes / size)
     missing = rule.max_boxes - len(chosen.ids)

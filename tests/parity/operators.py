@@ -13,7 +13,7 @@ from vlmill.models.detector.boxes import (
 )
 from vlmill.models.detector.config import MAX_LOG_SCALE, DetectorConfig, Pooling
 from vlmill.models.detector.faster_rcnn import pool_regions
-from vlmill.models.detector.nms import nms, nms_by_class
+from vlmill.models.detector.nms import first_survivors
 from vlmill.models.detector.resnet import stem_pool
 
 RATIOS = (0.5, 1.0, 2.0)
@@ -49,8 +49,7 @@ def pooling(recorded: dict[str, Tensor], results: Results) -> None:
     assert recorded["roi.in.scale"].item() == 1 / DetectorConfig().stride
     for name, (kind, samples) in POOLINGS.items():
         config = DetectorConfig(pooling=kind, sampling_ratio=samples)
-        parts = [pool_regions(features[int(r[0]) :][:1], r[None, 1:], config) for r in rois]
-        results.check(f"roi.out.{name}", torch.cat(parts))
+        results.check(f"roi.out.{name}", pool_regions(features, rois, config))
 
 
 def suppression(recorded: dict[str, Tensor], results: Results) -> None:
@@ -64,11 +63,29 @@ def suppression(recorded: dict[str, Tensor], results: Results) -> None:
         threshold = recorded["nms.in.tie_threshold"].item() if tie else float(limit)
         if name == "batched":
             labels = recorded["nms.in.labels"]
-            kept = nms_by_class(boxes, scores, labels, threshold, offset=0.0, inclusive=False)
+            kept = survivors(boxes, one_column_a_class(scores, labels), threshold, caffe=False)
         else:
-            ours = name != "tv"
-            kept = nms(boxes, scores, threshold, offset=float(ours), inclusive=ours)
+            kept = survivors(boxes, scores[:, None], threshold, caffe=name != "tv")
         results.check(key, kept.sort().values if name == "legacy" else kept)
+
+
+def one_column_a_class(scores: Tensor, labels: Tensor) -> Tensor:
+    """Scores [R, K] of which each row has one, that of its label."""
+    columns = torch.nn.functional.one_hot(labels).bool()
+    return scores[:, None].masked_fill(~columns, -torch.inf)
+
+
+def survivors(boxes: Tensor, scores: Tensor, threshold: float, *, caffe: bool) -> Tensor:
+    """Rows of all survivors of one picture, best first."""
+    places, values = first_survivors(
+        boxes[None, :, None],
+        scores[None],
+        (threshold,),
+        len(boxes),
+        offset=float(caffe),
+        inclusive=caffe,
+    )
+    return places[values > -torch.inf] // scores.shape[1]
 
 
 def boxes_and_anchors(recorded: dict[str, Tensor], results: Results) -> None:
