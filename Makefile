@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast test-long lint types format bench bench-long gpu-check image clean
+.PHONY: help install demo test test-fast test-long lint types format bench bench-full bench-long gpu-check image clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -60,14 +60,22 @@ format: $(READY) ## let ruff format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test-long: $(READY) ## every job killed at 50 random moments (an hour or two)
-	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 tests/integration/test_kills.py --kills 50
+test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind (an hour or two)
+	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --kills 50 --mutations 1000 \
+		tests/integration/test_kills.py tests/integration/test_mutations.py
 
-bench: $(READY) ## benchmarks, as JSON lines (under half an hour on two idle cores)
-	@set -e; for script in benchmarks/*.py; do echo "# $$script" >&2; $(BIN)/python $$script; done
+BENCHMARKS := world extract loader models learning
+run_benchmarks = set -e; for name in $(BENCHMARKS); do \
+	echo "\# benchmarks/$$name.py" >&2; $(BIN)/python benchmarks/$$name.py $(1); done
+
+bench: $(READY) ## benchmarks in their short form, as JSON lines (two minutes each at most)
+	@$(call run_benchmarks,)
+
+bench-full: $(READY) ## the same as in benchmarks/RESULTS.md (over an hour on two idle cores)
+	@$(call run_benchmarks,--full)
 
 bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)
-	$(BIN)/python benchmarks/learning.py --long --output build/learning-long
+	$(BIN)/python benchmarks/learning.py --full --ablations --output build/learning-ablations
 
 gpu-check: $(READY) ## tests and speed on this machine's GPU, as JSON lines (docs/install.md)
 	$(BIN)/python -m benchmarks.gpu_check $(PARTS)

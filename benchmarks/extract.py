@@ -7,7 +7,7 @@ pictures. The peer of ``fast`` is ``exact``.
 Seconds are CPU seconds of all threads, the least of the rounds: they hold on a machine that does
 other work too.
 
-    VLMILL_DATA=data python benchmarks/extract.py --pictures 2 --rounds 1
+    VLMILL_DATA=data python benchmarks/extract.py --full
 
 Pictures are the first ones of $VLMILL_DATA/coco, or generated ones without that folder.
 """
@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from peers import public_extractor
 from PIL import Image
+from shell import parse_form
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
@@ -56,6 +57,7 @@ from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.tables import REGIONS
 
 GEMM_SIDE, GEMM_ROUNDS = 2048, 4
+SHORT, FULL = {"pictures": 1, "rounds": 1}, {"pictures": 2, "rounds": 2}
 TOLERANCE = 1e-5  # of the largest value, where features are compared
 
 
@@ -343,9 +345,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="r101")
-    parser.add_argument("--pictures", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--pictures", type=int, metavar="N", help="to extract")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
+    arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     config = ExtractConfig(storage=Storage(dtype="float32"))
     pictures = photos(arguments.pictures)
     name = f"extract/{arguments.arch}"

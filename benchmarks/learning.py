@@ -1,16 +1,17 @@
 """Does training teach? The small recipes on a generated world, beside what a part of it would give.
 
     python benchmarks/learning.py
-    python benchmarks/learning.py --variants interbert-small,vlmo-small --output build/learning
-    python benchmarks/learning.py --long --seeds 0,1,2 --output build/learning-long
+    python benchmarks/learning.py --full --output build/learning-full
+    python benchmarks/learning.py --ablations --seeds 0,1,2 --output build/learning-ablations
 
-The short form trains variants by their small recipes alone (two of the five, unless --variants says
-otherwise: all would take more than half an hour) and ranks 500 held-out pairs, of which no training
-picture shows a combination. It prints lines of JSON: R@1 both ways beside the best that
-a matcher of colours alone is sure of, then probes: masked words guessed beside their own picture
-and another one, masked things beside their caption and none, VLMo without each of its experts.
+Trains variants by their small recipes and ranks held-out pairs, of which no training picture shows
+a combination. Prints lines of JSON: R@1 both ways beside the best that a matcher of colours alone
+is sure of, then probes: masked words guessed beside their own picture and another one, masked
+things beside their caption and none, VLMo without each of its experts. The short form ends long
+before a model sees more than colours: it shows that all of this runs. --full trains all five as
+their recipes say, 41 CPU minutes, and alone answers the question.
 
---long is the grid: ablations of ImageBERT and InterBERT (a first stage on noisy pairs, hard
+--ablations is the grid: ablations of ImageBERT and InterBERT (a first stage on noisy pairs, hard
 negatives, masked groups against single masks, and shuffled pairs, from which nothing can be
 learned), VLMo without each objective, each over seeds. Means and spreads go to OUTPUT/table.md.
 
@@ -28,24 +29,26 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from proof.arms import WANTED, Arm, long_arms, short_arms
-from proof.runs import Found, Job, failed, run_all
+from proof.arms import MARGINS, Arm, ablation_arms, base_arms
+from proof.runs import Figures, Job, failed, run_all
 from proof.summary import other_lines, probe_lines, retrieval_lines, table
 from proof.tables import Oracles, WorldTables
+from shell import parse_form
 
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 
-SHORT = ("imagebert-small", "interbert-small")  # what fits into half an hour on two cores
+SHORT = {"variants": ["imagebert-small"], "steps": 200, "pairs": 1_500, "held_out": 100}
+FULL = {"variants": list(MARGINS), "steps": None, "pairs": 6_000, "held_out": 500}
 MOST_AT_ONCE = 8
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the world, train what is not trained, print."""
-    args = parser().parse_args(arguments)
-    arms = arms_of(args.long, args.variants, args.arms)
-    seeds = tuple(_numbers("--seeds", args.seeds or ("0,1,2" if args.long else "0")))
+    """Writes the world, trains what is not trained, and prints the figures."""
+    args = parse_form(parser(), arguments, short=SHORT, full=FULL)
+    arms = arms_of(args.variants, args.arms, ablations=args.ablations)
+    seeds = tuple(_numbers("--seeds", args.seeds or ("0,1,2" if args.ablations else "0")))
     if args.pairs < 2 or args.held_out < 2:
         raise InputError("--pairs and --held-out: want at least 2 each")
     if args.jobs < 1 or (args.steps is not None and args.steps < 1):
@@ -63,25 +66,24 @@ def run(arguments: Sequence[str]) -> int:
             output=args.output,
             world=tables.world,
             steps=args.steps,
-            matching=args.long,
+            matching=args.ablations,
             device="cuda" if torch.cuda.is_available() else "cpu",
         )
         for seed in seeds  # outside: a grid that was stopped has some of each arm
         for arm in arms
     ]
-    say_what_is_left_out(arms, args.long)
     return report(jobs, oracles, args.output, args.jobs)
 
 
 def report(jobs: Sequence[Job], oracles: Oracles, output: Path, processes: int) -> int:
-    """Run all, print each run's lines as it finishes, and write the table."""
-    results: dict[str, Found] = {}
-    for job, found in run_all(jobs, min(processes, len(jobs))):
-        if isinstance(found, BaseException):
-            failed(job, found)
+    """Runs all jobs, prints each one's lines as it finishes, and writes the table."""
+    results: dict[str, Figures] = {}
+    for job, result in run_all(jobs, min(processes, len(jobs))):
+        if isinstance(result, BaseException):
+            failed(job, result)
             continue
-        results[job.name] = found
-        for line in (*retrieval_lines(found, oracles), *probe_lines(found), *other_lines(found)):
+        results[job.name] = result
+        for line in (*retrieval_lines(result, oracles), *probe_lines(result), *other_lines(result)):
             print(json.dumps(line), flush=True)
     ordered = [results[job.name] for job in jobs if job.name in results]
     if ordered:
@@ -91,23 +93,23 @@ def report(jobs: Sequence[Job], oracles: Oracles, output: Path, processes: int) 
     return int(len(results) < len(jobs))
 
 
-def arms_of(long: bool, variants: str | None, names: str | None) -> tuple[Arm, ...]:
-    """The arms that are asked for. Raises InputError for unknown ones."""
-    chosen = variants.split(",") if variants else list(WANTED if long else SHORT)
-    if unknown := [name for name in chosen if name not in WANTED]:
-        raise InputError(f"--variants {unknown[0]}: there are {', '.join(WANTED)}")
-    if not long:
+def arms_of(
+    variants: Sequence[str], names: Sequence[str] | None, *, ablations: bool
+) -> tuple[Arm, ...]:
+    """Returns the arms that are asked for. Raises InputError for unknown ones."""
+    if unknown := [name for name in variants if name not in MARGINS]:
+        raise InputError(f"--variants {unknown[0]}: there are {', '.join(MARGINS)}")
+    if not ablations:
         if names is not None:
-            raise InputError(f"--arms {names}: arms are of the long form; add --long")
-        return short_arms(tuple(chosen))
-    arms = tuple(arm for arm in long_arms() if arm.recipe in chosen)
+            raise InputError(f"--arms {','.join(names)}: only with --ablations")
+        return base_arms(tuple(variants))
+    arms = tuple(arm for arm in ablation_arms() if arm.recipe in variants)
     if names is None:
         return arms
-    asked = names.split(",")
-    if unknown := [name for name in asked if name not in {arm.name for arm in arms}]:
+    if unknown := [name for name in names if name not in {arm.name for arm in arms}]:
         there = ", ".join(dict.fromkeys(arm.name for arm in arms))
         raise InputError(f"--arms {unknown[0]}: there are {there}")
-    return tuple(arm for arm in arms if arm.name in asked)
+    return tuple(arm for arm in arms if arm.name in names)
 
 
 def _numbers(flag: str, text: str) -> list[int]:
@@ -120,16 +122,12 @@ def _numbers(flag: str, text: str) -> list[int]:
     return numbers
 
 
-def say_what_is_left_out(arms: Sequence[Arm], long: bool) -> None:
-    """On standard error: the recipes that this form does not run."""
-    left = [name for name in WANTED if name not in {arm.recipe for arm in arms}]
-    if left and not long:
-        every = ",".join(WANTED)
-        print(f"not run: {', '.join(left)}; --variants {every} runs all", file=sys.stderr)
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def parser() -> Parser:
-    """The flags."""
+    """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/learning.py", description=__doc__)
     p.add_argument(
         "--output",
@@ -138,15 +136,15 @@ def parser() -> Parser:
         metavar="DIR",
         help="folder to write, and to continue in (build/learning)",
     )
-    p.add_argument("--long", action="store_true", help="the grid of ablations")
     p.add_argument(
-        "--variants", metavar="A,B", help=f"small recipes to run ({','.join(SHORT)}; --long: all)"
+        "--ablations", action="store_true", help="the grid of ablations; takes hours with --full"
     )
-    p.add_argument("--arms", metavar="A,B", help="with --long: only these arms (all)")
-    p.add_argument("--seeds", metavar="N,M", help="of training (0; --long: 0,1,2)")
-    p.add_argument("--steps", type=int, metavar="N", help="of each stage (the recipe's)")
-    p.add_argument("--pairs", type=int, default=6_000, metavar="N", help="to train on (6000)")
-    p.add_argument("--held-out", type=int, default=500, metavar="N", help="to rank (500)")
+    p.add_argument("--variants", type=_names, metavar="A,B", help="small recipes to run")
+    p.add_argument("--arms", type=_names, metavar="A,B", help="of --ablations, only these (all)")
+    p.add_argument("--seeds", metavar="N,M", help="of training (0; --ablations: 0,1,2)")
+    p.add_argument("--steps", type=int, metavar="N", help="of each recipe")
+    p.add_argument("--pairs", type=int, metavar="N", help="to train on")
+    p.add_argument("--held-out", type=int, metavar="N", help="to rank")
     p.add_argument(
         "--jobs",
         type=int,

@@ -6,7 +6,7 @@ memcpy of as many bytes between two arrays, one thread, measured right before an
 on a shared machine the memory is twice as fast in one minute as in the next. The fractions by CPU
 seconds leave out what other processes take of the cores.
 
-    python benchmarks/loader.py --pictures 2000 --rounds 3
+    python benchmarks/loader.py --full
 """
 
 import argparse
@@ -16,7 +16,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
+from shell import parse_form
 
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import pair_id_of
@@ -36,11 +37,12 @@ from vlmill.train.loading.features import region_batch
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes import Optimizer, Stage
+from vlmill.train.recipes import Feeding, Optimizer, Stage
 
 BOXES, WIDTH, GROUP, SHARDS = 100, 2048, 16, 4
+SHORT, FULL = {"pictures": 1_000, "rounds": 3}, {"pictures": 2_000, "rounds": 7}
 WORDS = ("a", "the", "man", "woman", "dog", "runs", "sits", "red", "in", "near", "with", "beach")
 
 
@@ -135,12 +137,13 @@ def prepared(folder: Path, pictures: int, batch_size: int) -> PretrainBatches:
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             folder / "prepared",
-            pairs=str(folder / "pairs"),
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=str(folder / "pairs"),
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=folder / "prepared",
@@ -207,19 +210,25 @@ def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> 
     print(json.dumps(about | more), flush=True)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=int, default=2000, help="0.4 MB each, and LMDB's 1.1")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pictures", type=int, metavar="N", help="0.4 MB each, and LMDB's 1.1 (500 at most)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="pictures (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
     parser.add_argument(
         "--workers",
         type=int,
         default=max(1, min(2, (os.cpu_count() or 1) - 1)),  # this process needs a core, too
         help="for the pretraining batches (%(default)s)",
     )
-    args = parser.parse_args()
+    args = parse_form(parser, argv, short=SHORT, full=FULL)
     torch.set_num_threads(1)
     pictures, size = args.pictures, args.batch_size
     order = np.random.default_rng(0).permutation(pictures).tolist()
@@ -237,7 +246,7 @@ def main() -> None:
         line("lmdb", lmdb_rate, limit, None)
         reader = RegionReader(folder / "regions")
         regions, limit = beside_copy(
-            lambda: exhaust(region_batch(reader, numbers, BOXES) for numbers in cut),
+            lambda: exhaust(region_batch(reader, numbers, Feeding()) for numbers in cut),
             pictures,
             args.rounds,
         )

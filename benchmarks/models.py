@@ -1,24 +1,25 @@
 """Speed of the five models at base size on this CPU, beside the rate of a matrix product.
 
-For each variant a line of JSON for the forward pass, one for forward and backward of a pretraining
-step (training mode, dropout on, all its objectives, no optimiser), one for the same at variable
-lengths, and one for the optimiser's step. ``limit`` is what the rate of a 2048 x 768 x 3072 float32
-product, measured in turn with the model, would give for the useful operations: those of each pair
-by itself, without padding, with heads and most of the last layer where labels are. Fractions by CPU
-seconds hold on a busy machine too, if waiting threads sleep (OMP_WAIT_POLICY=PASSIVE, as `make
-bench` has it); on an idle one steps are faster where they spin a little, as they do by themselves.
+For each variant a line of JSON for forward and backward of a pretraining step (training mode,
+dropout on, all its objectives, no optimiser), and with --full one for the forward pass, one for
+both at variable lengths and one for the optimiser's step; without it batches are half as large.
+``limit`` is what the rate of a 2048 x 768 x 3072 float32 product, measured in turn with the model,
+would give for the useful operations: those of each pair by itself, without padding, with heads and
+most of the last layer where labels are. Fractions by CPU seconds hold on a busy machine too, if
+waiting threads sleep (OMP_WAIT_POLICY=PASSIVE, as `make bench` has it); on an idle one steps are
+faster where they spin a little, as they do by themselves.
 ``peer`` is the official code on the same batch, in a process of its own, where a checkout of it is
 given (benchmarks/peers/official_models.py says which), and for ImageBERT, which has none, PyTorch's
 own encoder without embeddings and heads.
 
     python benchmarks/models.py
-    python benchmarks/models.py --variants vilbert --official vilbert=../vilbert_beta --rounds 5
+    python benchmarks/models.py --full --variants vilbert --official vilbert=../vilbert_beta
 """
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,6 +37,7 @@ from peers.official_models import (
     random_pixels,
     random_regions,
 )
+from shell import parse_form, result_line
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -43,8 +45,10 @@ from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.places import cells_read
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.train.devices.throughput import operations_counter
+from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
 
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
+SHORT, FULL = {"rounds": 1}, {"rounds": 3}
 Work = RegionWork | PixelWork
 
 
@@ -67,6 +71,10 @@ class Case:
     texts: tuple[int, ...]
     rows: tuple[int, ...] = ()
     to_longest: bool = False
+
+    def halved(self) -> "Case":
+        """Returns the case with every second pair of its batch."""
+        return replace(self, batch=self.batch // 2, texts=self.texts[::2], rows=self.rows[::2])
 
 
 # Captions of about 14 tokens of 36, as Conceptual Captions has them; 10 to 36 or 100 regions.
@@ -141,6 +149,7 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
     regions = mask_of(work.region_lengths, work.features.shape[1])
     masked = work.masked_regions & regions
     guessed = work.word_labels >= 0
+    read = cells_read(guessed, masked)
     inputs = VLInputs(
         tokens=work.tokens,
         token_mask=tokens,
@@ -148,13 +157,15 @@ def region_step(model: Any, work: RegionWork, variant: str) -> Step:
         region_locations=work.locations,
         region_mask=regions,
         masked_regions=masked if variant == "vl-bert" else None,
+        read_tokens=read.text,
+        read_regions=read.regions,
     )
     labels, targets = work.word_labels[guessed], work.targets[masked]
     features, classes = work.features[masked], targets[:, 1:].argmax(-1)
-    belongs, read = (work.mismatched == 0).float(), cells_read(guessed, masked)
+    belongs = (work.mismatched == 0).float()
 
     def losses() -> list[Tensor]:
-        encoded = model(inputs, read=read)
+        encoded = model(inputs)
         words, hidden = encoded.text[guessed], encoded.regions[masked]
         found = [F.cross_entropy(model.mlm_logits(words), labels)]
         logits = model.region_class_logits(hidden)
@@ -178,21 +189,13 @@ def pixel_step(model: Any, work: PixelWork) -> Step:
         token_mask=mask_of(work.text_lengths, work.tokens.shape[1]),
         pixels=work.pixels,
     )
-    guessed, pairs = work.word_labels >= 0, torch.arange(len(work.tokens))
+    guessed = work.word_labels >= 0
     labels = work.word_labels[guessed]
-    matching = torch.cat([torch.ones_like(pairs), torch.zeros_like(pairs), torch.zeros_like(pairs)])
 
     def losses() -> list[Tensor]:
-        out = model.pretraining(inputs, work.masked_tokens)
-        found = [0.25 * F.cross_entropy(model.mlm_logits(out.masked_text[guessed]), labels)]
-        for text, image, scale in (
-            (out.text.own, out.image.own, out.scale),
-            (out.text.fused, out.image.fused, out.fused_scale),
-        ):
-            scores = scale * text @ image.T
-            both = F.cross_entropy(scores, pairs) + F.cross_entropy(scores.T, pairs)
-            found.append(both / 4)
-        return [*found, F.cross_entropy(out.match_logits, matching)]
+        out = contrast_and_matching(model, inputs, work.masked_tokens)
+        words = F.cross_entropy(model.mlm_logits(out.masked_text[guessed]), labels)
+        return [0.25 * words, out.contrast.loss, matching_loss(out.match_logits)]
 
     return _step(model, losses)
 
@@ -241,28 +244,32 @@ def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backwar
     if variant == "vlmo":
         works = [make_work(case, texts, rows)]
     total = 0
+    # The counter follows what requires a gradient into modules, also where none is taken, and fails
+    # on a parameter that is an argument there, as InterBERT's segment is.
+    model.requires_grad_(backward)
     for work in works:
         counter = operations_counter()
         # The fused attention kernel of the CPU is not in the counter's list.
         with counter, sdpa_kernel(SDPBackend.MATH):
             make_step(model, work, variant)(backward)
         total += counter.get_total_flops()
+    model.requires_grad_(True)
     return total
 
 
 def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str, Timing]:
     """Medians of the works, taken in turn, so that a busy spell meets all; the first is warm-up."""
-    found: dict[str, list[Timing]] = {name: [] for name in works}
+    measured: dict[str, list[Timing]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
             timing = work()
             if number:
-                found[name].append(timing)
+                measured[name].append(timing)
     return {
         name: Timing(
             wall_s=median(one.wall_s for one in timings), cpu_s=median(one.cpu_s for one in timings)
         )
-        for name, timings in found.items()
+        for name, timings in measured.items()
     }
 
 
@@ -275,40 +282,42 @@ def gemm() -> None:
 LEFT, RIGHT = torch.randn(2048, 768), torch.randn(768, 3072)
 
 
-def record(name: str, batch: int, flops: float, found: dict[str, Timing]) -> dict[str, object]:
-    """The line of a case whose batch takes ``flops`` useful operations."""
-    rate, ours, peer = found["gemm"], found["ours"], found.get("peer")
+def record(name: str, batch: int, flops: float, timings: dict[str, Timing]) -> dict[str, object]:
+    """Returns the line of a case whose batch takes ``flops`` useful operations."""
+    rate, ours, peer = timings["gemm"], timings["ours"], timings.get("peer")
     limit = GEMMS * GEMM_FLOPS / rate.wall_s
     limit_cpu = GEMMS * GEMM_FLOPS / rate.cpu_s
-    return {
-        "name": name,
-        "value": round(batch / ours.wall_s, 3),
-        "unit": "samples/s",
-        "peer": peer and round(batch / peer.wall_s, 3),
-        "ratio": peer and round(peer.wall_s / ours.wall_s, 3),
-        "ratio_by_cpu_seconds": peer and round(peer.cpu_s / ours.cpu_s, 3),
-        "limit": round(limit * batch / flops, 3),
-        "fraction_of_limit": round(flops / ours.wall_s / limit, 3),
-        "fraction_of_limit_by_cpu_seconds": round(flops / ours.cpu_s / limit_cpu, 3),
-        "gemm_gflops": round(limit / 1e9, 1),
-        "gflop_per_sample": round(flops / batch / 1e9, 2),
-        "batch_size": batch,
-        "threads": torch.get_num_threads(),
-    }
+    return result_line(
+        name,
+        round(batch / ours.wall_s, 3),
+        "samples/s",
+        peer=peer and round(batch / peer.wall_s, 3),
+        ratio=peer and round(peer.wall_s / ours.wall_s, 3),
+        ratio_by_cpu_seconds=peer and round(peer.cpu_s / ours.cpu_s, 3),
+        limit=round(limit * batch / flops, 3),
+        fraction_of_limit=round(flops / ours.wall_s / limit, 3),
+        fraction_of_limit_by_cpu_seconds=round(flops / ours.cpu_s / limit_cpu, 3),
+        gemm_gflops=round(limit / 1e9, 1),
+        gflop_per_sample=round(flops / batch / 1e9, 2),
+        batch_size=batch,
+        threads=torch.get_num_threads(),
+    )
 
 
-def run_variant(variant: str, official: Path | None, rounds: int) -> None:
-    """All lines of a variant."""
-    case = CASES[variant]
+def run_variant(variant: str, official: Path | None, rounds: int, *, full: bool) -> None:
+    """Prints a variant's lines: all of them, or that of forward and backward on half the batch."""
+    case = CASES[variant] if full else CASES[variant].halved()
     torch.manual_seed(0)
     model = VARIANTS[variant].model(preset(case.preset))
-    full = ((case.max_text,) * case.batch, (case.max_rows,) * case.batch if case.max_rows else ())
+    equal = ((case.max_text,) * case.batch, (case.max_rows,) * case.batch if case.max_rows else ())
     variable = (case.texts, case.rows)
     for name, lengths, backward in (
-        ("forward", full, False),
-        ("forward_backward", full, True),
+        ("forward", equal, False),
+        ("forward_backward", equal, True),
         ("forward_backward_variable", variable, True),
     ):
+        if not full and name != "forward_backward":
+            continue
         work = make_work(case, *lengths)
         ours, peer = make_step(model, work, variant), peer_of(variant, official, work)
         works: dict[str, Callable[[], Timing]] = {
@@ -317,12 +326,14 @@ def run_variant(variant: str, official: Path | None, rounds: int) -> None:
         }
         if peer is not None:
             works["peer"] = partial(peer.step, backward)
-        found = measure(works, rounds)
+        timings = measure(works, rounds)
         if peer is not None:
             peer.close()
         flops = operations(model, case, variant, lengths, backward)
-        print(json.dumps(record(f"{variant}_{name}", case.batch, flops, found)), flush=True)
-    print(json.dumps(optimiser_share(variant, model, make_work(case, *full), rounds)), flush=True)
+        print(json.dumps(record(f"{variant}_{name}", case.batch, flops, timings)), flush=True)
+    if full:
+        line = optimiser_share(variant, model, make_work(case, *equal), rounds)
+        print(json.dumps(line), flush=True)
 
 
 def peer_of(variant: str, official: Path | None, work: Work) -> Apart | None:
@@ -342,18 +353,16 @@ def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> 
         "fused": fused.step,
         "foreach": grouped.step,
     }
-    found = measure({name: partial(timed, work) for name, work in works.items()}, rounds)
-    share = {name: found[name].wall_s / found["ours"].wall_s for name in ("fused", "foreach")}
-    return {
-        "name": f"{variant}_optimiser",
-        "value": round(share["fused"] / (1 + share["fused"]), 3),
-        "unit": "share of a step",
-        "peer": round(share["foreach"] / (1 + share["foreach"]), 3),
-        "ratio": round(found["foreach"].wall_s / found["fused"].wall_s, 3),
-        "limit": None,
-        "fraction_of_limit": None,
-        "seconds": round(found["fused"].wall_s, 3),
-    }
+    timings = measure({name: partial(timed, work) for name, work in works.items()}, rounds)
+    share = {name: timings[name].wall_s / timings["ours"].wall_s for name in ("fused", "foreach")}
+    return result_line(
+        f"{variant}_optimiser",
+        round(share["fused"] / (1 + share["fused"]), 3),
+        "share of a step",
+        peer=round(share["foreach"] / (1 + share["foreach"]), 3),
+        ratio=round(timings["foreach"].wall_s / timings["fused"].wall_s, 3),
+        seconds=round(timings["fused"].wall_s, 3),
+    )
 
 
 def official_checkout(text: str) -> tuple[str, Path]:
@@ -366,21 +375,28 @@ def official_checkout(text: str) -> tuple[str, Path]:
     return variant, Path(folder).resolve()
 
 
-def main() -> None:
-    """Measure and print."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--variants", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument(
-        "--official", nargs="*", type=official_checkout, default=[], metavar="VARIANT=DIR"
+        "--variants", nargs="+", choices=CASES, default=list(CASES), help="to measure (all)"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    parser.add_argument(
+        "--official",
+        nargs="*",
+        type=official_checkout,
+        default=[],
+        metavar="VARIANT=DIR",
+        help="checkouts of official codes, to be measured beside",
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
+    options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official = dict(options.official)
     for variant in options.variants:
-        run_variant(variant, official.get(variant), options.rounds)
+        run_variant(variant, official.get(variant), options.rounds, full=options.full)
 
 
 if __name__ == "__main__":

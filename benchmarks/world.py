@@ -1,6 +1,6 @@
 """A generated world with known boxes, and what a matcher could reach that sees only a part of it.
 
-    python benchmarks/world.py --output /tmp/world --pairs 6000 --held-out 500 --seed 0
+    python benchmarks/world.py --output /tmp/world --full --seed 0
 
 writes pairs, images, regions, boxes.jsonl and world.json to one folder, and contact.html with
 samples; training pairs have the split `train`, held-out ones `test`, and what a test caption states
@@ -17,6 +17,7 @@ from pathlib import Path
 # The products are small: threads cost twice the CPU time and save none.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from shell import parse_form, result_line
 from worlds import Detector, World, make_scenes, oracles, write_world
 
 from vlmill.schemas.console.command import Parser, run_command
@@ -34,23 +35,32 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")
 MAX_SHOWN = 48
+SHORT = {"pairs": 2_000, "held_out": 500}
+FULL = {"pairs": 6_000, "held_out": 500}
 
 
-def oracle_lines(found: dict[str, dict[str, float]], pairs: int) -> list[dict[str, object]]:
-    """One line for each view and direction."""
-    return [
-        {
-            "name": f"world/{view}/{direction}/r1",
-            "value": metrics[f"{direction}/r1"],
-            "unit": "share",
-            "peer": "any order of ties",
-            "expected": metrics[f"{direction}/r1_expected"],
-            "limit": found["everything"][f"{direction}/r1"],
-            "pairs": pairs,
-        }
-        for view, metrics in found.items()
-        for direction in DIRECTIONS
-    ]
+def oracle_lines(
+    metrics_by_view: dict[str, dict[str, float]], pairs: int
+) -> list[dict[str, object]]:
+    """Returns a line for each view and direction: R@1 beside that of who sees everything."""
+    lines = []
+    for view, metrics in metrics_by_view.items():
+        for direction in DIRECTIONS:
+            metric = f"{direction}/r1"
+            expected, limit = metrics[f"{metric}_expected"], metrics_by_view["everything"][metric]
+            line = result_line(
+                f"world/{view}/{metric}",
+                metrics[metric],
+                "share",
+                peer="any order of ties",
+                ratio=metrics[metric] / expected if expected else None,
+                limit=limit,
+                fraction_of_limit=metrics[metric] / limit if limit else None,
+                expected=expected,
+                pairs=pairs,
+            )
+            lines.append(line)
+    return lines
 
 
 def contact_sheet(folder: Path, lines: Sequence[dict[str, object]]) -> None:
@@ -74,12 +84,12 @@ def contact_sheet(folder: Path, lines: Sequence[dict[str, object]]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the world, print the oracles."""
-    args = parser().parse_args(arguments)
+    """Writes the world and prints the oracles."""
+    args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     if args.pairs < 0 or args.held_out < 2:
         raise InputError("--pairs from 0, --held-out from 2: a retrieval needs two candidates")
     world = World(seed=args.seed)
-    found = oracles(world, make_scenes(world, "test", args.held_out))
+    metrics_by_view = oracles(world, make_scenes(world, "test", args.held_out))
     detector = Detector(extra_boxes=args.extra_boxes, class_error=args.class_error)
     state = write_world(
         args.output,
@@ -87,9 +97,9 @@ def run(arguments: Sequence[str]) -> int:
         pairs=args.pairs,
         held_out=args.held_out,
         detector=detector,
-        known={"oracles": found},
+        known={"oracles": metrics_by_view},
     )
-    lines = oracle_lines(found, args.held_out)
+    lines = oracle_lines(metrics_by_view, args.held_out)
     if state is not State.FINISHED:
         contact_sheet(args.output, lines)
     for line in lines:
@@ -98,7 +108,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """The flags."""
+    """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/world.py", description=__doc__)
     p.add_argument(
         "--output",
@@ -107,8 +117,8 @@ def parser() -> Parser:
         metavar="DIR",
         help="folder to write (build/world)",
     )
-    p.add_argument("--pairs", type=int, default=6_000, metavar="N", help="to train on (6000)")
-    p.add_argument("--held-out", type=int, default=500, metavar="N", help="to evaluate on (500)")
+    p.add_argument("--pairs", type=int, metavar="N", help="to train on")
+    p.add_argument("--held-out", type=int, metavar="N", help="to evaluate on")
     p.add_argument("--seed", type=int, default=0, help="of the world (0)")
     p.add_argument("--extra-boxes", type=int, default=1, metavar="N", help="of each thing (1)")
     p.add_argument(

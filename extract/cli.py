@@ -6,8 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS
-from vlmill.extract.flags import add_engine, config_of, count, detector_on, warn_of_random_weights
+from vlmill.extract.config import IDS, ExtractConfig, InputLimits
+from vlmill.extract.flags import (
+    add_engine,
+    add_sizes,
+    config_of,
+    count,
+    detector_on,
+    limits_of,
+    warn_of_random_weights,
+)
 from vlmill.extract.formats.command import (
     EXPORT_EXAMPLES,
     IMPORT_EXAMPLES,
@@ -24,6 +32,10 @@ RUN_EXAMPLES = """examples:
   extract-rois run 'shards/*.tar' --output regions/ --weights detector.pth --workers 8 \\
       --device cuda:0,cuda:1
   extract-rois run vcr1images/ --boxes vcr1images/ --output regions/ --weights detector.pth
+  extract-rois run pictures/ --output regions/ --weights model_final.pth --config my_c4.yaml
+  extract-rois run pictures/ --output regions/ --weights detector.pth \\
+      --global-cnn densenet121,resnet152,googlenet \\
+      --global-weights densenet121.pth resnet152.pth googlenet.pth
 
 The second takes a table of images (the folder that the web_pairs job wrote), without weights.
 Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
@@ -35,6 +47,14 @@ regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with
 0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
 VERIFY_EXAMPLES = """example:
   extract-rois verify regions/"""
+COMPARE_EXAMPLES = """example:
+  extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
+
+Needs Detectron2 (docs/install.md). Each stage is given the same input: a picture, Detectron2's
+feature map, its proposals; regions are what each makes of the file by itself, by the rule of the
+configuration. Other roundings move proposals by about 0.01 pixels, features by 1e-5 of
+the largest. A configuration that was misread shows as differences of another size, or as other
+proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html"""
 
@@ -58,6 +78,11 @@ def parser() -> Parser:
     add_export(
         commands.add_parser(
             "export", help="tables to feature files of other projects", epilog=EXPORT_EXAMPLES
+        )
+    )
+    add_compare(
+        commands.add_parser(
+            "compare", help="our network beside Detectron2's own", epilog=COMPARE_EXAMPLES
         )
     )
     add_show(commands.add_parser("show", help="draw regions on the pictures", epilog=SHOW_EXAMPLES))
@@ -106,6 +131,20 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "the rows stay the same",
     )
     add_engine(run)
+
+
+def add_compare(compare: argparse.ArgumentParser) -> None:
+    """Arguments of ``extract-rois compare``."""
+    compare.description = "Prints how far our network is from Detectron2, stage by stage."
+    compare.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE")
+    compare.add_argument(
+        "--weights", required=True, type=Path, metavar="FILE", help="as --weights of run"
+    )
+    compare.add_argument(
+        "--config", required=True, type=Path, metavar="FILE", help="a C4 model's .yaml file"
+    )
+    compare.add_argument("--device", default="cpu", help="default: %(default)s")
+    add_sizes(compare.add_argument_group("pictures"), InputLimits())
 
 
 def add_show(show: argparse.ArgumentParser) -> None:
@@ -160,6 +199,25 @@ def command_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def command_compare(arguments: argparse.Namespace) -> int:
+    """``extract-rois compare``."""
+    from vlmill.extract.compare import compare, lines
+    from vlmill.extract.detect.detector import open_detector
+    from vlmill.extract.detect.detectron2 import infer, open_detectron2, own_rule
+
+    weights, file, device = arguments.weights, arguments.config, arguments.device
+    theirs = open_detectron2(file, weights, device=device)
+    config = ExtractConfig(selection=own_rule(theirs), limits=limits_of(arguments))
+    ours = open_detector(None, weights, config_file=file, device=device)
+    pictures: list[Path] = arguments.pictures
+    spec, limits = theirs.model.config, config.limits
+    sides = limits.short_side or spec.short_side, limits.long_side or spec.long_side
+    inferring = functools.partial(infer, theirs, sides=sides)
+    differences = list(compare(pictures, ours, theirs, inferring, config))
+    print("\n".join(lines([path.name for path in pictures], differences)))
+    return 0
+
+
 def command_verify(arguments: argparse.Namespace) -> int:
     """``extract-rois verify``."""
     from vlmill.extract.verify import verify
@@ -201,6 +259,7 @@ def command(argv: Sequence[str]) -> int:
         "import": command_import,
         "export": command_export,
         "show": command_show,
+        "compare": command_compare,
     }
     return commands[arguments.command](arguments)
 

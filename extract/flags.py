@@ -18,6 +18,7 @@ from vlmill.extract.config import (
     Selection,
     Storage,
 )
+from vlmill.extract.whole.settings import NETWORKS, networks_named
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
 from vlmill.schemas.errors import InputError
 
@@ -38,6 +39,7 @@ def count(text: str) -> int:
 def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
     add_detector(run.add_argument_group("detector"))
+    add_whole(run.add_argument_group("whole pictures"))
     add_selection(run.add_argument_group("which regions"))
     add_sizes(run.add_argument_group("pictures"), InputLimits())
     add_storage(run.add_argument_group("storage"), Storage())
@@ -61,10 +63,15 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         choices=BACKENDS,
         default="vlmill",
         help="detectron2: Detectron2 itself computes, where it is installed (docs/install.md); it "
-        "needs --d2-config and --weights (default: %(default)s)",
+        "needs --config and --weights (default: %(default)s)",
     )
     net.add_argument(
-        "--d2-config", type=Path, metavar="FILE", help="a C4 model's .yaml file, for detectron2"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="what sizes and conventions the weights have: the .yaml file of a C4 model of "
+        "Detectron2 (with _BASE_), airsplay, MILVLG or Hugging Face's port; in place of --arch "
+        "(docs/detectors.md)",
     )
     net.add_argument(
         "--seed", type=count, default=0, help="of random weights (default: %(default)s)"
@@ -89,6 +96,23 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         help="pictures of one input shape that go through the network together; none is padded, "
         f"rows are those of each alone up to 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1: it "
         "does not pay on a CPU); memory: 8 N decoded pictures of up to 7 MB",
+    )
+
+
+def add_whole(whole: argparse._ArgumentGroup) -> None:
+    """Networks whose vectors of the whole picture are stored beside the regions."""
+    whole.add_argument(
+        "--global-cnn",
+        metavar="NAMES",
+        help=f"of {', '.join(NETWORKS)}, divided by commas: their vectors of each picture, side by "
+        "side in this order, become its global_feature (ImageBERT)",
+    )
+    whole.add_argument(
+        "--global-weights",
+        nargs="+",
+        metavar="FILE",
+        help="torchvision's state dicts, one for each of these in their order; without them the "
+        "weights are RANDOM",
     )
 
 
@@ -178,13 +202,9 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
     if "max_boxes" in changes:  # a lower maximum alone lowers the rule's minimum with it
         rule = SELECTIONS[arguments.selection]
         changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
+    whole_names(arguments)
     try:
         selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
-        limits = InputLimits(
-            short_side=arguments.short_side,
-            long_side=arguments.long_side,
-            max_pixels=arguments.max_pixels,
-        )
         storage = Storage(
             class_probs=arguments.class_probs,
             dtype=arguments.dtype,
@@ -196,11 +216,34 @@ def config_of(arguments: argparse.Namespace) -> ExtractConfig:
         raise InputError(str(error)) from None
     return ExtractConfig(
         selection=selection,
-        limits=limits,
+        limits=limits_of(arguments),
         storage=storage,
         precision=arguments.precision,
         batch_size=batch_size_of(arguments),
     )
+
+
+def limits_of(arguments: argparse.Namespace) -> InputLimits:
+    """The sizes of pictures that the flags say."""
+    try:
+        return InputLimits(
+            short_side=arguments.short_side,
+            long_side=arguments.long_side,
+            max_pixels=arguments.max_pixels,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def whole_names(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The networks of ``--global-cnn``; none without. Raises InputError."""
+    if arguments.global_cnn is None:
+        if arguments.global_weights is not None:
+            raise InputError("--global-weights: say of which networks, with --global-cnn")
+        return ()
+    if arguments.global_feature:
+        raise InputError("--global-feature and --global-cnn: both are global_feature; give one")
+    return networks_named(arguments.global_cnn, arguments.global_weights)
 
 
 def batch_size_of(arguments: argparse.Namespace) -> int:
@@ -221,10 +264,18 @@ def batch_size_of(arguments: argparse.Namespace) -> int:
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
     """Says loudly what a run without ``--weights`` is worth."""
     if arguments.weights is None and arguments.backend == "vlmill":
+        name = arguments.config or arguments.arch or DEFAULT_ARCH
         print(
-            f"WARNING: no --weights, so the detector ({arguments.arch or DEFAULT_ARCH}) has RANDOM "
+            f"WARNING: no --weights, so the detector ({name}) has RANDOM "
             f"weights from --seed {arguments.seed}.\n"
             "WARNING: its regions, classes and attributes mean nothing; the output says so.",
+            file=sys.stderr,
+        )
+    if arguments.global_cnn is not None and arguments.global_weights is None:
+        print(
+            f"WARNING: no --global-weights, so {arguments.global_cnn} have RANDOM weights from "
+            f"--seed {arguments.seed}.\n"
+            "WARNING: global_feature means nothing; the output says so.",
             file=sys.stderr,
         )
 
@@ -233,30 +284,43 @@ def detectron2_of(arguments: argparse.Namespace) -> "Detector":
     """The same for ``--backend detectron2``, which takes everything from two files."""
     from vlmill.extract.detect.detectron2 import open_detectron2
 
-    if arguments.d2_config is None or arguments.weights is None:
-        raise InputError("--backend detectron2: give --d2-config FILE and --weights FILE")
-    if arguments.arch is not None:
-        raise InputError(f"--arch {arguments.arch}: --backend detectron2 has it from --d2-config")
+    if arguments.config is None or arguments.weights is None:
+        raise InputError("--backend detectron2: give --config FILE and --weights FILE")
     if arguments.precision != "exact":
         raise InputError("--precision fast: --backend detectron2 computes exact only; leave it out")
-    return open_detectron2(arguments.d2_config, Path(arguments.weights), device=arguments.device)
+    return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
 
 
 def detector_of(arguments: argparse.Namespace) -> "Detector":
     """The detector that the flags say. Raises InputError."""
+    if arguments.config is not None and arguments.arch is not None:
+        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
     if arguments.backend == "detectron2":
-        return detectron2_of(arguments)
-    if arguments.d2_config is not None:
-        raise InputError(f"--d2-config {arguments.d2_config}: only for --backend detectron2")
+        return with_whole(detectron2_of(arguments), arguments)
 
     from vlmill.extract.detect.detector import open_detector
 
-    return open_detector(
+    detector = open_detector(
         ARCHITECTURES.get(arguments.arch),
         arguments.weights,
+        config_file=arguments.config,
         seed=arguments.seed,
         device=arguments.device,
     )
+    return with_whole(detector, arguments)
+
+
+def with_whole(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
+    """The detector with the networks of ``--global-cnn`` on its device."""
+    names = whole_names(arguments)
+    if not names:
+        return detector
+
+    from vlmill.extract.whole.networks import open_whole
+
+    files, seed = arguments.global_weights, arguments.seed
+    whole = open_whole(names, files, seed=seed, device=detector.device)
+    return dataclasses.replace(detector, whole=whole)
 
 
 def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":

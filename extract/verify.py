@@ -1,6 +1,8 @@
 """``extract-rois verify``: does every row and every checksum of a folder hold?"""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,16 +29,26 @@ def verify(folder: str | Path) -> list[str]:
         reader = RegionReader(folder)
         # Boxes that were given, or imported, are kept as they came, also over the border.
         given = reader.producer.get("boxes") == "given"
+        width = whole_width(reader.producer)
         for row in reader:
-            found = row_problems(row, inside=not given)
+            found = row_problems(row, inside=not given, whole=width)
             problems += [f"{folder}, {row.image_id}: {problem}" for problem in found]
     except (InputError, OSError, ValueError) as error:
         problems.append(str(error))
     return problems
 
 
-def row_problems(row: RegionRow, *, inside: bool = True) -> list[str]:
-    """What is wrong with one picture's regions; ``inside``: no box may leave the picture."""
+def whole_width(producer: Mapping[str, Any]) -> int | None:
+    """How many numbers the networks of whole pictures give, by the run's record; None: no such."""
+    networks = producer.get("global_cnn")
+    return None if networks is None else sum(int(network["width"]) for network in networks)
+
+
+def row_problems(row: RegionRow, *, inside: bool = True, whole: int | None = None) -> list[str]:
+    """What is wrong with one picture's regions; ``inside``: no box may leave the picture.
+
+    ``whole``: the width that its global_feature must have.
+    """
     problems = []
     count = len(row.boxes)
     for name in PER_BOX:
@@ -49,7 +61,11 @@ def row_problems(row: RegionRow, *, inside: bool = True) -> list[str]:
         problems.append("a box ends before it begins")
     if inside and not ((low >= -BORDER_TOLERANCE_PX) & (high <= size)).all():
         problems.append(f"a box leaves the picture of {row.width} x {row.height}")
-    for name in ("features", "class_probs", "class_scores", "attribute_scores"):
+    found = 0 if row.global_feature is None else len(row.global_feature)
+    if whole is not None and found != whole:
+        problems.append(f"a global_feature of {found} numbers, not the networks' {whole}")
+    checked = ("features", "class_probs", "class_scores", "attribute_scores", "global_feature")
+    for name in checked:
         array = getattr(row, name)
         if array is not None and not np.isfinite(array).all():
             problems.append(f"{name} has numbers that are not finite")

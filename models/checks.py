@@ -9,31 +9,31 @@ from torch import Tensor
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether a forward pass may look at values: on the CPU, and not while it is traced."""
+    """Says whether a forward pass may look at values: on the CPU, and not while it is traced."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_tensor(name: str, value: object) -> None:
-    """It is a tensor."""
+    """Checks that a value is a tensor."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is a {type(value).__name__}, want a tensor")
 
 
 def check_ids(name: str, ids: Tensor) -> None:
-    """Ids are int64."""
+    """Checks that ids are int64."""
     if ids.dtype != torch.int64:
         raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
 
 
 def check_places(name: str, places: Tensor) -> None:
-    """Places of a grid are int64 in one row."""
+    """Checks that places of a grid are int64 in one row."""
     check_ids(name, places)
     if places.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(places.shape)}, want one row of places")
 
 
 def check_marked(name: str, places: Tensor, mask_name: str, mask: Tensor) -> None:
-    """Places are those that a mask marks: who changes a batch's mask has to change both."""
+    """Checks that places are those that a mask marks: who changes a mask has to change both."""
     if len(places) != int(mask.sum()) or not bool(mask.flatten()[places].all()):
         raise ValueError(
             f"{name} holds {len(places)} places, which are not the {int(mask.sum())} that "
@@ -42,19 +42,19 @@ def check_marked(name: str, places: Tensor, mask_name: str, mask: Tensor) -> Non
 
 
 def check_mask(name: str, mask: Tensor) -> None:
-    """A mask is bool: a float one with 1 for real entries would be added to scores."""
+    """Checks that a mask is bool: a float one with 1 for real would be added to scores."""
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} is {mask.dtype}, want torch.bool with True for real entries")
 
 
 def check_numbers(name: str, values: Tensor, remedy: str) -> None:
-    """Features and pixels are floating point."""
+    """Checks that features and pixels are floating point."""
     if not values.is_floating_point():
         raise ValueError(f"{name} is {values.dtype}, want floating point; {remedy}")
 
 
 def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
-    """Numbers are of the model's type; under autocast they may be of another."""
+    """Checks that numbers are of the model's type; under autocast they may be of another."""
     device = values.device.type
     if values.dtype != weight.dtype and not torch.is_autocast_enabled(device):
         raise ValueError(
@@ -64,7 +64,7 @@ def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
 
 
 def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) -> None:
-    """Texts as a model of text takes them: ids and masks of one shape, a position at least."""
+    """Checks texts alone: ids and masks of one shape, a position at least."""
     for name, value in (("tokens", tokens), ("token_mask", token_mask)):
         check_tensor(name, value)
     shape = tuple(tokens.shape)
@@ -81,7 +81,7 @@ def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) 
 
 
 def check_occupied(name: str, mask: Tensor, kind: str, of: str = "pairs") -> None:
-    """Each row of a mask [B, N] marks something."""
+    """Checks that each row of a mask [B, N] marks something."""
     filled = mask.any(dim=1)
     if not bool(filled.all()):
         empty = (~filled).nonzero().flatten().tolist()
@@ -92,7 +92,7 @@ def check_occupied(name: str, mask: Tensor, kind: str, of: str = "pairs") -> Non
 
 
 def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
-    """Ids are from 0 to below ``count``, which is called ``limit``."""
+    """Checks that ids are from 0 to below ``count``, which is called ``limit``."""
     if not ids.numel():
         return
     low, high = (int(bound) for bound in ids.aminmax())
@@ -106,7 +106,7 @@ def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
 
 
 def check_finite(name: str, values: Tensor, of: str, remedy: str) -> None:
-    """No NaN and no infinity in [B, ...]."""
+    """Checks that there is no NaN and no infinity in [B, ...]."""
     # The sum shows both and reads each number once; only what stands out is looked at in detail.
     if bool(torch.isfinite(values.detach().sum(dtype=torch.float32))):
         return

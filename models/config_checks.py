@@ -32,7 +32,7 @@ def check_fusion(fusion: str) -> None:
 
 
 def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
-    """Every field of type int is a whole number from 1; those ``from_zero`` may be 0."""
+    """Checks that int fields are whole numbers from 1; those ``from_zero`` may be 0."""
     for field in dataclasses.fields(config):
         size = getattr(config, field.name)
         if field.type is int and type(size) is not int:
@@ -42,7 +42,7 @@ def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
 
 
 def check_shares(config: Any, *names: str) -> None:
-    """The named fields are rates of dropping: from 0 to below 1."""
+    """Checks that the named fields are rates of dropping: from 0 to below 1."""
     for name in names:
         share = getattr(config, name)
         if not isinstance(share, float | int) or not 0 <= share < 1:
@@ -50,7 +50,7 @@ def check_shares(config: Any, *names: str) -> None:
 
 
 def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
-    """The named width divides into the named number of heads."""
+    """Checks that the named width divides into the named number of heads."""
     if getattr(config, width) % getattr(config, num_heads):
         raise ValueError(
             f"{width}={getattr(config, width)} is no multiple of {num_heads}="
@@ -59,14 +59,14 @@ def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads")
 
 
 def check_std(config: Any, name: str = "init_std") -> None:
-    """A standard deviation of new weights: a number above 0."""
+    """Checks that the standard deviation of new weights is a number above 0."""
     std = getattr(config, name)
     if not isinstance(std, float | int) or not 0 < std < math.inf:
         raise ValueError(f"{name}={std!r}: want a number above 0")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What may have been meant by ``name``, and what there is: the end of an error's message."""
+    """Ends an error's message: what may have been meant by ``name``, and what there is."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]!r}? There" if close else "there"

@@ -1,4 +1,4 @@
-"""Starting VLMo from BEiT (arXiv:2111.02358, sec. 3.4; released code)."""
+"""VLMo starts from BEiT here (arXiv:2111.02358, sec. 3.4; released code)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, side by 
 def initialise_from_beit(
     model: nn.Module, source: Mapping[str, Any] | str | Path
 ) -> dict[str, Origin]:
-    """Copy BEiT's weights into a freshly built model; where each parameter now comes from.
+    """Copies BEiT's weights into a new model; says where each parameter now comes from.
 
     model: one with a `VlmoEncoder` as its ``encoder``. source: a state dict of the released code's
     or either of Hugging Face's layouts, or the path of such a file; nothing in it is executed.
@@ -54,37 +54,37 @@ def initialise_from_beit(
 
 
 def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tensor]:
-    """``state`` with positions as the model has them: its layers' tables side by side, resized."""
-    layers = {int(found[1]): name for name in state if (found := LAYER_TABLE.match(name))}
+    """Gives ``state`` the model's positions: its layers' tables side by side, resized."""
+    layers = {int(match[1]): name for name in state if (match := LAYER_TABLE.match(name))}
     tables = [state[layers[number]] for number in sorted(layers)]
     if SHARED_TABLE in state:
         tables = [state[SHARED_TABLE]] * config.num_layers
-    held = dict(state)
+    tensors = dict(state)
     if tables and config.relative_positions:
-        held[TABLES] = resize_image_table(torch.cat(tables, dim=1), config.side)
-    if "pos_embed" in held:
-        held["pos_embed"] = resize_absolute(held["pos_embed"], config.side)
-    return held
+        tensors[TABLES] = resize_image_table(torch.cat(tables, dim=1), config.side)
+    if "pos_embed" in tensors:
+        tensors["pos_embed"] = resize_absolute(tensors["pos_embed"], config.side)
+    return tensors
 
 
 def beit_links(config: VlmoConfig) -> list[Link]:
-    """What of the model is which of BEiT's tensors, under the released code's names."""
+    """Says what of the model is which of BEiT's tensors, under the released code's names."""
     patches = "encoder.patch_embedding"
-    found = [
+    keymap = [
         *linked(f"{patches}.projection", "patch_embed.proj"),
         Link(f"{patches}.class_token", ("cls_token",)),
         *linked("encoder.norm", "norm"),
     ]
     if config.absolute_positions:
-        found.append(Link(f"{patches}.position", ("pos_embed",)))
+        keymap.append(Link(f"{patches}.position", ("pos_embed",)))
     if config.relative_positions:
         rows = num_image_rows(config.side)
-        found.append(Link("encoder.relative.table", (TABLES,), rows=rows))
+        keymap.append(Link("encoder.relative.table", (TABLES,), rows=rows))
     for number in range(config.num_layers):
-        found += block_links(
+        keymap += block_links(
             f"encoder.layers.{number}",
             f"blocks.{number}",
             {"image": ("norm2", "mlp")},
             scaled=config.layer_scale is not None,
         )
-    return found
+    return keymap

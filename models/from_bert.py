@@ -46,19 +46,19 @@ REPEATED = f"{SEGMENTS} x "
 
 
 def derived(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What VL-BERT's code makes of BERT's tensors before it takes them, under names that say so.
+    """Makes what VL-BERT's code makes of BERT's tensors, under names that say so.
 
     The first rows of the word table, and RoBERTa's only segment repeated.
     """
-    made = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
+    tensors = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
     segments = state.get(SEGMENTS)
     if segments is not None and len(segments) == 1:
-        made |= {f"{REPEATED}{count}": segments.expand(count, -1) for count in (2, 3)}
-    return made
+        tensors |= {f"{REPEATED}{count}": segments.expand(count, -1) for count in (2, 3)}
+    return tensors
 
 
 def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
-    """BERT's layers 0, 1, ... over lists of `PostNormBlock` with these names and lengths.
+    """Links BERT's layers 0, 1, ... to stacks of layers of these names and lengths.
 
     The lists continue each other: the second begins with the layer after the first's last.
     """
@@ -71,12 +71,12 @@ def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
 
 
 def bert(model: Bert, state: Mapping[str, Tensor]) -> list[Link]:
-    """Everything."""
+    """Links everything."""
     return bert_links(model)
 
 
 def imagebert(model: ImageBert, state: Mapping[str, Tensor]) -> list[Link]:
-    """Text embeddings with both segments, layers, word head; the pooler where it is used.
+    """Links text embeddings with both segments, layers, word head, and the pooler if used.
 
     Regions' projections, their layer norm unless configured, and the heads of classes, features and
     matching are new (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
@@ -92,7 +92,7 @@ def imagebert(model: ImageBert, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def vilbert(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
-    """The text's stream and the word head (arXiv:1908.02265, sec. 3.2 and released code).
+    """Links the text's stream and the word head (arXiv:1908.02265, sec. 3.2, released code).
 
     The co-attention layers, their feed-forward parts of the text too, and the poolers are new.
     """
@@ -104,7 +104,7 @@ def vilbert(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def single_stream(model: SingleStream, state: Mapping[str, Tensor]) -> list[Link]:
-    """All that has BERT's names in the released code.
+    """Links all that has BERT's names in the released code.
 
     The pooler is among it, and the matching head, which starts from the next-sentence head. The
     regions' own type table is not.
@@ -133,20 +133,20 @@ def interbert(model: InterBert, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
-    """Text embeddings with two of the three segments, layers; the pooler where it is used.
+    """Links text embeddings with two of three segments, layers, and the pooler if used.
 
     What belongs to regions, [END] and segment C are new (arXiv:1908.08530, sec. 3.4, released
     code). RoBERTa's one segment serves for A and B, and in a task's model for C.
     """
     rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
-    found = text_embedding_links(segment_rows=None if rows == 3 else 2)
+    keymap = text_embedding_links(segment_rows=None if rows == 3 else 2)
     if f"{REPEATED}{rows}" in state:
-        found = [
+        keymap = [
             replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.theirs else link
-            for link in found
+            for link in keymap
         ]
     return [
-        *found,
+        *keymap,
         *layers_from_bert("layers", counts=[len(body.layers)]),
         *(linked("pooler.dense", POOLER) if isinstance(body.pooler, Pooler) else []),
         *([Link("special_words.weight", (FIRST_WORDS,))] if body.special_words else []),
@@ -154,7 +154,7 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def vlbert(model: VlBert, state: Mapping[str, Tensor]) -> list[Link]:
-    """The body, the word head, and the next-sentence head where there is one for matching."""
+    """Links the body, the word head, and for matching the next-sentence head."""
     return [
         *vlbert_body(model, state),
         *mlm_head_links(),
@@ -188,7 +188,7 @@ DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a parameter's values come from.
+    """Says where a parameter's values come from.
 
     names: the checkpoint's tensors, joined along the first axis; empty if the values are new.
     rows: how many leading rows they fill, where ours has more. rule: what the other values are:
@@ -212,7 +212,7 @@ class Origin:
 def initialise_from_bert(
     model: nn.Module, source: Mapping[str, Any] | str | Path
 ) -> dict[str, Origin]:
-    """Copy BERT's weights into a freshly built model; where each parameter now comes from.
+    """Copies BERT's weights into a new model; says where each parameter comes from.
 
     model: one of `BERT_SOURCES`, or a module that holds one (with a task's head, say). source: a
     state dict in any layout of `canonical`, or the path of such a file; nothing in it is executed.
@@ -238,7 +238,7 @@ def initialise_from_bert(
 
 
 def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) -> dict[str, Origin]:
-    """Where each parameter of a model comes from that was loaded by these links."""
+    """Says where each parameter of a model comes from that was loaded by these links."""
     rules = _rules(model)
     rows = {link.ours: link.rows for link in links if link.ours in table.loaded}
     origins = {}
@@ -254,7 +254,7 @@ def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) ->
 
 
 def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
-    """The links of every part of ``model`` that starts from BERT."""
+    """Lists the links of every part of ``model`` that starts from BERT."""
     links = [
         replace(link, ours=_inside(name, link.ours))
         for name, part in model.named_modules()
@@ -268,14 +268,14 @@ def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def _rules(model: nn.Module) -> list[tuple[str, str]]:
-    """How new weights are drawn, by patterns of names: inner parts' rules before outer ones'."""
+    """Lists how new weights are drawn, by patterns of names, inner parts' rules first."""
     rules: list[tuple[str, str]] = [("*", f"N(0, {INIT_STD:g}^2)")]
     for name, part in model.named_modules():
-        own = list(DRAWN.get(type(part), ()))
+        rules_of_part = list(DRAWN.get(type(part), ()))
         std = getattr(getattr(part, "config", None), "init_std", None)
         if std is not None and (part is model or type(part) in BERT_SOURCES):
-            own.append(("*", f"N(0, {std:g}^2)"))
-        rules = [*((_inside(name, pattern), rule) for pattern, rule in own), *rules]
+            rules_of_part.append(("*", f"N(0, {std:g}^2)"))
+        rules = [*((_inside(name, pattern), rule) for pattern, rule in rules_of_part), *rules]
     return rules
 
 
@@ -284,7 +284,7 @@ def _inside(part: str, name: str) -> str:
 
 
 def _rule(name: str, parameter: Tensor, start: int, rules: Sequence[tuple[str, str]]) -> str:
-    """What the rows from ``start`` on hold: a constant, or draws by the first rule that fits."""
+    """Says what rows from ``start`` on hold: a constant, or draws by the first rule that fits."""
     values = parameter.detach()[start:] if start else parameter.detach()
     if values.numel() and bool(torch.all(values == values.flatten()[0])):
         return f"{float(values.flatten()[0]):g}"

@@ -1,11 +1,11 @@
-"""What the variants are fed: regions, or pixels.
+"""The variants are fed with these: regions, or pixels.
 
 B image-text pairs, T text tokens, R regions, D width of a region's feature, S pixels a side.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,37 +27,72 @@ from vlmill.models.places import Cells, Places, cells_of
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``, which nobody waits for; only pinned memory goes so."""
+    """Sends a host's tensor to ``device``, for which nobody waits; only pinned memory goes so."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VLInputs:
-    """A padded batch of image-text pairs.
+Inputs = TypeVar("Inputs", bound="TextInputs")
 
-    tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real.
-    region_features: the detector's pooled features. region_locations: corners and area as
-    fractions of the picture, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT, arXiv:2001.07966,
-    sec. 3.2). region_mask: True where a region is real. segments: int64 segment ids of the tokens,
-    None where all are 0. Variants with a whole-image region have it in row 0 of the regions. What
-    padding holds never matters, as long as it is finite.
+# The places of real positions, and the mask that marks them.
+MASK_OF_PLACES = {"real_tokens": "token_mask", "real_regions": "region_mask"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextInputs:
+    """Holds the texts of a padded batch, and moves a batch of either kind.
+
+    tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real. real_tokens:
+    int64 places that ``token_mask`` marks, as in `Cells`. A model on a GPU packs by them and never
+    asks it how many there are; without them padding is computed there. `to` adds them on the way
+    from the host.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    token_mask: Bool[Tensor, "B T"]
+    real_tokens: Places | None = None
+
+    def map(self: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Gives the same batch with ``change`` applied to each tensor."""
+        return type(self)(**{name: change(value) for name, value in _tensors(self).items()})
+
+    def to(self: Inputs, device: torch.device | str) -> Inputs:
+        """Sends the batch to ``device``; off the host with its real positions' places.
+
+        Nobody waits for the copies.
+        """
+        tensors = _tensors(self)
+        if torch.device(device).type != "cpu" and readable(self.tokens):
+            for places, mask in MASK_OF_PLACES.items():
+                if mask in tensors and places not in tensors:
+                    tensors[places] = cells_of(tensors[mask])
+        moved = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+        return type(self)(**moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLInputs(TextInputs):
+    """Holds a padded batch of image-text pairs.
+
+    Texts as in `TextInputs`. region_features: the detector's pooled features. region_locations:
+    corners and area as fractions of the picture, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT,
+    arXiv:2001.07966, sec. 3.2). region_mask: True where a region is real; real_regions: its places.
+    segments: int64 segment ids of the tokens, None where all are 0. Variants with a whole-image
+    region have it in row 0 of the regions. What padding holds never matters, as long as it is
+    finite.
 
     Only VL-BERT reads the next two. masked_regions: True where a region is to be guessed and its
     appearance replaced; None where none is. text_regions: int64 rows of the regions that the
     tokens speak of (VCR), None where all have the whole picture's, 0. Only ImageBERT reads
     global_features: those of whole-picture networks, side by side (its sec. 5.3).
 
-    real_tokens, real_regions: int64 places that the masks mark, as in `Cells`. A model on a GPU
-    packs by them and never asks it how many there are; without them padding is computed there.
-    `to` adds them on the way from the host.
+    read_tokens, read_regions: int64 places where the last hidden states are read, as in `Cells`;
+    None where all may be. Other positions may come back as zeros.
 
     Raises ValueError if the shapes or dtypes do not fit together.
     """
 
-    tokens: Int[Tensor, "B T"]
-    token_mask: Bool[Tensor, "B T"]
     region_features: Float[Tensor, "B R D"]
     region_locations: Float[Tensor, "B R 5"]
     region_mask: Bool[Tensor, "B R"]
@@ -65,12 +100,13 @@ class VLInputs:
     masked_regions: Bool[Tensor, "B R"] | None = None
     text_regions: Int[Tensor, "B T"] | None = None
     global_features: Float[Tensor, "B G"] | None = None
-    real_tokens: Places | None = None
     real_regions: Places | None = None
+    read_tokens: Places | None = None
+    read_regions: Places | None = None
 
     def __post_init__(self) -> None:
-        held = _held(self)
-        for name, value in held.items():
+        tensors = _tensors(self)
+        for name, value in tensors.items():
             check_tensor(name, value)
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
             raise ValueError(
@@ -79,16 +115,16 @@ class VLInputs:
                 "[pairs, regions, feature width]"
             )
         _check_pairs(self.tokens)
-        for name, shape in self._wanted().items():
-            if name in held and (came := tuple(held[name].shape)) != shape:
+        for name, shape in self._shapes().items():
+            if name in tensors and (came := tuple(tensors[name].shape)) != shape:
                 raise ValueError(
                     f"{name} has shape {came}, want {shape} beside region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
-        for name, value in held.items():
+        for name, value in tensors.items():
             if name in ("tokens", "segments", "text_regions"):
                 check_ids(name, value)
-            elif name.startswith("real_"):
+            elif name.startswith(("real_", "read_")):
                 check_places(name, value)
             elif name.startswith("masked") or name.endswith("mask"):
                 check_mask(name, value)
@@ -97,44 +133,37 @@ class VLInputs:
 
     @property
     def real(self) -> Cells | None:
-        """The real positions' places, where both are known."""
+        """Gives the real positions' places, where both are known."""
         if self.real_tokens is None or self.real_regions is None:
             return None
         return Cells(self.real_tokens, self.real_regions)
 
-    def _wanted(self) -> dict[str, tuple[int, ...]]:
-        """The shapes that follow from those of the features and tokens."""
+    @property
+    def read(self) -> Cells | None:
+        """Gives the places that are read, where both are known."""
+        if self.read_tokens is None or self.read_regions is None:
+            return None
+        return Cells(self.read_tokens, self.read_regions)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Gives the shapes that follow from those of the features and tokens."""
         batch, regions = self.region_features.shape[:2]
         texts, pictures = (batch, self.tokens.shape[1]), (batch, regions)
-        wanted: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(("tokens", "token_mask", "segments", "text_regions"), texts),
             **dict.fromkeys(("region_mask", "masked_regions"), pictures),
             "region_locations": (*pictures, 5),
         }
         if self.global_features is not None:
-            wanted["global_features"] = (batch, *self.global_features.shape[-1:])
-        return wanted
-
-    def to(self, device: torch.device | str) -> "VLInputs":
-        """The same batch on ``device``, with its real positions' places."""
-        placed, leaves = self, readable(self.tokens) and torch.device(device).type != "cpu"
-        if self.real is None and leaves:
-            values = _held(self)
-            values["real_tokens"] = cells_of(self.token_mask)
-            values["real_regions"] = cells_of(self.region_mask)
-            placed = VLInputs(**values)
-        return placed.map(lambda tensor: tensor.to(device, non_blocking=True))
+            shapes["global_features"] = (batch, *self.global_features.shape[-1:])
+        return shapes
 
     def described(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> "VLInputs":
-        """The same batch with other features and locations of its regions."""
-        values = _held(self) | {"region_features": features, "region_locations": locations}
-        return VLInputs(**values)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "VLInputs":
-        """The same batch with ``change`` applied to each tensor."""
-        return VLInputs(**{name: change(value) for name, value in _held(self).items()})
+        """Gives the same batch with other features and locations of its regions."""
+        regions = {"region_features": features, "region_locations": locations}
+        return VLInputs(**(_tensors(self) | regions))
 
     def validate(
         self,
@@ -144,7 +173,7 @@ class VLInputs:
         vocab_size: int | None = None,
         num_segments: int | None = None,
     ) -> "VLInputs":
-        """Check the values too, and return the batch.
+        """Checks the values too, and returns the batch.
 
         Reads every value once and waits for the device, so it belongs to where batches are made;
         forward passes call it on the CPU only (`check`). Raises ValueError for a pair without a
@@ -159,9 +188,9 @@ class VLInputs:
         for name in ("region_features", "region_locations", "global_features"):
             if (values := getattr(self, name)) is not None:
                 check_finite(name, values, "pairs", "extract these pictures' regions again")
-        for of in ("token", "region"):
-            if (places := getattr(self, f"real_{of}s")) is not None:
-                check_marked(f"real_{of}s", places, f"{of}_mask", getattr(self, f"{of}_mask"))
+        for name, mask in MASK_OF_PLACES.items():
+            if (places := getattr(self, name)) is not None:
+                check_marked(name, places, mask, getattr(self, mask))
         regions = self.region_mask.shape[1]
         for name, count, limit in (
             ("tokens", vocab_size, "vocab_size"),
@@ -180,7 +209,7 @@ class VLInputs:
         vocab_size: int,
         num_segments: int | None,
     ) -> None:
-        """`validate` where looking at values costs next to nothing: on the CPU, untraced.
+        """Calls `validate` where looking at values costs next to nothing: on the CPU, untraced.
 
         A modality without any position is the variant's own matter.
         """
@@ -194,22 +223,18 @@ class VLInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PixelInputs:
-    """A padded batch of texts with their pictures, for a variant that reads pixels.
+class PixelInputs(TextInputs):
+    """Holds a padded batch of texts with their pictures, for a variant that reads pixels.
 
-    tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real. pixels: RGB,
-    resized to S x S and normalised as the model's configuration says (VLMo: (x - 0.5) / 0.5 of
-    values in 0..1). real_tokens: as in `VLInputs`. Raises ValueError if the shapes or dtypes do not
-    fit together.
+    Texts as in `TextInputs`. pixels: RGB, resized to S x S and normalised as the model's
+    configuration says (VLMo: (x - 0.5) / 0.5 of values in 0..1). Raises ValueError if the shapes or
+    dtypes do not fit together.
     """
 
-    tokens: Int[Tensor, "B T"]
-    token_mask: Bool[Tensor, "B T"]
     pixels: Float[Tensor, "B 3 S S"]
-    real_tokens: Places | None = None
 
     def __post_init__(self) -> None:
-        for name, value in _held(self).items():
+        for name, value in _tensors(self).items():
             check_tensor(name, value)
         shape, came = tuple(self.pixels.shape), tuple(self.tokens.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
@@ -226,23 +251,8 @@ class PixelInputs:
             check_places("real_tokens", self.real_tokens)
         check_numbers("pixels", self.pixels, "scale and normalise them")
 
-    def to(self, device: torch.device | str) -> "PixelInputs":
-        """The same batch on ``device``, with its real tokens' places."""
-        placed = self
-        if (
-            self.real_tokens is None
-            and readable(self.tokens)
-            and torch.device(device).type != "cpu"
-        ):
-            placed = PixelInputs(**_held(self) | {"real_tokens": cells_of(self.token_mask)})
-        return placed.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "PixelInputs":
-        """The same batch with ``change`` applied to each tensor."""
-        return PixelInputs(**{name: change(value) for name, value in _held(self).items()})
-
     def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
-        """Check the values too, and return the batch; belongs to where batches are made.
+        """Checks the values too, and returns the batch; belongs to where batches are made.
 
         Raises ValueError for a pair without a token, for pixels that are not finite, for places of
         another mask and, where it is given, for word ids beyond ``vocab_size``.
@@ -256,7 +266,7 @@ class PixelInputs:
         return self
 
     def check(self, *, vocab_size: int) -> None:
-        """`validate` where looking at values costs next to nothing: on the CPU, untraced."""
+        """Calls `validate` where looking at values costs next to nothing: on the CPU, untraced."""
         if self.tokens.shape[1] and readable(self.tokens):
             self.validate(vocab_size=vocab_size)
 
@@ -267,7 +277,9 @@ def _check_pairs(tokens: Tensor) -> None:
 
 
 # Not by dataclasses.fields, which torch.compile does not trace.
-_FIELDS = {kind: tuple(kind.__dataclass_fields__) for kind in (VLInputs, PixelInputs)}
+_FIELDS: dict[type[TextInputs], tuple[str, ...]] = {
+    kind: tuple(kind.__dataclass_fields__) for kind in (VLInputs, PixelInputs)
+}
 _OPTIONAL = {
     name
     for kind in (VLInputs, PixelInputs)
@@ -276,15 +288,15 @@ _OPTIONAL = {
 }
 
 
-def _held(inputs: VLInputs | PixelInputs) -> dict[str, Any]:
-    """What a batch has, by name, and what it must have."""
+def _tensors(inputs: TextInputs) -> dict[str, Any]:
+    """Gives a batch's fields by name, without the optional ones that are None."""
     values = {name: getattr(inputs, name) for name in _FIELDS[type(inputs)]}
     return {n: value for n, value in values.items() if value is not None or n not in _OPTIONAL}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRegions:
-    """Pictures with boxes.
+    """Holds pictures with boxes.
 
     pictures: normalised, padded to the right and below. sizes: (width, height) in pixels without
     padding. boxes: (x1, y1, x2, y2) in those pixels, the whole picture (0, 0, W - 1, H - 1) first.
@@ -301,12 +313,12 @@ class PictureRegions:
 
     def __post_init__(self) -> None:
         shape = tuple(self.boxes.shape)
-        wanted: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "boxes": (len(self.pictures), *shape[1:2], 4),
             "sizes": (len(self.pictures), 2),
             "region_mask": shape[:2],
         }
-        for name, want in wanted.items():
+        for name, want in shapes.items():
             if (came := tuple(getattr(self, name).shape)) != want:
                 raise ValueError(
                     f"{name} has shape {came}, want {want} beside pictures "
@@ -318,7 +330,7 @@ class PictureRegions:
             )
 
     def locations(self) -> Float[Tensor, "B R 5"]:
-        """As `VLInputs` wants them: corners as fractions of the picture, and area."""
+        """Gives locations as `VLInputs` wants them: corners as fractions, and area."""
         corners = self.boxes / self.sizes.repeat(1, 2)[:, None]
         corners = corners.masked_fill(~self.region_mask[..., None], 0.0)
         area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What the variants that read regions have in common, for training and evaluation.
+"""The variants that read regions have these in common, for training and evaluation.
 
 B pairs, T tokens, R regions, N labelled positions; Ht, Hv, P widths that depend on the variant.
 """
@@ -10,14 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.places import Cells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Last hidden states of the text and of the regions, and what the matching head takes.
+    """Holds last hidden states of text and regions, and what the matching head takes.
 
-    Zeros where it was not computed: padding, and what nobody reads (`Cells`).
+    Zeros where it was not computed: padding, and what nobody reads (`VLInputs.read`).
     """
 
     text: Float[Tensor, "B T Ht"]
@@ -26,31 +25,29 @@ class Encoded:
 
 
 class RegionModel(Protocol):
-    """An encoder of text and regions with its pretraining heads.
+    """Encodes text and regions, and has the pretraining heads.
 
     Heads are applied to the labelled positions only: whoever calls them picks the rows.
     """
 
-    def __call__(
-        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> Encoded:
-        """Encode pairs; ``pack=False`` computes padding too, ``read`` says what is read of it."""
+    def __call__(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encodes pairs; ``pack=False`` computes padding too."""
         ...
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
-        """Logits over the vocabulary."""
+        """Gives logits over the vocabulary."""
         ...
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
-        """Logits over the detector's classes."""
+        """Gives logits over the detector's classes."""
         ...
 
     def region_features(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N D"]:
-        """Masked features, regressed."""
+        """Regresses masked features."""
         ...
 
     def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Log odds that text and picture belong together.
+        """Gives log odds that text and picture belong together.
 
         Of a head with two classes the difference of their logits: the sigmoid of it is the
         softmax's probability, and its binary cross-entropy the two-way one.

@@ -17,7 +17,7 @@ Places = Int[Tensor, "_"]
 
 
 class Cells(NamedTuple):
-    """Places in the grids of a batch's texts [B, T] and regions [B, R].
+    """Names places in the grids of a batch's texts [B, T] and regions [B, R].
 
     Said of a batch, they are its real positions. Said of what is *read*, they are where somebody
     reads the last hidden state, the first position of each sequence among them, which is pooled:
@@ -29,23 +29,23 @@ class Cells(NamedTuple):
     regions: Places
 
     def joined(self, num_tokens: int, num_regions: int, *, width: int | None = None) -> Places:
-        """In one grid with the texts first, of ``width`` columns (T + R if not given)."""
+        """Gives places in one grid, texts first, of ``width`` columns (T + R if not given)."""
         parts = [(self.text, num_tokens), (self.regions, num_regions)]
         return side_by_side(parts, width=width)
 
 
 def cells_of(mask: Bool[Tensor, "B N"]) -> Places:
-    """The places that a mask marks. Waits for the device."""
+    """Gives the places that a mask marks. Waits for the device."""
     return mask.flatten().nonzero().flatten()
 
 
 def cells_read(text: Bool[Tensor, "B T"], regions: Bool[Tensor, "B R"]) -> Cells:
-    """What is read, from masks of it; first positions are added. Waits for the device."""
+    """Gives what is read, from masks of it; adds first positions. Waits for the device."""
     return Cells(cells_of(with_first(text)), cells_of(with_first(regions)))
 
 
 def side_by_side(parts: Iterable[tuple[Places, int]], *, width: int | None = None) -> Places:
-    """Places of several grids, each with its columns, in one that has them side by side."""
+    """Gives places of several grids, each with its columns, in one of all side by side."""
     parts = list(parts)
     width = sum(columns for _, columns in parts) if width is None else width
     moved, start = [], 0
@@ -59,15 +59,15 @@ def side_by_side(parts: Iterable[tuple[Places, int]], *, width: int | None = Non
 
 
 def moved_to(places: Places, columns: int, width: int, start: int) -> Places:
-    """Places of a grid of ``columns`` columns in one of ``width``, from column ``start`` on."""
+    """Gives places of a grid of ``columns`` columns in one of ``width``, from ``start`` on."""
     return places // columns * width + places % columns + start
 
 
 def first_cells(shape: tuple[int, int], like: Tensor) -> Places:
-    """The first place of each sequence of a grid."""
+    """Gives the first place of each sequence of a grid."""
     return torch.arange(shape[0], device=like.device) * shape[1]
 
 
-def with_first(wanted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """The first position of each sequence besides the ``wanted`` ones."""
-    return wanted | (torch.arange(wanted.shape[1], device=wanted.device) == 0)
+def with_first(mask: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """Marks the first position of each sequence besides those that ``mask`` marks."""
+    return mask | (torch.arange(mask.shape[1], device=mask.device) == 0)

@@ -67,6 +67,11 @@ def read_reference(
     return model, table
 
 
+def family_of(config: Any) -> str | None:
+    """The family that publishes models of this configuration; None where nobody has."""
+    return next((name for name, parts in FAMILIES.items() if type(config) in parts.configs), None)
+
+
 def _family(name: str) -> Family:
     if name not in FAMILIES:
         raise ValueError(f"no family {name!r}; {nearest(name, FAMILIES)}")
@@ -126,6 +131,7 @@ __all__ = [
     "Link",
     "LoadTable",
     "export_reference",
+    "family_of",
     "load_reference",
     "read_reference",
 ]

@@ -122,6 +122,13 @@ MODELS: dict[str, Variant] = VARIANTS | {
     "vlmo-vqa": Variant(config=VlmoVqaConfig, home="vlmill.models.vlmo.tasks.VlmoForVqa"),
 }
 
+
+def variant_of(model: object) -> str | None:
+    """The name of the model's class in `MODELS`; None for one that is not among them."""
+    home = f"{type(model).__module__}.{type(model).__qualname__}"
+    return next((name for name, variant in MODELS.items() if variant.home == home), None)
+
+
 PRESETS: dict[str, Callable[..., Any]] = {
     "beit-base": beit_base,
     "beit-large": beit_large,

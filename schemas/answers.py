@@ -48,8 +48,8 @@ def process_answer(text: str) -> str:
     digits, articles go, contractions get their apostrophes back.
     """
     words = (NUMBER_WORDS.get(word, word) for word in _without_marks(text).lower().split())
-    kept = (word for word in words if word not in ARTICLES)
-    return " ".join(CONTRACTIONS.get(word, word) for word in kept)
+    content_words = (word for word in words if word not in ARTICLES)
+    return " ".join(CONTRACTIONS.get(word, word) for word in content_words)
 
 
 def _without_marks(text: str) -> str:
@@ -62,7 +62,7 @@ def _without_marks(text: str) -> str:
 
 
 def soft_score(votes: int) -> float:
-    """The score 0..1 of an answer that ``votes`` of the ten annotators gave, typed alike.
+    """Scores an answer, 0..1, that ``votes`` of the ten annotators gave, typed alike.
 
     The mean of the official accuracy over the annotators, each left out in turn.
     """

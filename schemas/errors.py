@@ -2,4 +2,4 @@
 
 
 class InputError(ValueError):
-    """A user's mistake: the message names the argument or file, its value, and the remedy."""
+    """Tells a user's mistake: the message names the argument or file, its value, and the remedy."""

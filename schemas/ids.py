@@ -4,12 +4,12 @@ import hashlib
 
 
 def image_id_of(data: bytes) -> str:
-    """SHA-256 of a picture's bytes, 64 hexadecimal digits."""
+    """Returns the SHA-256 of a picture's bytes, 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def pair_id_of(image_id: str, text: str) -> str:
-    """Id of an image-text pair: 32 hexadecimal digits of SHA-256 over both parts.
+    """Returns a pair's id: 32 hexadecimal digits of SHA-256 over both parts.
 
     A NUL separates the parts, so that no two different pairs are hashed as the same bytes. Lone
     surrogates (from broken pages) are hashed as they are rather than refused.
@@ -19,6 +19,6 @@ def pair_id_of(image_id: str, text: str) -> str:
 
 
 def key64(text: str) -> int:
-    """64 bits of a text's BLAKE2b, equal on every run and machine."""
+    """Returns 64 bits of a text's BLAKE2b, equal on every run and machine."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -90,7 +90,7 @@ class Rejected(Exception):
 
 
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:
-    """A row of the rejects table; ``key`` and ``detail`` are cut to bounded lengths and cleaned.
+    """Makes a row of the rejects table; cuts ``key`` and ``detail`` and cleans them.
 
     ``key`` identifies the thing in its stage (a URL, an id, a path).
     """
@@ -103,8 +103,6 @@ def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> d
 
 
 def clean(text: str, limit: int) -> str:
-    """``text`` as valid UTF-8 of at most ``limit`` characters, NULs and lone surrogates
-    replaced.
-    """
+    """Cuts ``text`` to ``limit`` characters of valid UTF-8; replaces NULs and surrogates."""
     cut = text[:limit].replace("\0", "\N{REPLACEMENT CHARACTER}")
     return cut.encode("utf-8", "replace").decode("utf-8")

@@ -127,8 +127,9 @@ def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
 
 
 def conform(table: pa.Table, spec: Table) -> pa.Table:
-    """``table`` with ``spec``'s columns in order, or a ValueError that names the column at
-    fault.
+    """Returns ``table`` with ``spec``'s columns in order.
+
+    Raises a ValueError that names the column at fault.
     """
     if missing := [name for name in spec.schema.names if name not in table.schema.names]:
         raise ValueError(f"{spec.name} lacks the column {', '.join(missing)}")
@@ -151,10 +152,10 @@ def check_version(metadata: dict[bytes, bytes] | None, spec: Table, path: str) -
     """Raise InputError unless a file's metadata says that it is ``spec`` in a known major
     version.
     """
-    found = (metadata or {}).get(b"vlmill.table", b"").decode("utf-8", "replace")
+    name = (metadata or {}).get(b"vlmill.table", b"").decode("utf-8", "replace")
     version = (metadata or {}).get(b"vlmill.version", b"").decode("utf-8", "replace")
-    if found != spec.name:
-        what = f"a table of {found}" if found else "no table of vlmill"
+    if name != spec.name:
+        what = f"a table of {name}" if name else "no table of vlmill"
         raise InputError(f"{path} is {what}; give a table of {spec.name}")
     if version.split(".")[0] != spec.version.split(".")[0]:
         raise InputError(

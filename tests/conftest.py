@@ -20,6 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of tests/parity; here, because pytest asks for them before it looks into folders."""
     kills = "moments at which each job is killed (default: %(default)s)"
     parser.getgroup("vlmill").addoption("--kills", type=int, default=2, metavar="N", help=kills)
+    many = "mutated inputs of each kind (default: %(default)s)"
+    parser.getgroup("vlmill").addoption(
+        "--mutations", type=int, default=100, metavar="N", help=many
+    )
     group = parser.getgroup("parity", "recordings of the published systems (tests/parity)")
     group.addoption("--golden", type=Path, metavar="DIR", help=f"recordings (default: {GOLDEN})")
     about = "of the recordings; several add up (default: every part built)"

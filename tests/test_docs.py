@@ -17,6 +17,7 @@ from vlmill.pipelines.regions import command as regions
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.train import cli as train_cli
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
+from vlmill.train.recipes.plain import override
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -83,17 +84,9 @@ def test_its_recipes_presets_and_fields_exist(command: str) -> None:
     if words[0] == "recipes" and "show" in words:
         assert words[words.index("show") + 1] in RECIPES
     if "--as" in words:
-        assert preset(words[words.index("--as") + 1], **read(changes))
+        assert override(preset(words[words.index("--as") + 1]), changes)
     if words[0] == "convert":
         assert words[words.index("--family") + 1] in FAMILIES
-
-
-def read(changes: Sequence[str]) -> dict[str, int | bool]:
-    """The assignments of a preset's fields, numbers and flags."""
-    pairs = (change.split("=") for change in changes)
-    return {
-        name: value == "true" if value in ("true", "false") else int(value) for name, value in pairs
-    }
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -28,7 +28,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
         "errors ids",
-        "tables rejects answers",
+        "tables rejects answers splits",
         "files pictures",
         "readers console",
         "__init__",
@@ -47,9 +47,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "extract": (
         "config",
-        "pictures",
+        "pictures whole",
         "detect formats",
-        "run show verify",
+        "run show verify compare",
         "flags",
         "cli",
         "__init__",

@@ -14,7 +14,6 @@ from benchmarks.gpu_check.extraction_stages import stages_of
 from benchmarks.gpu_check.measuring import (
     peak_memory_gb,
     places_of_waits,
-    product_peak,
     reset_peak_memory,
 )
 from benchmarks.gpu_check.photos import write_photos
@@ -36,6 +35,7 @@ from vlmill.extract.run.job import Job, results_of, write_parts
 from vlmill.extract.run.shards import Background
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.schemas.console.progress import Progress
+from vlmill.train.devices.throughput import product_rate
 
 BARS = {"exact": 20.0, "fast": 150.0}  # pictures/s on an H100, from the design
 Precision = Literal["exact", "fast"]
@@ -216,4 +216,4 @@ def peak_of(precision: Precision, device: torch.device) -> float:
     """The device's rate of products in the arithmetic of that precision."""
     kind = torch.bfloat16 if precision == "fast" else torch.float32
     with computing(precision, device):
-        return product_peak(device, kind)
+        return product_rate(device, kind)

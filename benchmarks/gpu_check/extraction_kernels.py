@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from benchmarks.gpu_check.extraction import FULL, TINY, queries_of
-from benchmarks.gpu_check.measuring import wait_for
 from benchmarks.gpu_check.photos import write_photos
 from benchmarks.gpu_check.setting import Setting
 from torch.profiler import ProfilerActivity, profile
@@ -14,6 +13,7 @@ from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.detect.query import Query
+from vlmill.train.devices.throughput import wait_for
 
 LONGEST = 25
 NAME_LENGTH = 100

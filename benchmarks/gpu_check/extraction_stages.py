@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.measuring import timed, wait_for
+from benchmarks.gpu_check.measuring import timed
 from benchmarks.gpu_check.setting import Setting
 
 from vlmill.extract.config import ExtractConfig
@@ -27,6 +27,7 @@ from vlmill.models.detector.faster_rcnn import numbered, pool_regions
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
+from vlmill.train.devices.throughput import wait_for
 
 ROUNDS, TINY_ROUNDS = 5, 1
 DECODED = 400  # pictures, or all there are

@@ -12,7 +12,6 @@ from itertools import islice, pairwise
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.measuring import wait_for
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.steps import fitting, real_batches, stepper, timed_rounds
 from benchmarks.gpu_check.training import (
@@ -24,7 +23,8 @@ from benchmarks.gpu_check.training import (
     work_of,
 )
 
-from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.devices.throughput import wait_for
+from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.loader import batch_loader
 
 WORKERS, TINY_WORKERS = (0, 4), (0, 1)
@@ -34,7 +34,7 @@ SKIPPED, TINY_SKIPPED = 20, 2
 TIMED, TINY_TIMED = 30, 4
 IN_MEMORY = 8  # batches of the step by itself
 
-Step = Callable[[StoredBatch], object]
+Step = Callable[[HostBatch], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def measure(work: Work, setting: Setting) -> dict[str, object]:
     return line_of(forms, size / alone_s)
 
 
-def batches_of(work: Work, workers: int, setting: Setting, number: int) -> Iterator[StoredBatch]:
+def batches_of(work: Work, workers: int, setting: Setting, number: int) -> Iterator[HostBatch]:
     """The real loader's first batches."""
     device = setting.device
     if device.type == "cuda":  # the loader's thread wants to know which
@@ -118,9 +118,7 @@ def counts(setting: Setting) -> tuple[int, int]:
     return (TINY_SKIPPED, TINY_TIMED) if setting.tiny else (SKIPPED, TIMED)
 
 
-def waited_for(
-    made: Iterator[StoredBatch], step: Step, number: int, device: torch.device
-) -> Waited:
+def waited_for(made: Iterator[HostBatch], step: Step, number: int, device: torch.device) -> Waited:
     """Times ``number`` steps, each on the next batch of ``made``."""
     on_device = device.type == "cuda"
     events: list[tuple[Any, Any]] = []

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from vlmill.train.devices.throughput import wait_for
+
 SYNCHRONISED = "called a synchronizing CUDA operation"
-PRODUCT_SIDE = {"cuda": 8192, "cpu": 512}
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**24}
 # Long enough for the clocks to settle where the power limit lets them: a card alone in its first
 # milliseconds is faster than it will be.
@@ -48,28 +49,6 @@ def clock_seconds(work: Callable[[], object], device: torch.device) -> float:
     work()
     wait_for(device)
     return time.perf_counter() - started
-
-
-def wait_for(device: torch.device) -> None:
-    """Until a device has done all that was queued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def product_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a square matrix product of random numbers, as the switches for TensorFloat-32 are.
-
-    Of random numbers, since zeros and ones draw less power and run at higher clocks.
-    """
-    side = PRODUCT_SIDE[device.type]
-    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    out = torch.empty_like(left)
-
-    def product() -> object:
-        return torch.mm(left, right, out=out)
-
-    warm(product, device)
-    return float(2 * side**3 / timed(product, device, PEAK_ROUNDS))
 
 
 def copy_peak(device: torch.device) -> float:

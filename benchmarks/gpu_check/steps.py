@@ -18,9 +18,7 @@ from accelerate import Accelerator
 from benchmarks.gpu_check.measuring import (
     peak_memory_gb,
     places_of_waits,
-    product_peak,
     reset_peak_memory,
-    wait_for,
 )
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.training import (
@@ -36,9 +34,9 @@ from benchmarks.gpu_check.utilisation import padding_share, useful_operations, u
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vlmill.train.devices.throughput import run_without_values
-from vlmill.train.loading.batch import StoredBatch
-from vlmill.train.loading.features import assemble
+from vlmill.train.devices.throughput import product_rate, run_without_values, wait_for
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.features import read_features
 from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.run.loop import Training, train_step
 
@@ -102,7 +100,7 @@ class Times:
 def run_steps(variant: str, compared: Comparison, setting: Setting) -> dict[str, object]:
     """A part: forms of a variant's step beside each other, the fastest as the value."""
     work = work_of(CASES[variant], setting, compared.loading)
-    peak = product_peak(setting.device, torch.bfloat16)
+    peak = product_rate(setting.device, torch.bfloat16)
     pairs, measured = fitting(
         work.stage.batch_size,
         lambda size: measure(work.with_batches_of(size), compared.forms, setting),
@@ -156,13 +154,13 @@ def measure(work: Work, forms: Sequence[Form], setting: Setting) -> Measured:
     )
 
 
-def real_batches(work: Work, number: int, device: torch.device) -> list[StoredBatch]:
+def real_batches(work: Work, number: int, device: torch.device) -> list[HostBatch]:
     """The stage's first batches, in memory that the device can read by itself."""
     regions, pin = work.batches.regions, device.type == "cuda"
-    return [assemble(work.batches[at], regions, pin_memory=pin) for at in range(number)]
+    return [read_features(work.batches[at], regions, pin_memory=pin) for at in range(number)]
 
 
-def count_useful(work: Work, batches: Sequence[StoredBatch]) -> int:
+def count_useful(work: Work, batches: Sequence[HostBatch]) -> int:
     """Useful operations of a step on each of the batches, together.
 
     Counted without values: that takes no memory, and needs no kernel that the counter may not know.
@@ -182,7 +180,7 @@ def measure_form(
     form: Form,
     work: Work,
     model: nn.Module,
-    batches: Sequence[StoredBatch],
+    batches: Sequence[HostBatch],
     accelerator: Accelerator,
     setting: Setting,
 ) -> dict[str, Any]:
@@ -223,15 +221,15 @@ def measure_form(
     return result
 
 
-def stepper(work: Work, training: Training) -> Callable[[StoredBatch], dict[str, float]]:
+def stepper(work: Work, training: Training) -> Callable[[HostBatch], dict[str, float]]:
     """Takes a batch and trains on it, each time as the next step of a run."""
     numbers = count(1)
     return lambda batch: train_step(next(numbers), [batch], work.stage, training)
 
 
 def timed_rounds(
-    step: Callable[[StoredBatch], object],
-    batches: Sequence[StoredBatch],
+    step: Callable[[HostBatch], object],
+    batches: Sequence[HostBatch],
     rounds: int,
     device: torch.device,
 ) -> Times:

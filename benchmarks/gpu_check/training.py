@@ -20,13 +20,14 @@ from vlmill.models import VARIANTS, preset
 from vlmill.train.devices import setup as devices
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.objectives.pretraining import PretrainingStep
-from vlmill.train.optim.groups import make_optimizer
+from vlmill.train.optim.groups import make_optimizer, settings_of_start
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run.inputs import open_sources
 from vlmill.train.run.loop import Training
-from vlmill.train.run.model import make_tokenizer, model_config, started
+from vlmill.train.run.model import make_tokenizer
+from vlmill.train.run.sizes import model_config
 
 PAIRS = 512  # several batches whose order, masks and negatives differ from epoch to epoch
 TINY_PAIRS, TINY_BATCH = 24, 8
@@ -170,16 +171,14 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
     feeding = recipe.stages[0].feeding
     prepare_samples(
         folder / "prepared",
-        pairs=inputs.pairs,
-        pictures=sources.pictures,
-        negatives=None,
-        tokenizer=tokenizer,
-        wanted=Wanted(
+        WhatToPrepare(
+            pairs=inputs.pairs,
+            tokenizer=tokenizer,
             max_tokens=feeding.max_tokens or sizes.longest,
-            pairs=feeding.kind != "text",
-            texts=feeding.kind == "text" or bool(feeding.text_rows),
+            pictures=sources.pictures,
+            takes_pairs=feeding.kind != "text",
+            takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
         ),
-        rejects=None,
     )
     recipe = dataclasses.replace(recipe, model=model_config(recipe, tokenizer, sources))
     batches = PretrainBatches(
@@ -220,7 +219,8 @@ def training_of(
     step = PretrainingStep(model, stage.objectives, pack=pack)
     module = devices.wrapped(step, accelerator, shard=False)
     module.train()
-    optimizer = make_optimizer(model.named_parameters(), started(stage.optimizer, False))
+    settings = settings_of_start(stage.optimizer, from_checkpoint=False)
+    optimizer = make_optimizer(model.named_parameters(), settings)
     return Training(
         step_module=module, optimizer=optimizer, accelerator=accelerator, seed=recipe.seed
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vlmill.train.devices.throughput import operations_counter
-from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.batch import HostBatch
 
 # Forward: scores and mixing, a multiply-add each for every query, key and channel. Backward: twice.
 ATTENTION_OPERATIONS = 3 * 2 * 2
@@ -21,7 +21,7 @@ OF_ATTENTION = ("attention", "attn", "bmm")
 
 
 def useful_operations(
-    work: Callable[[], object], batch: StoredBatch, variant: str, config: Any
+    work: Callable[[], object], batch: HostBatch, variant: str, config: Any
 ) -> int:
     """Useful operations of ``work``, a packed and not compiled step on ``batch``.
 
@@ -89,7 +89,7 @@ def utilisation(operations: float, seconds: float, peak: float) -> float:
     return operations / seconds / peak
 
 
-def padding_share(batches: list[StoredBatch]) -> float:
+def padding_share(batches: list[HostBatch]) -> float:
     """The share of positions of texts and regions that are padding, when each batch is a grid."""
     masks = [
         batch.tensors[name]

@@ -39,7 +39,7 @@ def extract(
     """Detects and selects with an unfolded ``model``."""
     features = backbone(model, picture)
     height, width = picture.shape[2:]
-    offset, least = model.config.box_offset, model.config.min_proposal_size * scale
+    offset, least = model.config.box_offset, model.config.min_input_size(scale)
     limits = torch.tensor([[width - offset, height - offset] * 2])
     places, scores = model.proposal_generator(features, limits, torch.tensor([least]))
     boxes = places[scores > -torch.inf]

@@ -15,7 +15,7 @@ from vlmill.models import Vlmo
 from vlmill.models.layers.blocks import FeedForward
 from vlmill.models.outputs import Encoded
 from vlmill.train.loading.arrays import Flags
-from vlmill.train.loading.batch import PretrainBatch
+from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import IGNORED
 from vlmill.train.loading.vocabulary import MASK
 
@@ -33,7 +33,7 @@ class Score:
         return self.right / max(self.asked, 1)
 
 
-def answers(model: Any, batch: PretrainBatch) -> tuple[Flags, Flags]:
+def answers(model: Any, batch: Batch) -> tuple[Flags, Flags]:
     """For each row [B] whether anything was asked, and whether all of it was guessed right."""
     rows = len(batch.pair_ids)
     asked, right = np.zeros(rows, dtype=np.bool_), np.ones(rows, dtype=np.bool_)
@@ -51,7 +51,7 @@ def answers(model: Any, batch: PretrainBatch) -> tuple[Flags, Flags]:
     return asked, asked & right
 
 
-def _encoded(model: Any, batch: PretrainBatch) -> Encoded:
+def _encoded(model: Any, batch: Batch) -> Encoded:
     inputs = batch.pixel_inputs(masked=True) if isinstance(model, Vlmo) else batch.inputs
     states: Encoded = model(inputs)
     return states

@@ -1,38 +1,38 @@
-"""Questions as rows of a batch, by the functions that make training's."""
+"""Questions as rows of a batch, by the functions that make training's and evaluation's."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from probes.questions import Question
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.batch import Source, StoredBatch
+from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import overlapping, overlaps
-from vlmill.train.loading.collate import plan
-from vlmill.train.loading.features import assemble, source_of
+from vlmill.train.loading.collate import collate
+from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.pictures.crop import evaluation_picture
-from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample, SampledRegions, kept_tokens, sample_regions
-from vlmill.train.recipes.spec import Feeding, Masking
+from vlmill.train.loading.sample import (
+    Sample,
+    SampledRegions,
+    columns_of,
+    fit_together,
+    take_regions,
+)
+from vlmill.train.recipes.spec import Feeding
 
-NOTHING_MASKED = Masking(words=0.0, regions=0.0)
 OVERLAP = 0.4  # above it a box shows the same thing, as in InterBERT's groups
 
 
 class Shown(Protocol):
     """Where the pictures beside texts come from."""
 
-    def sample(
-        self, question: Question, tokens: MaskedTokens
-    ) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
-        """The row of a question, where its features lie, and its pixels."""
+    def sample(self, question: Question, text: MaskedTokens) -> Sample:
+        """The row of a question."""
         ...
 
     def has(self, image_id: str) -> bool:
@@ -54,28 +54,19 @@ class ShownRegions:
     """Regions, fed by ``feeding`` but never mirrored."""
 
     def __init__(self, regions: RegionReader, feeding: Feeding) -> None:
-        self.regions, self.feeding = regions, replace(feeding, flip=0.0)
+        self.regions, self.feeding = regions, feeding
 
     def has(self, image_id: str) -> bool:
         """At least one box."""
         return image_id in self.regions and self.regions.num_boxes(image_id) > 0
 
-    def sample(
-        self, question: Question, tokens: MaskedTokens
-    ) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
+    def sample(self, question: Question, text: MaskedTokens) -> Sample:
         """With the asked region hidden, and all that show the same thing."""
         (number,) = self.regions.find([question.image_id]).tolist()
         group, within = self.regions.located(number)
-        row, draws = group.row(within), Uniforms()  # nothing comes of them
-        found, words = sample_regions(row, tokens, draws, self.feeding, NOTHING_MASKED)
-        found = hiding(found, question.region)
-        original = question.tokens
-        if words < len(original):
-            kept = kept_tokens(len(original), words)
-            original = original[kept]
-            tokens = MaskedTokens(tokens=tokens.tokens[kept], masked=tokens.masked[kept])
-        source = source_of(group, within, found.count, found.order)
-        return _row(question, original, tokens, found), source, {}
+        regions = take_regions(group, within, self.feeding, columns_of(self.feeding))
+        text, regions = fit_together(text, hiding(regions, question.region), self.feeding)
+        return Sample(pair_id=question.image_id, text=text, regions=regions)
 
 
 class ShownPixels:
@@ -90,48 +81,38 @@ class ShownPixels:
         """A row of the table."""
         return image_id in self._images
 
-    def sample(
-        self, question: Question, tokens: MaskedTokens
-    ) -> tuple[Sample, Source | None, dict[str, npt.NDArray[Any]]]:
+    def sample(self, question: Question, text: MaskedTokens) -> Sample:
         """With the picture of evaluation."""
-        data, size = self._images[question.image_id], self.feeding.image_size
-        pixels = evaluation_picture(data, question.image_id, size)
-        return _row(question, question.tokens, tokens, None), None, {"pixels": pixels}
+        content, size = self._images[question.image_id], self.feeding.image_size
+        pixels = evaluation_picture(content, question.image_id, size)
+        return Sample(pair_id=question.image_id, text=text, pixels={"pixels": pixels})
 
 
-def _row(
-    question: Question, original: Ids, tokens: MaskedTokens, regions: SampledRegions | None
-) -> Sample:
-    return Sample(
-        pair_id=question.image_id, original=original, tokens=tokens, regions=regions, matching=True
-    )
-
-
-def hiding(found: SampledRegions, region: int | None) -> SampledRegions:
-    """The regions with one to be guessed; its feature and those of the same thing are zeros."""
-    if region is None:
-        return found
-    places = found.places(np.arange(found.count))
-    asked = places == region
-    hidden = overlapping(asked, overlaps(found.row.boxes[places]), threshold=OVERLAP)
-    return replace(found, masks=MaskedRegions(masked=asked, zeroed=hidden))
+def hiding(regions: SampledRegions, asked: int | None) -> SampledRegions:
+    """The regions with that at the place ``asked`` of its row to be guessed; its feature and those
+    of the same thing are zeros.
+    """
+    if asked is None:
+        return regions
+    places = regions.features.rows_of(np.arange(len(regions.boxes)))
+    masked = places == asked
+    zeroed = overlapping(masked, overlaps(regions.row.boxes[places]), threshold=OVERLAP)
+    return replace(regions, masks=MaskedRegions(masked=masked, zeroed=zeroed))
 
 
 def batches(
     questions: Sequence[Question], shown: Shown, mask_id: int, batch_size: int
-) -> Iterator[StoredBatch]:
+) -> Iterator[HostBatch]:
     """The questions as rows, in order, in host memory."""
     for start in range(0, len(questions), batch_size):
-        made = []
-        for question in questions[start : start + batch_size]:
-            seen = np.where(question.masked, mask_id, question.tokens)
-            made.append(shown.sample(question, MaskedTokens(tokens=seen, masked=question.masked)))
-        planned = plan(
-            [sample for sample, _, _ in made],
-            [source for _, source, _ in made if source is not None],
-            shown.feeding,
-            mismatched_words=True,
-            mismatched_regions=True,
-            pixels=[pixels for _, _, pixels in made if pixels],
-        )
-        yield assemble(planned, shown.regions)
+        samples = [
+            shown.sample(question, masked_text(question, mask_id))
+            for question in questions[start : start + batch_size]
+        ]
+        yield read_features(collate(samples, shown.feeding), shown.regions)
+
+
+def masked_text(question: Question, mask_id: int) -> MaskedTokens:
+    """The question's text, [MASK] for each token that is asked."""
+    seen = np.where(question.masked, mask_id, question.tokens)
+    return MaskedTokens(original=question.tokens, tokens=seen, masked=question.masked)

@@ -12,7 +12,7 @@ from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 Tables = Literal["world", "shuffled", "staged"]
 
 # Each small recipe, and by how much it has to beat the matcher that sees colours alone.
-WANTED = {
+MARGINS = {
     "vilbert-small": 0.1,
     "vl-bert-small": 0.1,
     "imagebert-small": 0.1,
@@ -81,7 +81,7 @@ def ablations(recipe: str, *masks: Arm) -> tuple[Arm, ...]:
     )
 
 
-def long_arms() -> tuple[Arm, ...]:
+def ablation_arms() -> tuple[Arm, ...]:
     """The ablations, arm by arm; the recipes that have none come as they are."""
     image, inter, vlmo = "imagebert-small", "interbert-small", "vlmo-small"
     no_joint = ("model.first_vl_layer=4", "model.num_contrast_pairs=1")
@@ -102,6 +102,6 @@ def long_arms() -> tuple[Arm, ...]:
     )
 
 
-def short_arms(variants: tuple[str, ...]) -> tuple[Arm, ...]:
+def base_arms(variants: tuple[str, ...]) -> tuple[Arm, ...]:
     """The small recipes as they are."""
     return tuple(Arm(recipe=name) for name in variants)

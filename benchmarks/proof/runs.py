@@ -1,4 +1,4 @@
-"""One run of the proof: train an arm, evaluate it, probe it; what was found is kept in a file."""
+"""Trains an arm, evaluates it, probes it, and keeps its figures in a file."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ from vlmill.train.tasks.retrieval.job import RetrievalOptions
 DIRECTIONS = ("image_retrieval", "text_retrieval")
 EXPERTS = ("text", "image", "vl")
 SECONDS_BETWEEN_LOOKS = 5.0
-Found = dict[str, Any]
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Job:
         """As in ``imagebert-small/base/seed-0``."""
         return f"{self.arm.recipe}/{self.arm.name}/seed-{self.seed}"
 
-    def settings(self) -> Found:
+    def settings(self) -> Figures:
         """What decides the figures."""
         told = {
             "recipe": to_plain(self.recipe),
@@ -71,7 +71,7 @@ class Job:
             "held_out": self.held_out,
             "matching": self.matching,
         }
-        plain: Found = json.loads(json.dumps(told))
+        plain: Figures = json.loads(json.dumps(told))
         return plain
 
     @property
@@ -98,7 +98,7 @@ class Job:
         return int(lines[-1]["step"]) if lines else 0
 
 
-def train_minutes(lines: Sequence[Found], batch_sizes: dict[str, int]) -> float:
+def train_minutes(lines: Sequence[Figures], batch_sizes: dict[str, int]) -> float:
     """Minutes of the clock that steps took, from a log's rates; pauses of a run do not count."""
     seconds, before = 0.0, 0
     for line in lines:
@@ -108,14 +108,14 @@ def train_minutes(lines: Sequence[Found], batch_sizes: dict[str, int]) -> float:
     return seconds / 60
 
 
-def run(job: Job) -> Found:
+def run(job: Job) -> Figures:
     """Train, evaluate and probe, or what is left of it; the figures by flat names.
 
     What the parts print goes to ``log.txt`` in the run's folder.
     """
     if job.result.exists():
-        found: Found = json.loads(job.result.read_text(encoding="utf-8"))
-        return found
+        stored: Figures = json.loads(job.result.read_text(encoding="utf-8"))
+        return stored
     torch.set_num_threads(1)  # the products are small: threads cost twice the CPU time
     job.folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -123,13 +123,13 @@ def run(job: Job) -> Found:
         redirect_stdout(text),
         redirect_stderr(text),
     ):
-        found = _figures(job)
+        figures = _figures(job)
     job.result.parent.mkdir(parents=True, exist_ok=True)
-    write_json(job.result, found)
-    return found
+    write_json(job.result, figures)
+    return figures
 
 
-def _figures(job: Job) -> Found:
+def _figures(job: Job) -> Figures:
     recipe, tables, trained = job.recipe, job.tables, job.folder / "train"
     continued, clock = bool(saved_steps(trained)), time.process_time()
     regions = None if recipe.variant == "vlmo" else tables.regions
@@ -141,7 +141,7 @@ def _figures(job: Job) -> Found:
     )
     pretrain(recipe, inputs, trained)
     sizes = {stage.name: stage.batch_size for stage in recipe.stages}
-    found: Found = {
+    figures: Figures = {
         "name": job.name,
         "recipe": job.arm.recipe,
         "arm": job.arm.name,
@@ -153,17 +153,17 @@ def _figures(job: Job) -> Found:
         "cpu_minutes": None if continued else (time.process_time() - clock) / 60,
         "device": job.device,
     }
-    found |= retrieval(job, trained, "retrieval")
+    figures |= retrieval(job, trained, "retrieval")
     if recipe.variant == "vlmo" and job.matching and recipe.stages[-1].objectives.itm:
         again = retrieval(job, trained, "retrieval-matching", rerank=job.held_out)
-        found |= {f"matching/{name}": value for name, value in again.items()}
-    found |= probes(job, trained)
+        figures |= {f"matching/{name}": value for name, value in again.items()}
+    figures |= probes(job, trained)
     if recipe.variant == "vlmo" and job.arm.name == BASE:
-        found |= without_experts(job, trained)
-    return found
+        figures |= without_experts(job, trained)
+    return figures
 
 
-def retrieval(job: Job, checkpoint: Path, folder: str, rerank: int | None = None) -> Found:
+def retrieval(job: Job, checkpoint: Path, folder: str, rerank: int | None = None) -> Figures:
     """R@1 in both directions."""
     metrics = evaluate_retrieval(
         RetrievalOptions(
@@ -180,7 +180,7 @@ def retrieval(job: Job, checkpoint: Path, folder: str, rerank: int | None = None
     return {f"{direction}/r1": metrics[f"{direction}/r1"] for direction in DIRECTIONS}
 
 
-def probes(job: Job, checkpoint: Path) -> Found:
+def probes(job: Job, checkpoint: Path) -> Figures:
     """What :func:`probes.probe` finds on the held-out pairs."""
     inputs = ProbeInputs(
         pairs=job.tables.pairs,
@@ -193,9 +193,9 @@ def probes(job: Job, checkpoint: Path) -> Found:
     return dict(probe(load_checkpoint(checkpoint), inputs))
 
 
-def without_experts(job: Job, checkpoint: Path) -> Found:
+def without_experts(job: Job, checkpoint: Path) -> Figures:
     """The same figures with each expert of the trained VLMo adding nothing."""
-    found: Found = {}
+    figures: Figures = {}
     for expert in EXPERTS:
         loaded, folder = load_checkpoint(checkpoint), job.folder / f"without-{expert}"
         switch_off(loaded.model, expert)
@@ -207,13 +207,13 @@ def without_experts(job: Job, checkpoint: Path) -> Found:
             training=loaded.training,
             feeding=loaded.feeding,
         )
-        own = retrieval(job, folder / "checkpoint", f"without-{expert}/retrieval")
-        own |= probes(job, folder / "checkpoint")
-        found |= {f"without-{expert}/{name}": value for name, value in own.items()}
-    return found
+        without = retrieval(job, folder / "checkpoint", f"without-{expert}/retrieval")
+        without |= probes(job, folder / "checkpoint")
+        figures |= {f"without-{expert}/{name}": value for name, value in without.items()}
+    return figures
 
 
-def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Found | BaseException]]:
+def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Figures | BaseException]]:
     """All runs, ``processes`` at once, each as it finishes; one that fails gives its error.
 
     Each has a process of its own; with one at once they are run in this one.
@@ -231,7 +231,7 @@ def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Found | 
         ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool,
         Progress(total=total, done=before, unit="step", label="learning") as bar,
     ):
-        waiting: dict[Future[Found], Job] = {pool.submit(run, job): job for job in jobs}
+        waiting: dict[Future[Figures], Job] = {pool.submit(run, job): job for job in jobs}
         while waiting:
             done, _ = wait(waiting, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
             bar.advance(sum(job.steps_done() for job in jobs) - bar.done, runs=str(len(waiting)))

@@ -6,78 +6,81 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from proof.arms import BASE, WANTED
+from proof.arms import BASE, MARGINS
 from proof.tables import Oracles
+from shell import result_line
 
 DIRECTIONS = ("image_retrieval", "text_retrieval")
-Found = Mapping[str, Any]
+Figures = Mapping[str, Any]
 
 
-def retrieval_lines(found: Found, oracles: Oracles) -> list[dict[str, Any]]:
+def retrieval_lines(figures: Figures, oracles: Oracles) -> list[dict[str, Any]]:
     """R@1 of a run in either direction beside the oracles'.
 
     ``peer_value`` is what a matcher that sees colours alone is sure of; ``expected`` what it gets
     where it breaks ties by chance, which a trained model that saw colours alone would do, too.
     """
-    return [_retrieval_line(found, oracles, direction) for direction in DIRECTIONS]
+    return [_retrieval_line(figures, oracles, direction) for direction in DIRECTIONS]
 
 
-def _retrieval_line(found: Found, oracles: Oracles, direction: str) -> dict[str, Any]:
-    own, wanted = found[f"{direction}/r1"], WANTED[found["recipe"]]
+def _retrieval_line(figures: Figures, oracles: Oracles, direction: str) -> dict[str, Any]:
+    r1, bar = figures[f"{direction}/r1"], MARGINS[figures["recipe"]]
     sure = {name: metrics[f"{direction}/r1"] for name, metrics in oracles.items()}
     by_chance = oracles["colours"][f"{direction}/r1_expected"]
-    margin = own - sure["colours"]
-    return {
-        "name": f"learning/{found['name']}/{direction}/r1",
-        "value": own,
-        "unit": "share",
-        "peer": "a matcher that sees colours alone",
-        "peer_value": sure["colours"],
-        "ratio": own / sure["colours"] if sure["colours"] else None,
-        "margin": margin,
-        "margin_wanted": wanted,
-        "learned": margin >= wanted,
-        "peer_expected": by_chance,
-        "margin_to_expected": own - by_chance,
-        "shapes": sure["shapes"],
-        "bag_of_things": sure["things"],
-        "limit": sure["everything"],
-        "fraction_of_limit": own / sure["everything"] if sure["everything"] else None,
-        **{name: found[name] for name in ("pairs", "held_out", "steps", "seed")},
-        **{name: found[name] for name in ("minutes", "cpu_minutes", "device")},
-    }
+    margin = r1 - sure["colours"]
+    settings = ("pairs", "held_out", "steps", "seed", "minutes", "cpu_minutes", "device")
+    return result_line(
+        f"learning/{figures['name']}/{direction}/r1",
+        r1,
+        "share",
+        peer="a matcher that sees colours alone",
+        peer_value=sure["colours"],
+        ratio=r1 / sure["colours"] if sure["colours"] else None,
+        margin=margin,
+        margin_wanted=bar,
+        learned=margin >= bar,
+        peer_expected=by_chance,
+        margin_to_expected=r1 - by_chance,
+        shapes=sure["shapes"],
+        bag_of_things=sure["things"],
+        limit=sure["everything"],
+        fraction_of_limit=r1 / sure["everything"] if sure["everything"] else None,
+        **{name: figures[name] for name in settings},
+    )
 
 
-def probe_lines(found: Found) -> list[dict[str, Any]]:
+def probe_lines(figures: Figures) -> list[dict[str, Any]]:
     """A line for each group of masked words, and one for masked things."""
     lines = []
-    for name, asked in found.items():
+    for name, asked in figures.items():
         if not name.endswith("/asked"):
             continue
         probe = name.removesuffix("/asked")
-        of_words = f"{probe}/own_picture" in found
+        of_words = f"{probe}/own_picture" in figures
         own, other = "own_caption", "no_caption"
         if of_words:
             own, other = "own_picture", "other_picture"
-        line = {
-            "name": f"learning/{found['name']}/{probe}",
-            "value": found[f"{probe}/{own}"],
-            "unit": "share",
-            "peer": other.replace("_", " "),
-            "peer_value": found[f"{probe}/{other}"],
-            "difference": found[f"{probe}/{own}"] - found[f"{probe}/{other}"],
-        }
+        beside, alone = figures[f"{probe}/{own}"], figures[f"{probe}/{other}"]
+        line = result_line(
+            f"learning/{figures['name']}/{probe}",
+            beside,
+            "share",
+            peer=other.replace("_", " "),
+            peer_value=alone,
+            ratio=beside / alone if alone else None,
+            difference=beside - alone,
+        )
         if not of_words:
-            line["other_caption"] = found[f"{probe}/other_caption"]
-        lines.append(line | {"asked": asked, "seed": found["seed"]})
+            line["other_caption"] = figures[f"{probe}/other_caption"]
+        lines.append(line | {"asked": asked, "seed": figures["seed"]})
     return lines
 
 
-def other_lines(found: Found) -> list[dict[str, Any]]:
+def other_lines(figures: Figures) -> list[dict[str, Any]]:
     """R@1 of VLMo by its matching head, and without its experts."""
     return [
-        {"name": f"learning/{found['name']}/{name}", "value": value, "unit": "share"}
-        for name, value in found.items()
+        result_line(f"learning/{figures['name']}/{name}", value, "share")
+        for name, value in figures.items()
         if name.endswith("/r1") and name.count("/") > 1
     ]
 
@@ -126,33 +129,33 @@ COLUMNS = {
 }
 
 
-def spreads(results: Sequence[Found]) -> dict[tuple[str, str], dict[str, Spread]]:
+def spreads(results: Sequence[Figures]) -> dict[tuple[str, str], dict[str, Spread]]:
     """Each arm's figures over its seeds, by (recipe, arm), in the order of first appearance."""
-    arms: dict[tuple[str, str], list[Found]] = {}
-    for found in results:
-        arms.setdefault((found["recipe"], found["arm"]), []).append(found)
+    arms: dict[tuple[str, str], list[Figures]] = {}
+    for figures in results:
+        arms.setdefault((figures["recipe"], figures["arm"]), []).append(figures)
     return {
         key: {
-            column: Spread.of([found[name] for found in some])
+            column: Spread.of([figures[name] for figures in some])
             for column, name in COLUMNS.items()
-            if all(name in found for found in some)
+            if all(name in figures for figures in some)
         }
         for key, some in arms.items()
     }
 
 
-def table(results: Sequence[Found]) -> str:
+def table(results: Sequence[Figures]) -> str:
     """Markdown: an arm a row, mean ± standard deviation over seeds; below the base of its recipe
     the difference from that, ± its standard error, of R@1.
     """
-    found = spreads(results)
-    columns = [c for c in COLUMNS if any(c in row for row in found.values())]
+    rows = spreads(results)
+    columns = [c for c in COLUMNS if any(c in row for row in rows.values())]
     lines = [f"| run | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
-    for (recipe, arm), row in found.items():
+    for (recipe, arm), row in rows.items():
         count = max((spread.count for spread in row.values()), default=0)
         cells = [str(row.get(column, "")) for column in columns]
         lines.append(f"| {recipe}, {arm} | {count} | {' | '.join(cells)} |")
-        base = found.get((recipe, BASE), {})
+        base = rows.get((recipe, BASE), {})
         if arm != BASE and base:
             changes = [_change(column, row, base) for column in columns]
             lines.append(f"| … from {BASE} | | {' | '.join(changes)} |")

@@ -4,17 +4,20 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vlmill.extract.detect.checkpoint import read_checkpoint
+from vlmill.extract.detect.config_file import ConfigFile, read_config_file
+from vlmill.extract.whole.networks import WholePictures
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.cpu_stages import fuse_stages
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import config_of_weights, load_published
+from vlmill.models.detector.keys import WrongKey
+from vlmill.models.detector.published import config_of_weights, fitted, load_published
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import fold_norms
 from vlmill.schemas.errors import InputError
@@ -28,12 +31,22 @@ class Detector:
     fingerprint: str
     weights: str  # the file's name, or "random weights, seed S"
     device: torch.device
+    # What the output's metadata says of the configuration file, where there was one.
+    config_record: Mapping[str, str] = field(default_factory=dict)
+    whole: WholePictures | None = None  # networks that describe its pictures as wholes
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The fingerprint, and the digests of the networks beside it."""
+        networks = () if self.whole is None else self.whole.networks
+        return (self.fingerprint, *(network.digest for network in networks))
 
 
 def open_detector(
     config: DetectorConfig | None,
     weights: str | Path | None,
     *,
+    config_file: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
     changes: Mapping[str, Any] | None = None,
@@ -41,20 +54,24 @@ def open_detector(
 ) -> Detector:
     """Builds a detector with a file's weights, or with random ones.
 
-    Without ``config`` the file's layout gives the conventions and its shapes the sizes, with
-    ``changes`` to single fields; without a file too, it is the default architecture. ``folded``
-    moves normalisations into convolutions, which is faster and rounds otherwise; without it the
+    ``config_file`` is another project's configuration and takes the place of ``config``. Without
+    both the weights' layout gives the conventions and their shapes the sizes, with ``changes`` to
+    single fields; without weights too, it is the default architecture. ``folded`` moves
+    normalisations into convolutions, which is faster and rounds otherwise; without it the
     arithmetic is the published code's, operation by operation. Raises InputError for a file that
     cannot be read or does not fit, and for a device that is not there.
     """
     target = usable_device(device)
+    configured = None if config_file is None else read_config_file(config_file)
     if weights is None:
+        if configured is not None:
+            config = configured.configuration().config
         config = ARCHITECTURES[DEFAULT_ARCH] if config is None else config
         model = FasterRCNN(dataclasses.replace(config, **changes or {}))
         randomise(model, seed)
         source = f"random weights, seed {seed}"
     else:
-        model = load_detector(config, Path(weights), changes or {})
+        model = load_detector(configured or config, Path(weights), changes or {})
         source = Path(weights).name
     model.requires_grad_(False).eval()
     fingerprint = fingerprint_of(model)
@@ -65,23 +82,37 @@ def open_detector(
         # Channels last with folded norms: 3.5 times less CPU time for the tiny network, 1.6 for
         # the backbone of R-101.
         model = model.to(memory_format=torch.channels_last)
-    return Detector(model=model, fingerprint=fingerprint, weights=source, device=target)
+    return Detector(
+        model=model,
+        fingerprint=fingerprint,
+        weights=source,
+        device=target,
+        config_record={} if configured is None else configured.record(),
+    )
 
 
 def load_detector(
-    config: DetectorConfig | None, path: Path, changes: Mapping[str, Any]
+    config: DetectorConfig | ConfigFile | None, path: Path, changes: Mapping[str, Any]
 ) -> FasterRCNN:
-    """The network of a file: as ``config`` says, or as the file itself does."""
+    """The network of a file: as a configuration says, or as the file itself does."""
+    configuration = config.configuration() if isinstance(config, ConfigFile) else None
     state = read_checkpoint(path)
     remedy = "give no --arch to take sizes and conventions from the file"
     try:
-        if config is None:
-            remedy = "give a published detector, or the --arch that it was trained with"
-            config = config_of_weights(state, **changes)
+        if configuration is not None:
+            remedy = "give the configuration that they were trained with"
+            spec = fitted(configuration, state)
+        elif config is None:
+            remedy = "give a published detector, or the --arch or --config that it was trained with"
+            spec = config_of_weights(state, **changes)
         else:
-            config = dataclasses.replace(config, **changes)
-        model = FasterRCNN(config)
+            assert isinstance(config, DetectorConfig)
+            spec = config
+        model = FasterRCNN(dataclasses.replace(spec, **changes))
         load_published(model, state)
+    except WrongKey as error:
+        assert isinstance(config, ConfigFile)
+        raise config.complaint(error, f"give the configuration of --weights {path}") from None
     except ValueError as error:
         raise InputError(f"--weights {path}: {error}; {remedy}") from None
     return model

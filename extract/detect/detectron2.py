@@ -5,21 +5,30 @@ logits and regressions are computed by its own modules from its own configuratio
 selection and rows are those of every other detector.
 """
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
+from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, fingerprint_of, usable_device
-from vlmill.models.detector.config import DetectorConfig, detectron2
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.extract.detect.precision import computing
+from vlmill.extract.pictures.decode import Pixels
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.configurations import config_of, flat
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, whole_boxes
+from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
+from vlmill.models.detector.resnet import widened
 from vlmill.schemas.errors import InputError
 
 INSTALL = (
@@ -36,9 +45,9 @@ class Detectron2Network(nn.Module):
 
     model: Any
 
-    def __init__(self, model: nn.Module, config: DetectorConfig) -> None:
+    def __init__(self, model: nn.Module, config: DetectorConfig, cfg: Any) -> None:
         super().__init__()
-        self.model, self.config = model, config
+        self.model, self.config, self.cfg = model, config, cfg
 
     def forward(
         self,
@@ -50,20 +59,19 @@ class Detectron2Network(nn.Module):
         whole: bool = False,
         chunk: int = 50,
     ) -> Detections:
-        """Detects as :class:`FasterRCNN` does; ``min_sides`` play no part here."""
-        features = self.model.backbone(pictures)[self.level]
-        boxes, taken = self.proposals(features, pictures) if given is None else given
-        means = self.region_means(features, boxes, chunk)
-        logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
-        frames = torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
-        return Detections(
-            boxes=boxes,
-            taken=taken,
-            features=means,
-            class_probs=logits.softmax(dim=1).view(*taken.shape, -1),
-            box_deltas=deltas.view(*taken.shape, -1),
-            whole=self.region_means(features, frames, chunk)[:, 0] if whole else None,
-        )
+        """Detects as :class:`FasterRCNN` does."""
+        features = self.feature_map(pictures)
+        regions = self.proposals(features, limits, min_sides) if given is None else given
+        detections = self.describe(features, *regions, chunk)
+        if not whole:
+            return detections
+        vectors = self.region_means(features, whole_boxes(limits), chunk)[:, 0]
+        return dataclasses.replace(detections, whole=vectors)
+
+    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
+        """The map that proposals and regions share."""
+        features: Tensor = self.model.backbone(pictures)[self.level]
+        return features
 
     @property
     def level(self) -> str:
@@ -73,29 +81,84 @@ class Detectron2Network(nn.Module):
         return name
 
     def proposals(
-        self, features: Float[Tensor, "N C G V"], pictures: Float[Tensor, "N 3 H W"]
+        self,
+        features: Float[Tensor, "N C G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Proposals, best first, and which of their places are taken."""
-        images = importlib.import_module("detectron2.structures").ImageList(
-            pictures, [tuple(pictures.shape[2:])] * len(pictures)
-        )
+        """Proposals, best first, and which of their places are taken.
+
+        ``min_sides`` play no part: Detectron2 has its own of its configuration.
+        """
+        sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
+        # Of the images its proposal generator reads the sizes alone.
+        images = importlib.import_module("detectron2.structures").ImageList(features, sizes)
         instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
         boxes = [of_picture.proposal_boxes.tensor for of_picture in instances]
         flags = [torch.ones_like(own[:, 0], dtype=torch.bool) for own in boxes]
         return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
+
+    def describe(
+        self,
+        features: Float[Tensor, "N C G V"],
+        boxes: Float[Tensor, "N P 4"],
+        taken: Bool[Tensor, "N P"],
+        chunk: int = 50,
+    ) -> Detections:
+        """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
+        means = self.region_means(features, boxes, chunk)
+        logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
+        return Detections(
+            boxes=boxes,
+            taken=taken,
+            features=means,
+            class_probs=widened(logits).softmax(dim=1).view(*taken.shape, -1),
+            box_deltas=widened(deltas).view(*taken.shape, -1),
+        )
 
     def region_means(
         self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
     ) -> Float[Tensor, "N P D"]:
         """The mean of res5 over each region, ``chunk`` at a time to bound memory."""
         heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
-        means = [features.new_zeros((0, self.config.feature_size))]
+        means = [boxes.new_zeros((0, self.config.feature_size))]
         for number, own in enumerate(boxes):
             for part in torch.split(own, chunk):
                 own_map = features[number : number + 1]
                 pooled = heads.pooler([own_map], [structures.Boxes(part)])
-                means.append(heads.res5(pooled).mean(dim=(2, 3)))
+                means.append(widened(heads.res5(pooled)).mean(dim=(2, 3)))
         return torch.cat(means).view(*boxes.shape[:2], self.config.feature_size)
+
+
+def own_rule(detector: Detector) -> Selection:
+    """Which regions the configuration itself keeps, in our terms."""
+    cfg = cast(Detectron2Network, detector.model).cfg
+    most = cfg.TEST.DETECTIONS_PER_IMAGE
+    threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
+    return Selection(threshold=threshold, min_boxes=0, max_boxes=most if most > 0 else 100_000)
+
+
+def infer(
+    detector: Detector, pixels: Pixels, sides: tuple[int, int]
+) -> tuple[Float[Tensor, "N 4"], Int64[Tensor, " N"]]:
+    """Boxes and classes by Detectron2 alone, from blue-green-red pixels [H0, W0, 3] on.
+
+    It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
+    longest of its input.
+    """
+    network, (short, long) = cast(Detectron2Network, detector.model), sides
+    image = pixels if network.config.channel_order == "bgr" else pixels[:, :, ::-1]
+    resize = library("data.transforms").ResizeShortestEdge([short, short], long)
+    resized = resize.get_transform(image).apply_image(image).transpose(2, 0, 1)
+    sample = {
+        "image": torch.from_numpy(np.ascontiguousarray(resized)).float(),
+        "height": pixels.shape[0],
+        "width": pixels.shape[1],
+    }
+    with computing("exact", detector.device):
+        (output,) = network.model([sample])
+    instances = output["instances"].to("cpu")
+    return instances.pred_boxes.tensor, instances.pred_classes
 
 
 def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") -> Detector:
@@ -105,11 +168,17 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     weights that do not fit.
     """
     target = usable_device(device)
-    cfg = read_config(config_file)
+    config = library("config")
+    file = read_config_file(config_file)
+    cfg = node_of(config, file)
     cfg.MODEL.DEVICE = str(target)
-    model = importlib.import_module("detectron2.modeling").build_model(cfg)
+    try:
+        spec = config_of("detectron2", dict(flat(cfg)))
+    except WrongKey as error:
+        raise file.complaint(error, GIVE) from None
+    model = library("modeling").build_model(cfg)
     load_weights(model, read_checkpoint(weights), weights)
-    network = Detectron2Network(model.eval().requires_grad_(False), config_of(cfg))
+    network = Detectron2Network(model.eval().requires_grad_(False), spec, cfg)
     version = importlib.import_module("detectron2").__version__
     return Detector(
         # It has what extraction calls; training and parity use our own network alone.
@@ -117,64 +186,38 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
         fingerprint=fingerprint_of(cast(FasterRCNN, network)),
         weights=f"{weights.name} (Detectron2 {version}, {config_file.name})",
         device=target,
+        config_record=file.record(),
     )
 
 
-def read_config(path: Path) -> Any:
-    """Detectron2's node of a YAML file, which is read without executing anything of it."""
+def library(part: str) -> Any:
+    """A part of Detectron2. Raises InputError with the install line where it is missing."""
     try:
-        library = importlib.import_module("detectron2.config")
+        return importlib.import_module(f"detectron2.{part}")
     except ImportError as error:
         raise InputError(
             f"--backend detectron2: Detectron2 cannot be imported ({error}); install it with: "
             f"{INSTALL}"
         ) from None
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        raise InputError(f"--d2-config {path}: give the .yaml file of a Detectron2 model")
-    cfg = library.get_cfg()
+
+
+def node_of(config: Any, file: ConfigFile) -> Any:
+    """Detectron2's own node of a file, which was read as plain data before."""
+    cfg = config.get_cfg()
     try:
-        cfg.merge_from_file(str(path), allow_unsafe=False)
-    except Exception as error:  # yaml's and yacs's own, assertions among them
+        cfg.merge_from_file(str(file.path), allow_unsafe=False)
+    except Exception as error:  # yacs's own, assertions among them
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"--d2-config {path} is no configuration of Detectron2 ({reason}); give one of its "
+            f"--config {file.path} is no configuration of Detectron2 ({reason}); give one of its "
             "model zoo's, or one made from them"
         ) from None
     if cfg.MODEL.ROI_HEADS.NAME != HEADS or cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
         raise InputError(
-            f"--d2-config {path}: {cfg.MODEL.META_ARCHITECTURE} with {cfg.MODEL.ROI_HEADS.NAME}; "
+            f"--config {file.path}: {cfg.MODEL.META_ARCHITECTURE} with {cfg.MODEL.ROI_HEADS.NAME}; "
             f"regions have features in C4 models: give one with GeneralizedRCNN and {HEADS}"
         )
     return cfg
-
-
-def config_of(cfg: Any) -> DetectorConfig:
-    """What extraction must know of the model, from its configuration."""
-    net, heads, rpn = cfg.MODEL.RESNETS, cfg.MODEL.ROI_HEADS, cfg.MODEL.RPN
-    box, generator = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ANCHOR_GENERATOR
-    return detectron2(
-        depth=net.DEPTH,
-        stem_channels=net.STEM_OUT_CHANNELS,
-        res2_channels=net.RES2_OUT_CHANNELS,
-        res2_width=net.NUM_GROUPS * net.WIDTH_PER_GROUP,
-        stride_in_1x1=net.STRIDE_IN_1X1,
-        num_classes=heads.NUM_CLASSES,
-        short_side=cfg.INPUT.MIN_SIZE_TEST,
-        long_side=cfg.INPUT.MAX_SIZE_TEST,
-        channel_order="bgr" if cfg.INPUT.FORMAT == "BGR" else "rgb",
-        pixel_mean=tuple(cfg.MODEL.PIXEL_MEAN),
-        pixel_std=tuple(cfg.MODEL.PIXEL_STD),
-        anchor_scales=tuple(size / 16 for size in generator.SIZES[0]),
-        anchor_ratios=tuple(generator.ASPECT_RATIOS[0]),
-        pre_nms_top=rpn.PRE_NMS_TOPK_TEST,
-        post_nms_top=rpn.POST_NMS_TOPK_TEST,
-        rpn_nms_threshold=rpn.NMS_THRESH,
-        pool_size=box.POOLER_RESOLUTION,
-        sampling_ratio=box.POOLER_SAMPLING_RATIO,
-        box_weights=tuple(box.BBOX_REG_WEIGHTS),
-        class_specific_boxes=not box.CLS_AGNOSTIC_BBOX_REG,
-        class_nms_thresholds=(heads.NMS_THRESH_TEST,),
-    )
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -192,7 +235,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
             complaints.append(f"{key} is {tuple(value.shape)}, want {tuple(own[key].shape)}")
     if complaints:
         raise InputError(
-            f"--weights {path}: they do not fit --d2-config: {'; '.join(complaints)}; give the "
+            f"--weights {path}: they do not fit --config: {'; '.join(complaints)}; give the "
             "configuration that they were trained with"
         )
     model.load_state_dict({key: value for key, value in state.items() if key in own})

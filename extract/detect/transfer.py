@@ -122,7 +122,7 @@ def measures_of(query: Query, spec: DetectorConfig) -> list[float]:
         (picture.width - offset, picture.height - offset),
     ]
     pairs = [(factor_x, factor_y), *limits]
-    return [spec.min_proposal_size * picture.scale, *(v for pair in pairs for v in pair * 2)]
+    return [spec.min_input_size(picture.scale), *(v for pair in pairs for v in pair * 2)]
 
 
 def frames_of(measures: Tensor) -> Frames:

@@ -5,17 +5,21 @@ plan, one whenever enough of a shape are there, the rest at the window's end: th
 but the window. No picture is ever padded.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from vlmill.extract.config import ExtractConfig
+from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import Outcome
+from vlmill.extract.detect.rows import Outcome, as_stored
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.run.workers import Ready
@@ -145,7 +149,7 @@ def resizes_pixels(detector: Detector) -> bool:
 def start(places: Sequence[Place], detector: Detector, config: ExtractConfig) -> RunningBatch:
     """Starts a batch; one that cannot be started fails when its results are waited for."""
     try:
-        wait = start_batch([place.query for place in places], detector, config)
+        wait = start_places(places, detector, config)
     except RuntimeError as error:
         failure = error
 
@@ -156,6 +160,35 @@ def start(places: Sequence[Place], detector: Detector, config: ExtractConfig) ->
     return RunningBatch(places=places, wait=wait)
 
 
+def start_places(
+    places: Sequence[Place], detector: Detector, config: ExtractConfig
+) -> Callable[[], Sequence[Outcome]]:
+    """Starts a batch, whole pictures' vectors included; what it gives waits for the results."""
+    wait = start_batch([place.query for place in places], detector, config)
+    if detector.whole is None:
+        return wait
+    with computing(config.precision, detector.device):
+        vectors = detector.whole.vectors([place.ready.crops for place in places])
+    return lambda: described(wait(), vectors.float().cpu().numpy(), config.storage)
+
+
+def described(
+    outcomes: Sequence[Outcome], vectors: npt.NDArray[np.float32], storage: Storage
+) -> list[Outcome]:
+    """The rows with the vectors of their whole pictures, which the stored type has to hold."""
+    whole: list[Outcome] = []
+    for outcome, vector in zip(outcomes, vectors, strict=True):
+        if isinstance(outcome, Rejected):
+            whole.append(outcome)
+            continue
+        try:
+            values = as_stored(vector, storage.dtype)
+            whole.append(dataclasses.replace(outcome, global_feature=values))
+        except Rejected as why:
+            whole.append(why)
+    return whole
+
+
 def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> None:
     """Waits for a batch; if it fails, retries its pictures one by one."""
     try:
@@ -164,15 +197,15 @@ def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> No
         if len(batch.places) == 1:
             outcomes = [failed(error, detector)]
         else:
-            outcomes = [alone(place.query, detector, config) for place in batch.places]
+            outcomes = [alone(place, detector, config) for place in batch.places]
     for place, outcome in zip(batch.places, outcomes, strict=True):
         place.fill(outcome)
 
 
-def alone(query: Query, detector: Detector, config: ExtractConfig) -> Outcome:
+def alone(place: Place, detector: Detector, config: ExtractConfig) -> Outcome:
     """Asks once more about a picture whose batch failed."""
     try:
-        (outcome,) = start_batch([query], detector, config)()
+        (outcome,) = start_places([place], detector, config)()
     except RuntimeError as error:
         return failed(error, detector)
     return outcome

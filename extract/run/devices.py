@@ -73,7 +73,10 @@ def one_device(
 ) -> Iterator[Engine]:
     """Extracts here, on the detector's device."""
     spec, resize = detector.model.config, not resizes_pixels(detector)
-    with source_of(spec, config.limits, workers, config.batch_size, resize=resize) as source:
+    crops = detector.whole.crops if detector.whole is not None else ()
+    with source_of(
+        spec, config.limits, workers, config.batch_size, resize=resize, crops=crops
+    ) as source:
 
         def engine(windows: Iterable[Window]) -> Iterator[Sequence[Extracted]]:
             sizes: deque[int] = deque()

@@ -78,9 +78,11 @@ class Job:
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
             "weights": self.detector.weights,
+            **self.detector.config_record,
             "device": self.detector.device.type,  # their number does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
+            **({} if self.detector.whole is None else {"global_cnn": self.detector.whole.record()}),
             **({} if self.given is None else {"boxes": "given", "given": self.given.digest}),
         }
 
@@ -93,6 +95,7 @@ class Job:
             feature_dim=spec.feature_size,
             class_probs_dim=spec.num_classes + 1 if kept else None,
             top_k=storage.top_k and min(storage.top_k, spec.num_classes + 1),
+            global_dim=None if self.detector.whole is None else self.detector.whole.width,
         )
 
 

@@ -9,11 +9,11 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 
@@ -24,6 +24,7 @@ from vlmill.extract.pictures.decode import decode_stored
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.extract.pictures.resize import NetworkInput, PixelInput, lighter_input, network_input
+from vlmill.extract.whole.crop import Crop, Pixels, middle
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.schemas.pictures.orientation import UPRIGHT
 from vlmill.schemas.rejects import Rejected
@@ -54,6 +55,7 @@ class Ready:
     image_id: str | None  # None: it could not be read
     result: NetworkInput | PixelInput | Rejected
     orientation: int = UPRIGHT  # in which it is stored: that of boxes which come from files
+    crops: Mapping[Crop, Pixels] = field(default_factory=dict)  # for networks of whole pictures
 
 
 Source = Callable[[Iterable[Picture]], Iterator[Ready]]
@@ -66,26 +68,33 @@ def prepare(
     limits: InputLimits,
     *,
     resize: bool = True,
+    crops: Sequence[Crop] = (),
 ) -> Ready:
     """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
     image_id, orientation = picture.image_id, UPRIGHT
+    cut: dict[Crop, Pixels] = {}
     try:
         image_id, data = reader.read(picture)
         pixels, orientation = decode_stored(data, limits)
         last = network_input if resize else lighter_input
         made: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
+        cut = {crop: middle(pixels, crop) for crop in crops}
     except Rejected as why:
         made = why
-    return Ready(picture=picture, image_id=image_id, result=made, orientation=orientation)
+    return Ready(
+        picture=picture, image_id=image_id, result=made, orientation=orientation, crops=cut
+    )
 
 
-def inline(spec: DetectorConfig, limits: InputLimits, *, resize: bool = True) -> Source:
+def inline(
+    spec: DetectorConfig, limits: InputLimits, *, resize: bool = True, crops: Sequence[Crop] = ()
+) -> Source:
     """Prepares each picture when it is asked for."""
     reader = PictureReader(limits.max_bytes)
 
     def source(pictures: Iterable[Picture]) -> Iterator[Ready]:
         for picture in pictures:
-            yield prepare(picture, reader, spec, limits, resize=resize)
+            yield prepare(picture, reader, spec, limits, resize=resize, crops=crops)
 
     return source
 
@@ -97,14 +106,20 @@ def under_way(workers: int, batch_size: int) -> int:
 
 @contextmanager
 def pool(
-    spec: DetectorConfig, limits: InputLimits, workers: int, batch_size: int, *, resize: bool
+    spec: DetectorConfig,
+    limits: InputLimits,
+    workers: int,
+    batch_size: int,
+    *,
+    resize: bool,
+    crops: Sequence[Crop],
 ) -> Iterator[Source]:
     """Prepares pictures in worker processes, a few ahead."""
     executor = ProcessPoolExecutor(
         workers,
         mp_context=process_context(__name__),
         initializer=start_worker,
-        initargs=(spec, limits, resize),
+        initargs=(spec, limits, resize, crops),
     )
 
     def source(pictures: Iterable[Picture]) -> Iterator[Ready]:
@@ -136,6 +151,7 @@ def source_of(
     batch_size: int = 1,
     *,
     resize: bool = True,
+    crops: Sequence[Crop] = (),
 ) -> Iterator[Source]:
     """Prepares pictures here, or in worker processes; without ``resize`` a GPU does the last.
 
@@ -143,9 +159,9 @@ def source_of(
     it 20 ms on a slow core, more than a fast GPU needs for the picture; its pixels are 1 MB.
     """
     if not workers:
-        yield inline(spec, limits, resize=resize)
+        yield inline(spec, limits, resize=resize, crops=crops)
         return
-    with pool(spec, limits, workers, batch_size, resize=resize) as source:
+    with pool(spec, limits, workers, batch_size, resize=resize, crops=crops) as source:
         yield source
 
 
@@ -170,7 +186,9 @@ def unpacked(ready: Ready) -> Ready:
 _here: Callable[[Picture], Ready] | None = None
 
 
-def start_worker(spec: DetectorConfig, limits: InputLimits, resize: bool) -> None:
+def start_worker(
+    spec: DetectorConfig, limits: InputLimits, resize: bool, crops: Sequence[Crop]
+) -> None:
     """Readies a worker process."""
     global _here
     live_as_long_as_the_parent()
@@ -178,7 +196,7 @@ def start_worker(spec: DetectorConfig, limits: InputLimits, resize: bool) -> Non
     reader = PictureReader(limits.max_bytes)
 
     def here(picture: Picture) -> Ready:
-        return packed(prepare(picture, reader, spec, limits, resize=resize))
+        return packed(prepare(picture, reader, spec, limits, resize=resize, crops=crops))
 
     _here = here
 

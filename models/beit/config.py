@@ -12,7 +12,7 @@ from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, che
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig:
-    """Sizes and switches; defaults are the base model's in pretraining (sec. 2 and 3.1).
+    """Holds sizes and switches; defaults are the base model's in pretraining (sec. 2 and 3.1).
 
     ``num_visual_tokens`` 0 and ``num_classes`` 0 leave their heads out.
     """
@@ -51,22 +51,22 @@ class BeitConfig:
 
     @property
     def side(self) -> int:
-        """Patches a side."""
+        """Counts the patches along a side."""
         return self.image_size // self.patch_size
 
     @property
     def final_norm(self) -> bool:
-        """Whether a layer norm ends the encoder; mean pooling puts its own behind the mean."""
+        """Says if a layer norm ends the encoder; mean pooling puts its own behind the mean."""
         return not (self.num_classes and self.mean_pooling)
 
 
 def beit_base(**changes: Any) -> BeitConfig:
-    """The base model of masked image modelling, 92.0 million parameters."""
+    """Gives the base model of masked image modelling, 92.0 million parameters."""
     return BeitConfig(**changes)
 
 
 def beit_large(**changes: Any) -> BeitConfig:
-    """The large one, 311.5 million parameters; its layers begin nearly closed."""
+    """Gives the large model, 311.5 million parameters; its layers begin nearly closed."""
     large: dict[str, Any] = {
         "width": 1024,
         "num_layers": 24,
@@ -78,7 +78,7 @@ def beit_large(**changes: Any) -> BeitConfig:
 
 
 def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:
-    """``config`` for fine-tuning to classes: mean pooling, one relative table a layer."""
+    """Changes ``config`` for classes: mean pooling, one relative table a layer."""
     return dataclasses.replace(
         config, num_visual_tokens=0, num_classes=num_classes, shared_relative=False
     )

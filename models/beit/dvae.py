@@ -1,4 +1,4 @@
-"""Picture tokenizers: what turns a picture into BEiT's targets, a grid of visual tokens.
+"""Picture tokenizers turn a picture into BEiT's targets, a grid of visual tokens.
 
 DALL-E's encoder (Ramesh et al., arXiv:2102.12092, released code) and the discrete variational
 auto-encoder that BEiT's repository takes besides. B pictures of Sy x Sx pixels, Gy x Gx tokens
@@ -21,7 +21,7 @@ DALLE_MARGIN = 0.1  # pixels of 0..1 are mapped into 0.1..0.9
 
 @dataclass(frozen=True, kw_only=True)
 class DalleConfig:
-    """DALL-E's encoder; defaults are the released one's."""
+    """Holds the sizes of DALL-E's encoder; defaults are the released one's."""
 
     num_tokens: int = 8192
     width: int = 256
@@ -34,7 +34,7 @@ class DalleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DvaeConfig:
-    """The auto-encoder of BEiT's repository; defaults are its training script's."""
+    """Holds the sizes of BEiT's own auto-encoder; defaults are its training script's."""
 
     num_tokens: int = 8192
     width: int = 256
@@ -46,12 +46,12 @@ class DvaeConfig:
 
 
 def map_pixels(pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B 3 Sy Sx"]:
-    """Pixels of 0..1 as DALL-E's encoder takes them."""
+    """Scales pixels of 0..1 as DALL-E's encoder takes them."""
     return (1 - 2 * DALLE_MARGIN) * pixels + DALLE_MARGIN
 
 
 class DalleBlock(nn.Module):
-    """identity(x) + gain * residual(x), of which the residual part is a bottleneck."""
+    """Computes identity(x) + gain * residual(x); the residual part is a bottleneck."""
 
     def __init__(self, inputs: int, outputs: int, gain: float) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class DalleBlock(nn.Module):
 
 
 class DalleTokenizer(nn.Module):
-    """DALL-E's encoder: groups of blocks, each but the last halving the size."""
+    """Runs DALL-E's encoder: groups of blocks, each but the last halving the size."""
 
     def __init__(self, config: DalleConfig) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class DalleTokenizer(nn.Module):
         self.last = nn.Conv2d(inputs, config.num_tokens, 1)
 
     def forward(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B V Gy Gx"]:
-        """Logits of visual tokens; ``pixels`` in 0..1, in multiples of 8 as released."""
+        """Gives logits of visual tokens; ``pixels`` in 0..1, in multiples of 8 as released."""
         _check_size(pixels, 2 ** (self.config.num_groups - 1))
         hidden = self.first(map_pixels(pixels))
         for number, blocks in enumerate(self.groups):
@@ -113,13 +113,13 @@ class DalleTokenizer(nn.Module):
 
     @torch.no_grad()
     def tokens(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Int[Tensor, "B Gy Gx"]:
-        """The most likely visual token of each place, of ``pixels`` in 0..1."""
+        """Gives the most likely visual token of each place, of ``pixels`` in 0..1."""
         tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
 
 class ResidualBlock(nn.Module):
-    """x + three convolutions of it."""
+    """Computes x + three convolutions of it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class ResidualBlock(nn.Module):
 
 
 class Dvae(nn.Module):
-    """The discrete auto-encoder of BEiT's repository: 8 x 8 pixels a token with three layers."""
+    """Runs BEiT's own discrete auto-encoder: 8 x 8 pixels a token with three layers."""
 
     def __init__(self, config: DvaeConfig) -> None:
         super().__init__()
@@ -149,20 +149,20 @@ class Dvae(nn.Module):
         self.decoder = _stages(nn.ConvTranspose2d, [config.codebook_width] + [width] * layers, 3)
 
     def forward(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B V Gy Gx"]:
-        """Logits of visual tokens; ``pixels`` normalised by (x - 0.5) / 0.5."""
+        """Gives logits of visual tokens; ``pixels`` normalised by (x - 0.5) / 0.5."""
         _check_size(pixels, 2**self.config.num_layers)
         logits: Float[Tensor, "B V Gy Gx"] = self.encoder(pixels)
         return logits
 
     @torch.no_grad()
     def tokens(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Int[Tensor, "B Gy Gx"]:
-        """The most likely visual token of each place."""
+        """Gives the most likely visual token of each place."""
         tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
     @torch.no_grad()
     def decode(self, tokens: Int[Tensor, "B Gy Gx"]) -> Float[Tensor, "B 3 Sy Sx"]:
-        """A picture from its tokens, normalised as the input is."""
+        """Paints a picture from its tokens, normalised as the input is."""
         codes = self.codebook(tokens).permute(0, 3, 1, 2)
         pixels: Float[Tensor, "B 3 Sy Sx"] = self.decoder(codes)
         return pixels
@@ -171,7 +171,7 @@ class Dvae(nn.Module):
 def _stages(
     kind: type[nn.Conv2d] | type[nn.ConvTranspose2d], widths: list[int], outputs: int
 ) -> nn.Sequential:
-    """Stages that halve (or double) the size, then a 1 x 1 convolution."""
+    """Builds stages that halve (or double) the size, then a 1 x 1 convolution."""
     parts: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         parts.append(nn.Sequential(kind(before, after, 4, stride=2, padding=1), nn.ReLU()))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vlmill.models.beit.config import BeitConfig
 from vlmill.models.checks import check_finite, check_mask, check_numbers, readable
 from vlmill.models.layers.blocks import FeedForward, PreNormBlock, layer_norm
-from vlmill.models.layers.cpu.linear import Linear
 from vlmill.models.layers.embeddings import PatchEmbedding
+from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import Layout
 from vlmill.models.layers.relative_position import RelativeBias, image_index, num_image_rows
 
@@ -22,7 +22,7 @@ EXPERT = "image"  # the one feed-forward part; VLMo's vision expert begins as it
 
 
 class Beit(nn.Module):
-    """The encoder with the head that the configuration asks for."""
+    """Holds the encoder with the head that the configuration asks for."""
 
     image_index: Int[Tensor, "M M"]
 
@@ -67,7 +67,7 @@ class Beit(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "B 3 S S"], masked: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B M H"]:
-        """Last hidden states; ``masked`` patches are replaced by the mask token (sec. 2.3).
+        """Gives the last hidden states; the mask token replaces ``masked`` patches (sec. 2.3).
 
         Raises ValueError for another size, masked patches without a head for visual tokens or of
         another number and, on the CPU, for pixels that are not finite.
@@ -77,8 +77,8 @@ class Beit(nn.Module):
             raise ValueError("masked patches need num_visual_tokens above 0 in the configuration")
         if masked is not None:
             check_mask("masked", masked)
-            if tuple(masked.shape) != (wanted := (len(pixels), self.config.side**2)):
-                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {wanted}")
+            if tuple(masked.shape) != (shape := (len(pixels), self.config.side**2)):
+                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {shape}")
         if readable(pixels):
             check_finite("pixels", pixels, "pictures", "decode these pictures again")
         token = None if masked is None else self.mask_token[0, 0]
@@ -98,7 +98,7 @@ class Beit(nn.Module):
         return gathered * count if self.config.shared_relative else gathered
 
     def visual_logits(self, patches: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Logits of visual tokens for the states of masked patches (eq. 3).
+        """Gives logits of visual tokens for the states of masked patches (eq. 3).
 
         Raises ValueError if the model has no such head.
         """
@@ -108,14 +108,14 @@ class Beit(nn.Module):
         return logits
 
     def pooled(self, states: Float[Tensor, "B M H"]) -> Float[Tensor, "B H"]:
-        """What a classifier reads: the patches' mean behind a layer norm, or the class token."""
+        """Gives what a classifier reads: the patches' normalised mean, or the class token."""
         if not self.config.mean_pooling:
             return states[:, 0]
         mean: Float[Tensor, "B H"] = self.pooled_norm(states[:, 1:].mean(dim=1))
         return mean
 
     def class_logits(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B C"]:
-        """Logits of the classes of images. Raises ValueError if the model has no such head."""
+        """Gives logits of images' classes. Raises ValueError if the model has no such head."""
         if not self.config.num_classes:
             raise ValueError("num_classes=0: this BEiT has no classifier; see image_classifier")
         logits: Float[Tensor, "B C"] = self.class_head(self.pooled(self(pixels)))
@@ -123,7 +123,7 @@ class Beit(nn.Module):
 
 
 def _init_beit(model: Beit) -> None:
-    """Normal distributions cut at one deviation; outputs of layer l scaled by 1 / sqrt(2 l).
+    """Draws weights from normals cut at one deviation; layer l's outputs shrink by 1 / sqrt(2 l).
 
     The scaling (sec. 2.5 of the paper) counts layers from 1.
     """

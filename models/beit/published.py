@@ -1,4 +1,4 @@
-"""BEiT's checkpoints: the released layout and both of Hugging Face's."""
+"""BEiT's checkpoints are read and written here: the released layout and Hugging Face's two."""
 
 import re
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ FIELDS = {
 
 
 def configure(config: Mapping[str, Any]) -> BeitConfig:
-    """Of the released code's settings, or of transformers' config.json.
+    """Reads a configuration from the released code's settings or transformers' config.json.
 
     ``num_classes`` (``num_labels``, ``id2label``) gives a classifier, otherwise ``vocab_size`` the
     head of masked image modelling.
@@ -56,9 +56,9 @@ def configure(config: Mapping[str, Any]) -> BeitConfig:
     fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
     if "width" not in fields:
         raise ValueError("no embed_dim or hidden_size: want BEiT's settings or config.json")
-    own = config.get("use_rel_pos_bias", config.get("use_relative_position_bias", False))
-    fields["relative_positions"] = bool(own or fields.get("shared_relative"))
-    fields["shared_relative"] = bool(fields.get("shared_relative", not own))
+    per_layer = config.get("use_rel_pos_bias", config.get("use_relative_position_bias", False))
+    fields["relative_positions"] = bool(per_layer or fields.get("shared_relative"))
+    fields["shared_relative"] = bool(fields.get("shared_relative", not per_layer))
     if "intermediate_width" not in fields:
         fields["intermediate_width"] = round(fields["width"] * config.get("mlp_ratio", 4))
     start = config.get("layer_scale_init_value", 0.1 if config.get("layer_scale", True) else 0.0)
@@ -105,15 +105,15 @@ QUERY = re.compile(r"^(blocks\.\d+\.attn)\.query\.weight$")
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A BEiT state dict of any layout under the released code's names, query, key, value fused."""
+    """Renames a BEiT state dict of any layout as the released code has it, q, k and v fused."""
     renamed = {}
     for name, tensor in without_prefix(state, "backbone.").items():
         for pattern, replacement in RENAMES:
             name = pattern.sub(replacement, name)
         renamed[name] = tensor
     for name in list(renamed):
-        if found := QUERY.match(name):
-            base = found[1]
+        if match := QUERY.match(name):
+            base = match[1]
             parts = [renamed.pop(f"{base}.{part}.weight") for part in ("query", "key", "value")]
             renamed[f"{base}.qkv.weight"] = torch.cat(parts)
             for part, letter in (("query", "q"), ("value", "v")):
@@ -123,35 +123,35 @@ def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the released code's names."""
+    """Links our tensors to the released code's names."""
     assert isinstance(model, Beit)
     config = model.config
-    found = [
+    keymap = [
         *linked("patch_embedding.projection", "patch_embed.proj"),
         Link("patch_embedding.class_token", ("cls_token",)),
     ]
     if config.absolute_positions:
-        found.append(Link("patch_embedding.position", ("pos_embed",)))
+        keymap.append(Link("patch_embedding.position", ("pos_embed",)))
     if config.final_norm:
-        found += linked("norm", "norm")
+        keymap += linked("norm", "norm")
     if config.num_visual_tokens:
-        found.append(Link("mask_token", ("mask_token",)))
-        found += linked("visual_head", "lm_head")
+        keymap.append(Link("mask_token", ("mask_token",)))
+        keymap += linked("visual_head", "lm_head")
     if config.num_classes:
-        found += linked("pooled_norm", "fc_norm") if config.mean_pooling else []
-        found += linked("class_head", "head")
+        keymap += linked("pooled_norm", "fc_norm") if config.mean_pooling else []
+        keymap += linked("class_head", "head")
     for number in range(len(model.relative)):
         name = SHARED_TABLE if config.shared_relative else f"blocks.{number}.attn.{TABLE}"
-        found.append(Link(f"relative.{number}.table", (name,)))
+        keymap.append(Link(f"relative.{number}.table", (name,)))
     for number in range(config.num_layers):
         experts = {EXPERT: ("norm2", "mlp")}
         scaled = config.layer_scale is not None
-        found += block_links(f"layers.{number}", f"blocks.{number}", experts, scaled=scaled)
-    return found
+        keymap += block_links(f"layers.{number}", f"blocks.{number}", experts, scaled=scaled)
+    return keymap
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Positions at the model's resolution; a shared table for every layer that has its own."""
+    """Resizes positions to the model; gives every layer that has its own table the shared one."""
     assert isinstance(model, Beit)
     config = model.config
     fitted = dict(state)
@@ -168,13 +168,13 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def resize_image_table(table: Tensor, side: int) -> Tensor:
-    """A table of patches and class token at another resolution; the last rows are copied."""
+    """Resizes a table of patches and class token; the last rows are copied."""
     patches, rest = table[:-CLASS_ROWS], table[-CLASS_ROWS:]
     return torch.cat([resize_relative(patches, side), rest])
 
 
 def rebuilt(model: nn.Module) -> dict[str, Tensor]:
-    """The index matrices that the released code keeps as buffers."""
+    """Builds the index matrices that the released code keeps as buffers."""
     assert isinstance(model, Beit)
     config = model.config
     if not config.relative_positions:

@@ -1,4 +1,4 @@
-"""Both picture tokenizers' layouts. DALL-E's has to be saved as a state dict first."""
+"""Picture tokenizers' checkpoints are read here; DALL-E's is saved as a state dict before."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ DALLE_PARTS = {"weight": "w", "bias": "b"}
 
 
 def configure(config: Mapping[str, Any]) -> DalleConfig | DvaeConfig:
-    """Of DALL-E's encoder (``n_hid``) or of the auto-encoder (``hidden_dim``)."""
+    """Reads the settings of DALL-E's encoder (``n_hid``) or the auto-encoder (``hidden_dim``)."""
     if "n_hid" in config:
         return DalleConfig(
             num_tokens=config["vocab_size"],
@@ -33,13 +33,13 @@ def configure(config: Mapping[str, Any]) -> DalleConfig | DvaeConfig:
 
 
 def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
-    """Which of the two a state dict is of, and of which size; the names and weights tell all.
+    """Says which tokenizer a state dict is of, and how large; names and weights tell all.
 
     Raises ValueError for any other state dict.
     """
     if "blocks.input.w" in state and "blocks.output.conv.w" in state:
-        found = [re.match(r"blocks\.group_(\d+)\.block_(\d+)\.", name) for name in state]
-        places = [(int(m[1]), int(m[2])) for m in found if m]
+        matches = [re.match(r"blocks\.group_(\d+)\.block_(\d+)\.", name) for name in state]
+        places = [(int(m[1]), int(m[2])) for m in matches if m]
         return DalleConfig(
             num_tokens=len(state["blocks.output.conv.w"]),
             width=len(state["blocks.input.w"]),
@@ -63,26 +63,26 @@ ENDS = {"first": "blocks.input", "last": "blocks.output.conv"}
 
 
 def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """DALL-E's names, also of weights that were written under ours; the auto-encoder's are ours."""
+    """Gives DALL-E's names, also to weights written under ours; the auto-encoder's are ours."""
     return {_official(name): tensor for name, tensor in state.items()}
 
 
 def _official(name: str) -> str:
-    if found := OURS.match(name):
-        group, block = int(found[1]) + 1, int(found[2]) + 1
-        path = "id_path" if found[4] is None else f"res_path.conv_{int(found[4]) + 1}"
-        return f"blocks.group_{group}.block_{block}.{path}.{DALLE_PARTS[found[5]]}"
+    if match := OURS.match(name):
+        group, block = int(match[1]) + 1, int(match[2]) + 1
+        path = "id_path" if match[4] is None else f"res_path.conv_{int(match[4]) + 1}"
+        return f"blocks.group_{group}.block_{block}.{path}.{DALLE_PARTS[match[5]]}"
     module, _, part = name.rpartition(".")
     return f"{ENDS[module]}.{DALLE_PARTS[part]}" if module in ENDS else name
 
 
 def build(config: DalleConfig | DvaeConfig) -> nn.Module:
-    """The tokenizer of a configuration."""
+    """Builds the tokenizer of a configuration."""
     return DalleTokenizer(config) if isinstance(config, DalleConfig) else Dvae(config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the repositories' names; the auto-encoder's are ours."""
+    """Links our tensors to the repositories' names; the auto-encoder's are ours."""
     if isinstance(model, Dvae):
         return [Link(name, (name,)) for name in model.state_dict()]
     assert isinstance(model, DalleTokenizer)

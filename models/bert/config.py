@@ -15,7 +15,7 @@ from vlmill.models.config_checks import (
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """Sizes and switches; defaults are BERT-base uncased (sec. 3, released configuration)."""
+    """Holds sizes and switches; defaults are BERT-base uncased (sec. 3, released configuration)."""
 
     vocab_size: int = 30522
     width: int = 768
@@ -38,18 +38,18 @@ class BertConfig:
 
 
 def bert_base(**changes: Any) -> BertConfig:
-    """12 layers of 768, 109.5 million parameters below the heads; ``changes`` are fields."""
+    """Gives 12 layers of 768, 109.5 million parameters below the heads; ``changes`` are fields."""
     return BertConfig(**changes)
 
 
 def bert_large(**changes: Any) -> BertConfig:
-    """24 layers of 1024, 335.1 million parameters below the heads; ``changes`` are fields."""
+    """Gives 24 layers of 1024, 335.1 million parameters below the heads; ``changes`` are fields."""
     large = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
     return BertConfig(**(large | changes))
 
 
 def bert_small(**changes: Any) -> BertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models.bert.config import BertConfig
 from vlmill.models.checks import check_below, check_occupied, check_texts, readable
-from vlmill.models.layers.blocks import PostNormBlock, init_bert
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.packing import layout_of
@@ -20,14 +20,14 @@ from vlmill.models.places import Places
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """Last hidden states, zeros where padding was not computed, and the pooled first position."""
+    """Holds last hidden states, zeros at padding that was left out, and the pooled first one."""
 
     text: Float[Tensor, "B T H"]
     pooled: Float[Tensor, "B H"]
 
 
 class Bert(nn.Module):
-    """The encoder, its pooler and its two pretraining heads."""
+    """Holds the encoder, its pooler and its two pretraining heads."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -36,16 +36,14 @@ class Bert(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, config.num_positions, config.num_segments, width, config.dropout
         )
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-                config.act,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            act=config.act,
         )
         self.pooler = Pooler(width)
         self.mlm_head = MlmHead(width, config.vocab_size, config.act)
@@ -61,7 +59,7 @@ class Bert(nn.Module):
         real: Places | None = None,
         pack: bool = True,
     ) -> EncodedText:
-        """Encode texts (sec. 3); ``segments`` of each token, or one of all.
+        """Encodes texts (sec. 3); ``segments`` of each token, or one of all.
 
         ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing.
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
@@ -76,17 +74,15 @@ class Bert(nn.Module):
                 check_below("segments", segments, self.config.num_segments, "num_segments")
         layout = layout_of(token_mask, real, pack=pack)
         hidden = layout.pack(self.text_embedding(tokens, segments))
-        for layer in self.layers:
-            hidden = layer(hidden, layout)
-        hidden = layout.unpack(hidden)
+        hidden = run_layers(self.layers, hidden, layout)
         return EncodedText(text=hidden, pooled=self.pooler(hidden[:, 0]))
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Masked language modelling (sec. 3.1, task 1): logits where labels are."""
+        """Gives logits over the vocabulary where labels are (sec. 3.1, task 1)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def next_sentence_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Next sentence prediction (sec. 3.1, task 2): class 0 follows, class 1 does not."""
+        """Gives logits of two classes (sec. 3.1, task 2): 0 follows, 1 does not."""
         logits: Float[Tensor, "B 2"] = self.next_sentence_head(pooled)
         return logits

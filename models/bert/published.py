@@ -1,4 +1,4 @@
-"""BERT's own checkpoints: Hugging Face's and the original layout."""
+"""BERT's own checkpoints are read and written here: Hugging Face's and the original layout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ FIELDS = {
 
 
 def configure(config: Mapping[str, Any]) -> BertConfig:
-    """Of a published configuration. Raises ValueError for another network than BERT's."""
+    """Reads a published configuration. Raises ValueError for another network than BERT's."""
     kind, eps = config.get("model_type", "bert"), config.get("layer_norm_eps", LAYER_NORM_EPS)
     if kind != "bert" or eps != LAYER_NORM_EPS:
         raise ValueError(
@@ -44,17 +44,17 @@ def configure(config: Mapping[str, Any]) -> BertConfig:
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the names of `transformers`' BertForPreTraining."""
+    """Links our tensors to the names of `transformers`' BertForPreTraining."""
     assert isinstance(model, Bert)
-    found = [
+    keymap = [
         *text_embedding_links(),
         *linked("pooler.dense", "bert.pooler.dense"),
         *mlm_head_links(tied_bias=(DECODER_BIAS,)),
         *linked("next_sentence_head", "cls.seq_relationship"),
     ]
     for number in range(len(model.layers)):
-        found += block_links(f"layers.{number}", f"bert.encoder.layer.{number}")
-    return found
+        keymap += block_links(f"layers.{number}", f"bert.encoder.layer.{number}")
+    return keymap
 
 
 IGNORED = ("bert.embeddings.position_ids",)  # a buffer that counts 0, 1, 2, ...

@@ -9,7 +9,7 @@ from vlmill.models.convert.keymap import Link
 
 
 class Family(NamedTuple):
-    """How one repository's checkpoints become a model of ours, and back.
+    """Says how one repository's checkpoints become a model of ours, and back.
 
     configs: the classes of our configurations. configure: the repository's own configuration (a
     mapping with its keys) as ours. build: a model of such a configuration. links: which of the

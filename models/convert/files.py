@@ -12,38 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
 
 # What published files wrap their state dict in, the first that is there.
-CONTAINERS = ("state_dict", "module", "model", "weights")
+CONTAINERS = ("state_dict", "module", "model", "weights", "blobs")
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
-READ_ERRORS = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    # What a broken or hostile file makes the readers' own building blocks raise.
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    MemoryError,
-    OverflowError,
-)
 
 
 class Unreadable(ValueError):
-    """A file that is no checkpoint, is damaged or wants to run code; says what it is."""
+    """A file is no checkpoint, is damaged or wants to run code; the message says which."""
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict of a checkpoint file.
+    """Reads the state dict of a checkpoint file.
 
     Raises ValueError, with the remedy, for a file without one, and FileNotFoundError.
     """
@@ -58,7 +43,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def read_content(path: Path) -> Any:
-    """Whatever a file holds, by its first bytes: tensors and arrays in containers.
+    """Reads whatever a file holds, by its first bytes: tensors and arrays in containers.
 
     Raises Unreadable.
     """
@@ -84,12 +69,14 @@ def read_content(path: Path) -> Any:
             "it holds more than tensors, and reading it would run code from the file; save its "
             "state_dict() alone, as tensors, on a machine where you trust the file"
         ) from None
-    except READ_ERRORS as error:
+    # PyTorch's and safetensors' readers fail on damaged files with whatever their building blocks
+    # raise (struct.error and AssertionError among them), and no list of that is complete.
+    except Exception as error:
         raise Unreadable(next(iter(str(error).splitlines()), type(error).__name__)) from None
 
 
 def unwrapped(content: object) -> dict[str, Tensor]:
-    """The state dict in ``content``, out of its containers and without ``module.`` prefixes.
+    """Takes the state dict in ``content`` out of its containers and ``module.`` prefixes.
 
     Raises ValueError if there is none.
     """
@@ -98,7 +85,7 @@ def unwrapped(content: object) -> dict[str, Tensor]:
 
 
 def state_dict_in(content: object) -> object:
-    """What the containers of ``content`` hold at last."""
+    """Gives what the containers of ``content`` hold at last."""
     for _ in CONTAINERS:  # a file may hold itself: no deeper than there are names
         # By index: PyTorch's reader sets attributes that a file names, and so a dict's methods.
         entries = content if isinstance(content, Mapping) else {}
@@ -108,7 +95,7 @@ def state_dict_in(content: object) -> object:
 
 
 def tensors_of(state: object) -> dict[str, Tensor]:
-    """The tensors of a state dict by name, arrays and numbers of numpy as such.
+    """Gives the tensors of a state dict by name, arrays and numbers of numpy as such.
 
     Other entries (counters, optimiser states beside it) are left out. Raises ValueError if nothing
     is left.
@@ -122,7 +109,7 @@ def tensors_of(state: object) -> dict[str, Tensor]:
 
 
 def tensor_of(value: object) -> Tensor | None:
-    """A tensor; an array in a pickle as one, in this machine's byte order; None for the rest."""
+    """Gives a tensor, an array as one in this machine's byte order, None for the rest."""
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.ndarray | np.generic) and plain.dtype.kind in "biuf":
         native = plain.dtype.newbyteorder("=")
@@ -131,7 +118,23 @@ def tensor_of(value: object) -> Tensor | None:
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """``state`` with ``prefix`` taken off, if all names have it."""
+    """Takes ``prefix`` off the names of ``state``, if all have it."""
     if all(name.startswith(prefix) for name in state):
         return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
+
+
+def without_old_norms(state: dict[str, Tensor], metadata: Any) -> dict[str, Tensor]:
+    """Undoes what Detectron2's frozen norms stored before their version 3: variance plus eps.
+
+    Only modules that say so in the checkpoint's metadata; nn.BatchNorm2d, whose version is 2 too,
+    is known by its counter of batches.
+    """
+    if not isinstance(metadata, Mapping):
+        return state
+    for module in metadata:
+        notes, key = metadata[module], f"{module}.running_var"
+        old = isinstance(notes, Mapping) and "version" in notes and notes["version"] in (1, 2)
+        if old and key in state and f"{module}.num_batches_tracked" not in state:
+            state[key] = state[key] - 1e-5
+    return state

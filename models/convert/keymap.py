@@ -1,4 +1,4 @@
-"""Names and layouts of published checkpoints against ours, in both directions."""
+"""Names and layouts of published checkpoints are matched with ours here, both ways."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Link:
-    """A tensor of ours and what it is in a reference's layout.
+    """Says what a tensor of ours is in a reference's layout.
 
     ours: a name of our state dict. theirs: the reference's tensors, of equal size, that ours holds
     one after the other along the first axis (query, key, value). also: names under which the
@@ -25,13 +25,13 @@ class Link:
 
 
 def linked(ours: str, *theirs: str, parts: Sequence[str] = ("weight", "bias")) -> list[Link]:
-    """Links of a module's tensors: ``linked("out", "output.dense")`` for weight and bias."""
+    """Links a module's tensors: ``linked("out", "output.dense")`` for weight and bias."""
     return [Link(f"{ours}.{p}", tuple(f"{name}.{p}" for name in theirs)) for p in parts]
 
 
 @dataclass(frozen=True)
 class LoadTable:
-    """What became of a checkpoint's tensors and of ours.
+    """Says what became of a checkpoint's tensors and of ours.
 
     loaded: our name to the reference's names. missing: ours, that stay as initialised, with the
     names that were looked for. unexpected: the reference's without a place. mismatched: our name,
@@ -54,7 +54,7 @@ class LoadTable:
 
 
 class CheckpointMismatch(ValueError):
-    """A checkpoint that does not fit the model; the message ends with the table."""
+    """A checkpoint does not fit the model; the message ends with the table."""
 
     def __init__(self, reason: str, table: LoadTable) -> None:
         super().__init__(f"{reason}\n{table}")
@@ -69,7 +69,7 @@ def import_state(
     *,
     ignored: Sequence[str] = (),
 ) -> LoadTable:
-    """Copy a reference's tensors into ``model`` and tell what found its place.
+    """Copies a reference's tensors into ``model`` and says which found a place.
 
     Nothing is copied where a shape differs. Names that fit an ``ignored`` pattern are no surprise
     when they come (index buffers that we build ourselves).
@@ -120,7 +120,7 @@ def _joined(parts: list[Tensor]) -> Tensor | None:
 
 
 def export_state(tensors: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
-    """Our tensors under a reference's names: weights, or anything of the same shapes (gradients).
+    """Gives our tensors, or others of their shapes (gradients), a reference's names.
 
     Ours that ``tensors`` lacks are left out.
     """

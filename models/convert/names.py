@@ -20,7 +20,7 @@ def text_embedding_links(
     tied: Sequence[str] = (DECODER,),
     segment_rows: int | None = None,
 ) -> list[Link]:
-    """Of a `TextEmbedding`; ``tied`` are further names of the word table in the reference.
+    """Links a `TextEmbedding`; ``tied`` are further names of the word table.
 
     ``segment_rows``: the leading rows of the segment table that the reference has; None: all.
     """
@@ -37,7 +37,7 @@ def text_embedding_links(
 
 
 def block_links(ours: str, theirs: str) -> list[Link]:
-    """Of a `PostNormBlock`: ``block_links("layers.0", "bert.encoder.layer.0")``."""
+    """Links a `PostNormBlock`: ``block_links("layers.0", "bert.encoder.layer.0")``."""
     attention = f"{theirs}.attention"
     names = [f"{attention}.self.{part}" for part in ("query", "key", "value")]
     return [
@@ -49,7 +49,7 @@ def block_links(ours: str, theirs: str) -> list[Link]:
 
 
 def feed_forward_links(ours: str, up: str, down: str) -> list[Link]:
-    """Of a `FeedForwardSublayer`, whose two halves the reference calls ``up`` and ``down``."""
+    """Links a `FeedForwardSublayer`, whose halves are called ``up`` and ``down`` there."""
     return [
         *linked(f"{ours}.feed_forward.up", f"{up}.dense"),
         *linked(f"{ours}.feed_forward.down", f"{down}.dense"),
@@ -60,7 +60,7 @@ def feed_forward_links(ours: str, up: str, down: str) -> list[Link]:
 def mlm_head_links(
     ours: str = "mlm_head", theirs: str = "cls.predictions", *, tied_bias: Sequence[str] = ()
 ) -> list[Link]:
-    """Of an `MlmHead`; its decoder belongs to the word table's link.
+    """Links an `MlmHead`; its decoder belongs to the word table's link.
 
     ``tied_bias`` are further names of the bias in the reference.
     """
@@ -84,7 +84,7 @@ BARE = ("embeddings.", "encoder.", "pooler.")  # of a file without heads and pre
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A BERT or RoBERTa state dict under the names of `transformers`' BertForPreTraining.
+    """Renames a BERT or RoBERTa state dict as `transformers`' BertForPreTraining has it.
 
     Layouts met in the wild: ``gamma`` and ``beta`` for layer norms' weight and bias, as converted
     from TensorFlow; without the prefix ``bert.``, as written by a model without heads; RoBERTa's
@@ -100,7 +100,7 @@ def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def region_embedding_links(ours: str, theirs: str) -> list[Link]:
-    """Of a `RegionEmbedding`, as ViLBERT and what comes from its code call it."""
+    """Links a `RegionEmbedding` to the names of ViLBERT and its descendants."""
     return [
         *linked(f"{ours}.feature", f"{theirs}.image_embeddings"),
         *linked(f"{ours}.location", f"{theirs}.image_location_embeddings"),
@@ -109,7 +109,7 @@ def region_embedding_links(ours: str, theirs: str) -> list[Link]:
 
 
 def pretraining_links(matching: str) -> list[Link]:
-    """Of `PairHeads`; ``matching`` is the reference's name of the matching layer."""
+    """Links `PairHeads`; ``matching`` is the reference's name of the matching layer."""
     return [
         *mlm_head_links(),
         *linked("region_head.transform.dense", "cls.imagePredictions.transform.dense"),
@@ -120,7 +120,7 @@ def pretraining_links(matching: str) -> list[Link]:
 
 
 def score_links() -> list[Link]:
-    """Of `ScoreHeads`; the last is spelled so in every checkpoint."""
+    """Links `ScoreHeads`; the last is spelled so in every checkpoint."""
     return [
         *linked("score_head", "vil_logit"),
         *linked("region_head", "vision_logit"),
@@ -129,5 +129,5 @@ def score_links() -> list[Link]:
 
 
 def under(prefix: str, link: Link) -> Link:
-    """The link of a tensor that has moved into the module ``prefix``."""
+    """Gives the link of a tensor that has moved into the module ``prefix``."""
     return replace(link, ours=f"{prefix}.{link.ours}")

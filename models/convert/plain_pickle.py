@@ -22,11 +22,11 @@ _TEXT = re.compile(r"[<>|=]?[SU][0-9]{1,6}")
 
 
 class BadPickle(ValueError):
-    """A pickle that is damaged or asks for more than plain data."""
+    """A pickle is damaged or asks for more than plain data."""
 
 
 class Kind:
-    """An array's type of numbers or text, or of objects."""
+    """Says which numbers or text, or that objects, an array holds."""
 
     def __init__(self, text: object, align: object = False, copy: object = False) -> None:
         if text in ("O", "O8", "|O"):
@@ -44,7 +44,7 @@ class Kind:
             self.kind = self.kind.newbyteorder(order)
 
     def array(self, data: Any, shape: Any, order: str) -> npt.NDArray[Any]:
-        """Bytes as an array of this type."""
+        """Reads bytes as an array of this type."""
         if isinstance(data, str):  # Python 2 kept bytes as text
             data = data.encode("latin-1")
         if self.kind is None or not isinstance(data, bytes):
@@ -58,7 +58,7 @@ class Kind:
 
 
 class Pickled:
-    """An array: ``value`` is a numpy array, or for objects the list of them."""
+    """Holds an array: ``value`` is a numpy array, or for objects the list of them."""
 
     value: Any = None
 
@@ -75,7 +75,7 @@ class Pickled:
 
 
 class PickledDict(dict[Any, Any]):
-    """An ordered dict; ``_metadata`` is what torch's state dicts carry of their modules."""
+    """Holds an ordered dict; ``_metadata`` is what torch's state dicts carry of their modules."""
 
     __slots__ = ("_metadata",)
 
@@ -132,7 +132,7 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 
 
 class Name:
-    """What a name in a pickle leads to; it can be called, and not changed."""
+    """Says where a name in a pickle leads; it can be called, and not changed."""
 
     __slots__ = ("_build",)
 
@@ -169,7 +169,7 @@ NAMES = {
 
 
 class _Bounded:
-    """A file that is never asked for more bytes than it has, however many a pickle wants."""
+    """Reads a file and never asks for more bytes than it has, whatever a pickle wants."""
 
     def __init__(self, file: io.BufferedIOBase, size: int) -> None:
         self.file, self.size, self.readline = file, size, file.readline
@@ -233,14 +233,14 @@ class PlainUnpickler(pickle._Unpickler):
 
 
 def loads(data: bytes) -> Any:
-    """Plain data of one record; arrays are :class:`Pickled`. Raises BadPickle."""
+    """Reads plain data of one record; arrays are :class:`Pickled`. Raises BadPickle."""
     if len(data) > MAX_RECORD:
         raise BadPickle(f"{len(data)} bytes, limit {MAX_RECORD}")
     return load(io.BytesIO(data), len(data))
 
 
 def load(file: io.BufferedIOBase, size: int) -> Any:
-    """The same of the first pickle in an open file of ``size`` bytes."""
+    """Reads the first pickle in an open file of ``size`` bytes as plain data."""
     try:
         return PlainUnpickler(_Bounded(file, size), encoding="latin1").load()
     except BadPickle:
@@ -251,7 +251,7 @@ def load(file: io.BufferedIOBase, size: int) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Text, a number or a numpy array; None for anything else.
+    """Gives text, a number or a numpy array; None for anything else.
 
     Containers are refused because even printing one can take for ever: a list of twice the same
     list of twice the same list ...

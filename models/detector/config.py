@@ -77,7 +77,8 @@ class DetectorConfig:
     # Proposals.
     objectness: Literal["softmax", "logit"] = "softmax"  # two channels an anchor, or one
     filter_before_top: bool = True  # clip and drop small boxes before the best are taken
-    min_proposal_size: float = 16.0  # pixels of the original picture
+    min_proposal_size: float = 16.0  # pixels
+    min_size_of: Literal["picture", "input"] = "picture"  # whose pixels: before or after resizing
     min_size_inclusive: bool = False  # Caffe keeps a box of exactly that size
     pre_nms_top: int = 6000
     post_nms_top: int = 300
@@ -130,6 +131,10 @@ class DetectorConfig:
             return 1
         return self.num_classes + (self.background == "first")
 
+    def min_input_size(self, scale: float) -> float:
+        """The smallest side of a proposal, in pixels of the input that was resized by ``scale``."""
+        return self.min_proposal_size * (scale if self.min_size_of == "picture" else 1.0)
+
     @property
     def min_input_side(self) -> int:
         """Below this the stem's pooling has no window."""
@@ -175,6 +180,7 @@ def airsplay(**changes: Any) -> DetectorConfig:
         "objectness": "logit",
         "filter_before_top": False,
         "min_proposal_size": 0.0,
+        "min_size_of": "input",
         "nms_inclusive": False,
         "background": "last",
         "attribute_background": False,

@@ -82,15 +82,19 @@ def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
     widths = (before, config.res2_width * factor, config.res2_channels * factor)
     stride = {2: 1, 5: config.res5_stride}.get(number, 2)
     norm = norm_of(config, number)
+    dilation, in_1x1 = config.res5_dilation if number == 5 else 1, config.stride_in_1x1
     if config.pre_activation:
-        return pre_activation_stage(blocks, *widths, norm, stride=stride, activated=number == 5)
+        return pre_activation_stage(
+            blocks,
+            *widths,
+            norm,
+            stride=stride,
+            dilation=dilation,
+            stride_in_1x1=in_1x1,
+            activated=number == 5,
+        )
     return resnet_stage(
-        blocks,
-        *widths,
-        norm,
-        stride=stride,
-        dilation=config.res5_dilation if number == 5 else 1,
-        stride_in_1x1=config.stride_in_1x1,
+        blocks, *widths, norm, stride=stride, dilation=dilation, stride_in_1x1=in_1x1
     )
 
 
@@ -248,13 +252,21 @@ class FasterRCNN(nn.Module):
         ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
         features = self.feature_map(pictures)
-        if given is None:
-            boxes, scores = self.proposal_generator(features, limits, min_sides)
-            given = boxes, scores > -torch.inf
-        detections = self.describe(features, *given, chunk)
+        regions = self.proposals(features, limits, min_sides) if given is None else given
+        detections = self.describe(features, *regions, chunk)
         if not whole:
             return detections
         return dataclasses.replace(detections, whole=self.whole_pictures(features, limits, chunk))
+
+    def proposals(
+        self,
+        features: Float[Tensor, "N C G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """Where regions may be, best first, and which of the places are taken."""
+        boxes, scores = self.proposal_generator(features, limits, min_sides)
+        return boxes, scores > -torch.inf
 
     def describe(
         self,
@@ -295,9 +307,13 @@ class FasterRCNN(nn.Module):
         self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
         """The features of the regions that are the whole pictures."""
-        corners = torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
         everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
-        return self.roi_heads.region_features(features, corners, everyone, chunk)[:, 0]
+        return self.roi_heads.region_features(features, whole_boxes(limits), everyone, chunk)[:, 0]
+
+
+def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
+    """The regions that are the whole pictures, which end at ``limits``."""
+    return torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
 
 
 def refine_boxes(

@@ -12,16 +12,21 @@ milvlg         ``cls_embed``, ``attr_linear1``, ``attr_linear2``; background is 
 milvlg's ResNet-152 ("milvlg-r152") is known by its blocks.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from vlmill.models.detector.config import BLOCKS, CONVENTIONS, DetectorConfig, Family
+from vlmill.models.detector.config import BLOCKS, CONVENTIONS, Box4, DetectorConfig, Family
+from vlmill.models.detector.configurations import Configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.proposals import cell_anchors_of
 
 PREDICTOR = "roi_heads.box_predictor."
 ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
+PRE_ACTIVATION = "backbone.stem.norm.weight"  # which only ResNet v2 has
 # Our name and the layout's, where they differ.
 RENAMED = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}
 RENAMED_IN = ("airsplay", "hf-frcnn")
@@ -34,14 +39,10 @@ IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
 
 def recognise_layout(state: Mapping[str, Tensor]) -> str:
     """A name of :data:`CONVENTIONS`. Raises ValueError for keys of none of them."""
-    if any(key.startswith(D2_MODE) for key in state):
-        raise ValueError(
-            f"{D2_MODE}* is of the port's Detectron2 mode (bua-d2-*), whose conventions are not "
-            "among these; its Caffe mode's files (bua-caffe-*) are read"
-        )
+    refuse_d2_mode(state)
     names = {key.removeprefix(PREDICTOR).split(".")[0] for key in state if PREDICTOR in key}
     if names & set(RENAMED):
-        return "milvlg-r152" if "backbone.stem.norm.weight" in state else "milvlg"
+        return "milvlg-r152" if PRE_ACTIVATION in state else "milvlg"
     counters = any(key.endswith("num_batches_tracked") for key in state)
     if names & set(RENAMED.values()):
         return "hf-frcnn" if counters else "airsplay"
@@ -64,16 +65,89 @@ def config_of_weights(state: Mapping[str, Tensor], **changes: Any) -> DetectorCo
     layout = recognise_layout(state)
     fields: dict[str, Any] = {**sizes_of(state, layout), **pixels_of(state)}
     if ANCHORS in state:
-        fields["cell_anchors"] = tuple(tuple(row) for row in state[ANCHORS].tolist())
+        fields["cell_anchors"] = boxes_in(state)
     config = CONVENTIONS[layout](**fields | changes)
-    logits = shape_of(state, "proposal_generator.rpn_head.objectness_logits.weight")[0]
-    per_cell = logits // (2 if config.objectness == "softmax" else 1)
+    per_cell = anchors_per_cell(state, config)
     if per_cell != config.num_anchors:
         raise ValueError(
             f"missing {ANCHORS}: the weights have {per_cell} anchors a cell, the {layout} family's "
             f"own are {config.num_anchors}"
         )
     return config
+
+
+# Widths of the attribute head, which no configuration names.
+UNNAMED_SIZES = ("class_embedding_size", "attribute_hidden_size")
+
+
+def fitted(configuration: Configuration, state: Mapping[str, Tensor]) -> DetectorConfig:
+    """What a configuration says, with the anchors and the unnamed widths of the weights.
+
+    Raises WrongKey for a key whose size is not that of the weights, and ValueError for a missing
+    tensor.
+    """
+    refuse_d2_mode(state)
+    config, sizes = configuration.config, sizes_of(state, configuration.family)
+    del sizes["class_specific_boxes"]  # which no shape tells where there is one class
+    unnamed = {name: sizes.pop(name) for name in UNNAMED_SIZES if name in sizes}
+    for field, size in sizes.items():
+        if getattr(config, field) != size:
+            raise configuration.blame(field, f"{field} {size}, as the weights have")
+    regressed = shape_of(state, f"{PREDICTOR}bbox_pred.weight")[0] // 4
+    if config.num_regressed != regressed:
+        raise configuration.blame(
+            "class_specific_boxes", f"{regressed} regressed boxes, as the weights have"
+        )
+    if config.pre_activation != (PRE_ACTIVATION in state):
+        raise configuration.blame("pre_activation", "the other, as the weights' keys say")
+    for field, values in pixels_of(state).items():
+        if not torch.allclose(torch.tensor(getattr(config, field)), torch.tensor(values)):
+            raise configuration.blame(field, f"{values}, as the weights have")
+    return dataclasses.replace(config, **unnamed, cell_anchors=fitted_anchors(configuration, state))
+
+
+def fitted_anchors(
+    configuration: Configuration, state: Mapping[str, Tensor]
+) -> tuple[Box4, ...] | None:
+    """The anchors that the weights carry, if any. Raises WrongKey where the keys contradict.
+
+    The ports load their anchors from the weights; Detectron2 makes its own, as the keys say.
+    """
+    config = configuration.config
+    per_cell = anchors_per_cell(state, config)
+    if per_cell != config.num_anchors:
+        raise configuration.blame("anchor_scales", f"{per_cell} anchors, as the weights have")
+    if ANCHORS not in state:
+        return None
+    anchors = state[ANCHORS].float()
+    expected = cell_anchors_of(config)
+    if configuration.family == "detectron2":
+        if anchors.shape != expected.shape or not torch.allclose(anchors, expected, atol=1e-3):
+            raise configuration.blame("anchor_scales", f"the anchors of the weights ({ANCHORS})")
+        return None
+    return boxes_in(state)
+
+
+def boxes_in(state: Mapping[str, Tensor]) -> tuple[Box4, ...]:
+    """The anchors of one cell that weights carry. Raises ValueError for what are no boxes."""
+    if state[ANCHORS].ndim != 2 or state[ANCHORS].shape[1] != 4:
+        raise ValueError(f"{ANCHORS} is {tuple(state[ANCHORS].shape)}; expected rows of 4")
+    return tuple((a, b, c, d) for a, b, c, d in state[ANCHORS].tolist())
+
+
+def anchors_per_cell(state: Mapping[str, Tensor], config: DetectorConfig) -> int:
+    """How many anchors the proposal head of the weights scores."""
+    logits = shape_of(state, "proposal_generator.rpn_head.objectness_logits.weight")[0]
+    return logits // (2 if config.objectness == "softmax" else 1)
+
+
+def refuse_d2_mode(state: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for weights of the port's second mode."""
+    if any(key.startswith(D2_MODE) for key in state):
+        raise ValueError(
+            f"{D2_MODE}* is of the port's Detectron2 mode (bua-d2-*), whose conventions are not "
+            "among these; its Caffe mode's files (bua-caffe-*) are read"
+        )
 
 
 def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:

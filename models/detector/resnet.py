@@ -92,10 +92,23 @@ class NormConv(nn.Conv2d):
     """A convolution whose input is normalised and rectified first (He et al. 2016b)."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, norm: Norm, *, stride: int = 1
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        norm: Norm,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
     ) -> None:
         super().__init__(
-            in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False
+            in_channels,
+            out_channels,
+            kernel,
+            stride=stride,
+            padding=dilation * (kernel // 2),
+            dilation=dilation,
+            bias=False,
         )
         self.norm = norm.layer(in_channels)
 
@@ -197,13 +210,16 @@ class PreActivationBottleneck(nn.Module):
         norm: Norm,
         *,
         stride: int,
+        dilation: int = 1,
+        stride_in_1x1: bool = False,
         activated: bool = False,
     ) -> None:
         super().__init__()
+        first, second = (stride, 1) if stride_in_1x1 else (1, stride)
         self.activated = activated
         self.norm = norm.layer(in_channels)
-        self.conv1 = nn.Conv2d(in_channels, mid_channels, 1, bias=False)
-        self.conv2 = NormConv(mid_channels, mid_channels, 3, norm, stride=stride)
+        self.conv1 = nn.Conv2d(in_channels, mid_channels, 1, stride=first, bias=False)
+        self.conv2 = NormConv(mid_channels, mid_channels, 3, norm, stride=second, dilation=dilation)
         self.conv3 = NormConv(mid_channels, out_channels, 1, norm)
         self.has_shortcut = in_channels != out_channels
         if self.has_shortcut:
@@ -262,9 +278,11 @@ def pre_activation_stage(
     norm: Norm,
     *,
     stride: int,
+    dilation: int,
+    stride_in_1x1: bool,
     activated: bool,
 ) -> nn.Sequential:
-    """The same of pre-activation blocks, which stride in the 3x3 and do not dilate."""
+    """Builds the same stage of pre-activation blocks."""
     return nn.Sequential(
         *(
             PreActivationBottleneck(
@@ -273,6 +291,8 @@ def pre_activation_stage(
                 out_channels,
                 norm,
                 stride=1 if i else stride,
+                dilation=dilation,
+                stride_in_1x1=stride_in_1x1,
                 activated=activated and i == 0,
             )
             for i in range(num_blocks)

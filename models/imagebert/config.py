@@ -11,7 +11,7 @@ from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, che
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBertConfig:
-    """Sizes and switches; defaults are the paper's (sec. 3.1, 5.2), from BERT-base uncased."""
+    """Holds sizes and switches; defaults are the paper's (sec. 3.1, 5.2), from BERT-base."""
 
     vocab_size: int = 30522
     width: int = 768
@@ -58,12 +58,12 @@ class ImageBertConfig:
 
 
 def imagebert_base(**changes: Any) -> ImageBertConfig:
-    """The paper's model, 113.9 million parameters; ``changes`` are fields of the config."""
+    """Gives the paper's model, 113.9 million parameters; ``changes`` are fields."""
     return ImageBertConfig(**changes)
 
 
 def imagebert_small(**changes: Any) -> ImageBertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,
@@ -82,6 +82,6 @@ def imagebert_small(**changes: Any) -> ImageBertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBertRetrievalConfig:
-    """The pretrained model's configuration."""
+    """Holds the pretrained model's configuration."""
 
     trunk: ImageBertConfig = field(default_factory=ImageBertConfig)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from vlmill.models.checks import check_dtype
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
-from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
+from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import layout_of
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, side_by_side
@@ -24,7 +24,7 @@ WHOLE_PICTURE = (0.0, 0.0, 1.0, 1.0, 1.0)  # corners and area
 
 
 class ImageBert(nn.Module):
-    """The encoder and its four pretraining heads (sec. 3.3)."""
+    """Holds the encoder and its four pretraining heads (sec. 3.3)."""
 
     def __init__(self, config: ImageBertConfig) -> None:
         super().__init__()
@@ -39,15 +39,13 @@ class ImageBert(nn.Module):
         self.global_features = nn.ModuleList(
             Linear(features, width) for features in config.global_widths
         )
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
         )
         self.mlm_head = MlmHead(width, config.vocab_size)
         self.class_head = Linear(width, config.num_region_classes)
@@ -56,8 +54,8 @@ class ImageBert(nn.Module):
         self.match_head = Linear(width, config.match_outputs)
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
-        """Encode pairs: text first, then the regions (sec. 3.1, figure 1).
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encodes pairs: text first, then the regions (sec. 3.1, figure 1).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
@@ -73,8 +71,8 @@ class ImageBert(nn.Module):
             regions,
             inputs.region_mask,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -83,7 +81,7 @@ class ImageBert(nn.Module):
         locations: Float[Tensor, "B R 5"],
         global_features: Float[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B E H"]:
-        """Regions as the layers take them; whoever pairs a picture with many texts needs it once.
+        """Embeds regions; whoever pairs a picture with many texts needs it once.
 
         All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
         configured, a row for each whole-picture network and one for [SEP] follow, so E >= R.
@@ -104,7 +102,7 @@ class ImageBert(nn.Module):
     def _embed_globals(
         self, features: Float[Tensor, "B G"] | None, offset: Float[Tensor, " H"]
     ) -> Float[Tensor, "B C H"]:
-        """Whole-picture features (sec. 5.3, table 4): as regions that are the whole picture.
+        """Embeds whole-picture features (sec. 5.3, table 4) as regions that fill the picture.
 
         [choice] A token for each network, with a projection of its own.
         """
@@ -131,10 +129,10 @@ class ImageBert(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         *,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`.
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`.
 
         Rows beyond ``region_mask`` are those that `embed_regions` adds: always real, never
         returned.
@@ -154,10 +152,10 @@ class ImageBert(nn.Module):
             others = torch.arange(added.numel(), device=added.device)
             columns = [(real.text, num_tokens), (real.regions, num_regions)]
             places = side_by_side([*columns, (others, added.shape[1])])
-        layout = layout_of(mask, places, pack=pack)
+        places_read = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
+        layout = layout_of(mask, places, read=places_read, pack=pack)
         hidden = layout.pack(torch.cat([text, regions], dim=1))
-        read_of = read and read.joined(num_tokens, num_regions, width=mask.shape[1])
-        hidden = run_layers(self.layers, hidden, layout, read_of)
+        hidden = run_layers(self.layers, hidden, layout)
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens : num_tokens + num_regions],
@@ -166,7 +164,7 @@ class ImageBert(nn.Module):
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Start new weights as if features had mean 0 and variance 1, given theirs.
+        """Starts new weights as if features had mean 0 and variance 1, given theirs.
 
         Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
         """
@@ -174,22 +172,22 @@ class ImageBert(nn.Module):
         self.feature_head.bias.add_(mean)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Masked language modelling: logits over the vocabulary, where labels are."""
+        """Gives logits over the vocabulary where labels are (masked language modelling)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
-        """Masked object classification: logits over the detector's classes."""
+        """Gives logits over the detector's classes (masked object classification)."""
         logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
-        """Masked region feature regression: the features that were masked."""
+        """Gives the features that were masked (masked region feature regression)."""
         features: Float[Tensor, "N D"] = self.feature_head(region_hidden)
         return features
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Image-text matching: log odds that the two belong together.
+        """Gives log odds that text and picture belong together.
 
         With ``match_outputs=2`` the difference of the two logits, "belongs" the second.
         """

@@ -1,4 +1,4 @@
-"""ImageBERT fine-tuned for retrieval (Qi et al., arXiv:2001.07966, sec. 4.2).
+"""ImageBERT is fine-tuned for retrieval with these (Qi et al., arXiv:2001.07966, sec. 4.2).
 
 B pairs, H width. The only task of the paper; its three losses are in `train`.
 """
@@ -14,7 +14,7 @@ from vlmill.models.outputs import Encoded
 
 
 class ImageBertRetrieval(nn.Module):
-    """Two numbers for a pair: the pretrained matching logit, and a score among candidates.
+    """Scores a pair twice: the pretrained matching logit, and a score among candidates.
 
     The binary loss trains the first, which also ranks at the end (the paper's best, table 4). The
     multi-class and the triplet loss train the second, one layer for both [choice].
@@ -28,15 +28,15 @@ class ImageBertRetrieval(nn.Module):
         init_bert(self.score_head, config.trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
-        """Encode pairs as in pretraining, nothing masked; errors as in `ImageBert`."""
+        """Encodes pairs as in pretraining, nothing masked; errors as in `ImageBert`."""
         encoded: Encoded = self.trunk(inputs, pack=pack)
         return encoded
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """c(t): log odds that text and picture belong together."""
+        """Gives c(t), log odds that text and picture belong together."""
         return self.trunk.match_logit(pooled)
 
     def scores(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """s(t): how well the pair fits, among candidates."""
+        """Gives s(t), how well the pair fits, among candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(pooled)
         return scores[:, 0]

@@ -20,7 +20,7 @@ from vlmill.models.config_checks import (
 
 @dataclass(frozen=True, kw_only=True)
 class InterBertConfig:
-    """Sizes and switches; defaults are the paper's, on BERT-base uncased."""
+    """Holds sizes and switches; defaults are the paper's, on BERT-base uncased."""
 
     vocab_size: int = 30522
     width: int = 768  # of every module
@@ -73,7 +73,7 @@ class InterBertConfig:
 
 
 def interbert_paper(**changes: Any) -> InterBertConfig:
-    """12 + 6 + 6 layers, 199.5 million parameters; ``changes`` are fields of the config.
+    """Gives 12 + 6 + 6 layers, 199.5 million parameters; ``changes`` are fields.
 
     The paper's 173 million fit the same layout without the text's tables and without heads.
     """
@@ -81,7 +81,7 @@ def interbert_paper(**changes: Any) -> InterBertConfig:
 
 
 def interbert_released(**changes: Any) -> InterBertConfig:
-    """The released code and checkpoints: 6 + 6 + 6 layers, 157.0 million parameters."""
+    """Gives the released code's 6 + 6 + 6 layers, 157.0 million parameters."""
     released: dict[str, Any] = {
         "num_interaction_layers": 6,
         "visual_num_heads": 8,
@@ -92,7 +92,7 @@ def interbert_released(**changes: Any) -> InterBertConfig:
 
 
 def interbert_chinese(**changes: Any) -> InterBertConfig:
-    """The paper's model on TaoMultimodal: titles of 36 characters, a detector of 33 classes.
+    """Gives the model of TaoMultimodal: titles of 36 characters, a detector of 33 classes.
 
     [choice] The vocabulary of BERT-base Chinese, and background beside the classes. 191.1 million
     parameters.
@@ -102,7 +102,7 @@ def interbert_chinese(**changes: Any) -> InterBertConfig:
 
 
 def interbert_small(**changes: Any) -> InterBertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config.
+    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields.
 
     On 42 random pairs without dropout, R@1 is 1.0 after 300 steps of 24 at 5e-4.
     """
@@ -127,7 +127,7 @@ def interbert_small(**changes: Any) -> InterBertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InterBertTasksConfig:
-    """The released fine-tuning model; its tasks need one answer, VQA would need more."""
+    """Configures the released fine-tuning model; VQA would need more answers than its one."""
 
     trunk: InterBertConfig
     num_answers: int = 1
@@ -140,7 +140,7 @@ class InterBertTasksConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InterBertTextConfig:
-    """A classifier of text alone (GLUE); one label is a regression (STS-B)."""
+    """Configures a classifier of text alone (GLUE); one label is a regression (STS-B)."""
 
     trunk: InterBertConfig
     num_labels: int

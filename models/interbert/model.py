@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interbert.config import InterBertConfig
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
-from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.layers.packing import layout_of
 from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, check_modalities, fuse
-from vlmill.models.places import Cells, Places, side_by_side
+from vlmill.models.places import Cells, side_by_side
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
 
 class InterBert(PairHeads):
-    """Interaction over both, extraction of each, and three pretraining heads."""
+    """Holds interaction over both, extraction of each, and three pretraining heads."""
 
     def __init__(self, config: InterBertConfig) -> None:
         super().__init__(
@@ -48,25 +48,21 @@ class InterBert(PairHeads):
         self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
         self.interaction_layers = _text_layers(config, config.num_interaction_layers)
         self.text_layers = _text_layers(config, config.num_text_layers)
-        self.visual_layers = nn.ModuleList(
-            PostNormBlock(
-                config.width,
-                config.visual_num_heads,
-                config.visual_intermediate_width,
-                config.visual_dropout,
-                config.visual_attention_dropout,
-                config.visual_act,
-            )
-            for _ in range(config.num_visual_layers)
+        self.visual_layers = post_norm_layers(
+            config.num_visual_layers,
+            config.width,
+            config.visual_num_heads,
+            config.visual_intermediate_width,
+            dropout=config.visual_dropout,
+            attention_dropout=config.visual_attention_dropout,
+            act=config.visual_act,
         )
         self.text_pooler = Pooler(config.width, config.pooled_width, "relu")
         self.visual_pooler = Pooler(config.width, config.pooled_width, "relu")
         init_bert(self, config.init_std)
 
-    def forward(
-        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> EncodedPair:
-        """Encode pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+        """Encodes pairs, texts alone (no regions: R = 0) or pictures alone (T = 0).
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for a batch with neither, more tokens than positions, another feature
@@ -91,8 +87,8 @@ class InterBert(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -102,7 +98,7 @@ class InterBert(PairHeads):
         *,
         of_captions: bool = True,
     ) -> Float[Tensor, "B R H"]:
-        """Regions as the layers take them, once for all texts of a picture.
+        """Embeds regions as the layers take them, once for all texts of a picture.
 
         [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
         segments for these.
@@ -121,10 +117,10 @@ class InterBert(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> EncodedPair:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`.
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`.
 
         Of a modality that is missing nothing comes back, and ``pooled`` is the other's.
         """
@@ -140,12 +136,14 @@ class InterBert(PairHeads):
         regions, text = hidden[:, :num_regions], hidden[:, num_regions:]
         text_pooled = region_pooled = None
         if num_regions:
-            layout = layout_of(region_mask, real and real.regions, pack=pack)
-            regions = _extract(self.visual_layers, regions, layout, read and read.regions)
+            layout = layout_of(
+                region_mask, real and real.regions, read=read and read.regions, pack=pack
+            )
+            regions = run_layers(self.visual_layers, layout.pack(regions), layout)
             region_pooled = self.visual_pooler(regions[:, 0])
         if num_tokens:
-            layout = layout_of(token_mask, real and real.text, pack=pack)
-            text = _extract(self.text_layers, text, layout, read and read.text)
+            layout = layout_of(token_mask, real and real.text, read=read and read.text, pack=pack)
+            text = run_layers(self.text_layers, layout.pack(text), layout)
             text_pooled = self.text_pooler(text[:, 0])
         return EncodedPair(
             text=text,
@@ -165,7 +163,7 @@ class InterBert(PairHeads):
         return only
 
     def item_vectors(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B P"]:
-        """One vector of length 1 for each item, for search by inner product.
+        """Gives each item's vector of length 1, for search by inner product.
 
         [choice] The paper's deployment stores one vector an item and does not say which; this is
         the fused one.
@@ -174,21 +172,12 @@ class InterBert(PairHeads):
 
 
 def _text_layers(config: InterBertConfig, count: int) -> nn.ModuleList:
-    return nn.ModuleList(
-        PostNormBlock(
-            config.width,
-            config.num_heads,
-            config.intermediate_width,
-            config.dropout,
-            config.attention_dropout,
-            config.act,
-        )
-        for _ in range(count)
+    return post_norm_layers(
+        count,
+        config.width,
+        config.num_heads,
+        config.intermediate_width,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        act=config.act,
     )
-
-
-def _extract(
-    layers: nn.ModuleList, hidden: Float[Tensor, "B N H"], layout: Layout, read: Places | None
-) -> Float[Tensor, "B N H"]:
-    """One modality by itself; its first position is pooled."""
-    return run_layers(layers, layout.pack(hidden), layout, read)

@@ -1,4 +1,4 @@
-"""InterBERT's checkpoints: the released pretraining model and its fine-tuning heads."""
+"""InterBERT's checkpoints are read and written here: pretraining's and fine-tuning's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ FIELDS = {
 
 
 def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig:
-    """Of the released JSON; with ``num_labels`` it is the fine-tuning model's.
+    """Reads the released JSON; with ``num_labels`` it is the fine-tuning model's.
 
     Unknown keys are no harm. Raises ValueError for widths that differ between the modalities,
     which the released code cannot run either.
@@ -75,19 +75,19 @@ def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig
 
 
 def build(config: InterBertConfig | InterBertTasksConfig) -> nn.Module:
-    """The model that belongs to a configuration."""
+    """Builds the model that belongs to a configuration."""
     if isinstance(config, InterBertTasksConfig):
         return InterBertTasks(config)
     return InterBert(config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the released names."""
+    """Links our tensors to the released names."""
     if isinstance(model, InterBertTasks):
         trunk = [under("trunk", link) for link in links(model.trunk)]
         return trunk + score_links() + linked("answer_head", "vil_prediction")
     assert isinstance(model, InterBert)
-    found = [
+    keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.v_embeddings"),
         *linked("text_pooler.dense", "bert.t_pooler.dense"),
@@ -97,12 +97,12 @@ def links(model: nn.Module) -> list[Link]:
     # The text's layers go on counting where those of interaction end.
     num_interaction = len(model.interaction_layers)
     for n in range(num_interaction):
-        found += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
+        keymap += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
     for n in range(len(model.text_layers)):
-        found += block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
+        keymap += block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
     for n in range(len(model.visual_layers)):
-        found += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
-    return found
+        keymap += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
+    return keymap
 
 
 INTERBERT = Family(

@@ -1,4 +1,4 @@
-"""Heads with which InterBERT is fine-tuned (arXiv:2003.13198, sec. 4).
+"""InterBERT is fine-tuned with these heads (arXiv:2003.13198, sec. 4).
 
 B pairs, T tokens, P width of what is pooled. Retrieval is fine-tuned with the pretraining head for
 matching, in two classes over each candidate; VCR with one score for each choice.
@@ -16,7 +16,7 @@ from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads
 
 
 class InterBertTasks(ScoreHeads):
-    """The released heads over the fused pair, each region and each token."""
+    """Holds the released heads over the fused pair, each region and each token."""
 
     def __init__(self, config: InterBertTasksConfig) -> None:
         trunk = config.trunk
@@ -32,18 +32,18 @@ class InterBertTasks(ScoreHeads):
         init_bert(self.answer_head, trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """What the heads take; arguments as of the trunk."""
+        """Gives what the heads take; arguments as of the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Logits of each answer."""
+        """Gives logits of each answer."""
         logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
         return logits
 
 
 class InterBertText(nn.Module):
-    """Text alone: interaction over the words, extraction, pooler, dropout, linear layer.
+    """Classifies text alone: interaction over words, extraction, pooler, dropout, linear layer.
 
     The paper evaluates this on GLUE and does not say how text is fed without a picture; [choice]
     without any region.
@@ -65,7 +65,7 @@ class InterBertText(nn.Module):
         *,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
-        """Logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given."""
+        """Gives logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given."""
         batch, width = len(tokens), self.config.trunk.region_width
         table = self.trunk.text_embedding.word.weight
         pooled = self.trunk(

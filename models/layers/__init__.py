@@ -2,5 +2,6 @@
 
 Reading order: ``attention``, ``blocks`` (a layer, co-attention, experts), ``embeddings``,
 ``heads``, ``pair_heads`` (the heads of models of pairs), ``packing`` (several lengths in one
-tensor), ``packed_attention`` and ``relative_position``.
+tensor), ``operators`` (who computes a product, dropout, attention), ``packed_attention`` and
+``relative_position``.
 """

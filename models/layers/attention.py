@@ -1,19 +1,12 @@
-"""Multi-head attention.  B sequences, N positions, H width; rows in either layout (`Layout`)."""
+"""Positions attend to others here.  B sequences, N positions, H width, rows in any `Layout`."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.layers.cpu.attention import cpu_attention
-from vlmill.models.layers.cpu.linear import Linear, linear
-from vlmill.models.layers.packed_attention import (
-    adds_bias,
-    biased_attention,
-    packed_attention,
-    reads_packed,
-)
-from vlmill.models.layers.packing import Kept, Layout
+from vlmill.models.layers.operators import Linear, attention, linear
+from vlmill.models.layers.packed_attention import packed_attention, reads_packed
+from vlmill.models.layers.packing import Layout, ReadRows
 
 Bias = Float[Tensor, "heads N N"]
 
@@ -26,47 +19,16 @@ def _check_heads(width: int, num_heads: int) -> None:
         )
 
 
-def attend(
-    q: Float[Tensor, "B N heads d"],
-    k: Float[Tensor, "B M heads d"],
-    v: Float[Tensor, "B M heads d"],
-    keys: Layout,
-    dropout: float,
-    bias: Float[Tensor, "heads N M"] | None = None,
-) -> Float[Tensor, "B N H"]:
-    """softmax(q k^T / sqrt(d) + bias) v over the real keys, heads side by side again.
-
-    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The key mask is
-    broadcast over heads and queries; only a ``bias`` makes it a full matrix, where it is neither
-    trained nor in half precision on a GPU.
-    """
-    learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
-    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    plain = q.dtype == torch.float32 or torch.is_autocast_enabled("cpu")
-    if on_cpu and plain and (dropout > 0 or learned):
-        return cpu_attention(q, k, v, keys.key_mask, dropout, bias).to(v.dtype).flatten(2)
-    mask = None if keys.key_mask is None else keys.key_mask[:, None, None, :]
-    if bias is not None and adds_bias(q) and dropout == 0:
-        q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
-        return biased_attention(q, k, v, keys.key_mask, bias).transpose(1, 2).flatten(2)
-    if bias is not None:
-        full = bias.to(q.dtype)[None]
-        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
-    q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    return mixed.transpose(1, 2).flatten(2)
-
-
 def by_heads(
     projected: Float[Tensor, "*rows parts_H"], num_heads: int, parts: int = 3
 ) -> tuple[Float[Tensor, "*rows heads d"], ...]:
-    """Query, key and value, or some ``parts`` of these, from a product that made them at once."""
+    """Parts a product that made query, key and value, or some ``parts`` of these, at once."""
     *rows, width = projected.shape
     return projected.view(*rows, parts, num_heads, width // (parts * num_heads)).unbind(-3)
 
 
 class SelfAttention(nn.Module):
-    """Scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
+    """Computes scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
 
     Query, key and value come from one product; ``dropout`` falls on the attention weights.
     ``key_bias=False`` leaves the key's part of the bias out, as BEiT does: a constant for each
@@ -90,24 +52,24 @@ class SelfAttention(nn.Module):
         hidden: Float[Tensor, "*rows H"],
         layout: Layout,
         bias: Bias | None = None,
-        kept: Kept | None = None,
+        read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
-        """Attend from every position to the real ones of its sequence.
+        """Attends from every position to the real ones of its sequence.
 
-        ``bias`` is added to the scores. With ``kept`` only these rows come back. A sequence needs
+        ``bias`` is added to the scores. With ``read`` only these rows come back. A sequence needs
         one real position at least: without any key the softmax is undefined.
         """
-        weight, own_bias = self.qkv.weight, self._bias()
+        weight, qkv_bias = self.qkv.weight, self._bias()
         dropout = self.dropout if self.training else 0.0
-        if kept is None:
-            mixed = self._mixed(linear(hidden, weight, own_bias), layout, dropout, bias)
+        if read is None:
+            mixed = self._mixed(linear(hidden, weight, qkv_bias), layout, dropout, bias)
         else:
             width = self.out.in_features
             of_q, of_kv = torch.split(weight, [width, 2 * width])
-            bias_q, bias_kv = torch.split(own_bias, [width, 2 * width])
-            queries = linear(kept.take(hidden), of_q, bias_q)
+            bias_q, bias_kv = torch.split(qkv_bias, [width, 2 * width])
+            queries = linear(read.take(hidden), of_q, bias_q)
             others = linear(hidden, of_kv, bias_kv)
-            mixed = self._mixed_kept(queries, others, layout, kept, dropout, bias)
+            mixed = self._mixed_read(queries, others, layout, read, dropout, bias)
         merged: Float[Tensor, "*rows2 H"] = self.out(mixed)
         return merged
 
@@ -118,30 +80,32 @@ class SelfAttention(nn.Module):
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "*rows H"]:
-        """Attention of all rows, from queries, keys and values side by side."""
+        """Attends from all rows, with queries, keys and values side by side."""
         q, k, v = by_heads(projected, self.num_heads)
         if bias is None and reads_packed(q, layout, layout):
             return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
         q, k, v = by_heads(layout.unpack(projected), self.num_heads)
-        return layout.pack(attend(q, k, v, layout, dropout, bias))
+        mixed = attention(q, k, v, layout.key_mask, dropout, bias)
+        return layout.pack(mixed.flatten(2))
 
-    def _mixed_kept(
+    def _mixed_read(
         self,
         queries: Float[Tensor, "K H"],
         others: Float[Tensor, "*rows two_H"],
         layout: Layout,
-        kept: Kept,
+        read: ReadRows,
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "K H"]:
-        """Attention of the kept rows to all, from their queries, and keys and values of all."""
+        """Attends from the rows that are read, with keys and values of all."""
         (q,), (k, v) = by_heads(queries, self.num_heads, 1), by_heads(others, self.num_heads, 2)
-        if bias is None and reads_packed(q, kept.layout, layout):
-            return packed_attention(q, k, v, kept.layout, layout, dropout).flatten(-2)
-        (q,) = by_heads(kept.narrow.unpack(queries), self.num_heads, 1)
+        if bias is None and reads_packed(q, read.layout, layout):
+            return packed_attention(q, k, v, read.layout, layout, dropout).flatten(-2)
+        (q,) = by_heads(read.narrow.unpack(queries), self.num_heads, 1)
         k, v = by_heads(layout.unpack(others), self.num_heads, 2)
         bias = None if bias is None else bias[:, : q.shape[1]]
-        return kept.narrow.pack(attend(q, k, v, layout, dropout, bias))
+        mixed = attention(q, k, v, layout.key_mask, dropout, bias)
+        return read.narrow.pack(mixed.flatten(2))
 
     def _bias(self) -> Float[Tensor, " three_H"]:
         if self.query_bias is None or self.value_bias is None:
@@ -150,7 +114,7 @@ class SelfAttention(nn.Module):
 
 
 class CoAttention(nn.Module):
-    """Attention from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
+    """Attends from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
 
     Both directions read the streams as they came. ``dropouts`` fall on the attention weights of
     the first and of the second stream's queries.
@@ -178,7 +142,7 @@ class CoAttention(nn.Module):
         second: Float[Tensor, "*rows2 H2"],
         second_layout: Layout,
     ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
-        """What each position of the first stream takes from the second, and the reverse."""
+        """Gives what each position of the first stream takes from the second, and the reverse."""
         one, two = self.first_qkv(first), self.second_qkv(second)
         rates = self.dropouts if self.training else (0.0, 0.0)
         (q1, k1, v1), (q2, k2, v2) = (by_heads(rows, self.num_heads) for rows in (one, two))
@@ -188,6 +152,6 @@ class CoAttention(nn.Module):
             return to_first.flatten(-2), to_second.flatten(-2)
         q1, k1, v1 = by_heads(first_layout.unpack(one), self.num_heads)
         q2, k2, v2 = by_heads(second_layout.unpack(two), self.num_heads)
-        to_first = attend(q1, k2, v2, second_layout, rates[0])
-        to_second = attend(q2, k1, v1, first_layout, rates[1])
-        return first_layout.pack(to_first), second_layout.pack(to_second)
+        to_first = attention(q1, k2, v2, second_layout.key_mask, rates[0])
+        to_second = attention(q2, k1, v1, first_layout.key_mask, rates[1])
+        return first_layout.pack(to_first.flatten(2)), second_layout.pack(to_second.flatten(2))

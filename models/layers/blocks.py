@@ -1,4 +1,4 @@
-"""Transformer layers and their initialisation.
+"""Transformer layers are built and initialised here.
 
 B sequences, N positions, H width; rows in either layout (`Layout`).
 """
@@ -13,28 +13,26 @@ from torch import Tensor, nn
 
 from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
 from vlmill.models.layers.attention import Bias, CoAttention, SelfAttention
-from vlmill.models.layers.cpu.dropout import Dropout
-from vlmill.models.layers.cpu.linear import Linear
-from vlmill.models.layers.packing import Kept, Layout
-from vlmill.models.places import Places
+from vlmill.models.layers.operators import Dropout, Linear
+from vlmill.models.layers.packing import Layout, ReadRows
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name. Raises ValueError for an unknown one."""
+    """Gives the function of that name. Raises ValueError for an unknown one."""
     check_activation(name)
     function: Callable[[Tensor], Tensor] = getattr(F, ACTIVATIONS[name])
     return function
 
 
 def layer_norm(width: int, eps: float = LAYER_NORM_EPS) -> nn.LayerNorm:
-    """A layer normalisation, with BERT's epsilon unless said otherwise."""
+    """Builds a layer normalisation, with BERT's epsilon unless said otherwise."""
     return nn.LayerNorm(width, eps=eps)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between."""
+    """Computes two linear layers with an activation between."""
 
     def __init__(self, width: int, intermediate_width: int, act: str = "gelu") -> None:
         super().__init__()
@@ -43,13 +41,13 @@ class FeedForward(nn.Module):
         self.act = activation(act)
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
-        """Apply to each position by itself."""
+        """Applies both layers to each position by itself."""
         mixed: Float[Tensor, "*rows H"] = self.down(self.act(self.up(hidden)))
         return mixed
 
 
 class FeedForwardSublayer(nn.Module):
-    """The second half of BERT's layer: x = LN(x + dropout(feed_forward(x)))."""
+    """Computes the second half of BERT's layer, x = LN(x + dropout(feed_forward(x)))."""
 
     def __init__(
         self, width: int, intermediate_width: int, dropout: float, act: str = "gelu"
@@ -60,7 +58,7 @@ class FeedForwardSublayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
-        """Apply to each position by itself."""
+        """Applies the half to each position by itself."""
         mixed: Float[Tensor, "*rows H"] = self.norm(
             hidden + self.dropout(self.feed_forward(hidden))
         )
@@ -68,7 +66,7 @@ class FeedForwardSublayer(nn.Module):
 
 
 class PostNormBlock(nn.Module):
-    """BERT's layer: x = LN(x + attention(x)), then x = LN(x + feed_forward(x))."""
+    """Computes BERT's layer: x = LN(x + attention(x)), then x = LN(x + feed_forward(x))."""
 
     def __init__(
         self,
@@ -86,38 +84,54 @@ class PostNormBlock(nn.Module):
         self.feed_forward = FeedForwardSublayer(width, intermediate_width, dropout, act)
 
     def forward(
-        self, hidden: Float[Tensor, "*rows H"], layout: Layout, kept: Kept | None = None
+        self, hidden: Float[Tensor, "*rows H"], layout: Layout, read: ReadRows | None = None
     ) -> Float[Tensor, "*rows2 H"]:
-        """One layer over the positions of ``layout``, for the ``kept`` rows only if given."""
-        attended = self.dropout(self.attention(hidden, layout, kept=kept))
-        if kept is not None:
-            hidden = kept.take(hidden)
+        """Runs the layer over the positions of ``layout``, for ``read`` rows only if given."""
+        attended = self.dropout(self.attention(hidden, layout, read=read))
+        if read is not None:
+            hidden = read.take(hidden)
         mixed: Float[Tensor, "*rows2 H"] = self.feed_forward(self.norm(hidden + attended))
         return mixed
+
+
+def post_norm_layers(
+    num_layers: int,
+    width: int,
+    num_heads: int,
+    intermediate_width: int,
+    *,
+    dropout: float,
+    attention_dropout: float,
+    act: str = "gelu",
+) -> nn.ModuleList:
+    """Builds a stack of `PostNormBlock`s of one size, for `run_layers`."""
+    return nn.ModuleList(
+        PostNormBlock(width, num_heads, intermediate_width, dropout, attention_dropout, act)
+        for _ in range(num_layers)
+    )
 
 
 def run_layers(
     layers: Iterable[nn.Module],
     hidden: Float[Tensor, "*rows H"],
     layout: Layout,
-    read: Places | None = None,
 ) -> Float[Tensor, "B N H"]:
-    """Through `PostNormBlock`s in turn and back into the grid.
+    """Runs `PostNormBlock`s in turn and brings rows back into the grid.
 
-    Only the places that are ``read`` are sure to come back, others may be zeros: where losses read
-    few of them, most of the last layer need not be computed.
+    Only the places that ``layout.read`` names are sure to come back, others may be zeros: where
+    losses read few of them, most of the last layer need not be computed.
     """
     stack = list(layers)
-    kept = layout.keep(read) if stack else None
-    for layer in stack if kept is None else stack[:-1]:
+    read = layout.read_rows() if stack else None
+    for layer in stack if read is None else stack[:-1]:
         hidden = layer(hidden, layout)
-    if kept is None:
+    if read is None:
         return layout.unpack(hidden)
-    return kept.layout.unpack(stack[-1](hidden, layout, kept))
+    return read.layout.unpack(stack[-1](hidden, layout, read))
 
 
 class CoAttentionBlock(nn.Module):
-    """Co-attention, then each stream's own feed-forward part (ViLBERT, fig. 2b).
+    """Computes co-attention, then each stream's own feed-forward part (ViLBERT, fig. 2b).
 
     The streams are numbered; ``widths``, ``intermediate_widths``, ``dropouts`` (on what is added
     to a stream), ``attention_dropouts`` (of its queries' weights) and ``acts`` are theirs.
@@ -152,7 +166,7 @@ class CoAttentionBlock(nn.Module):
         second: Float[Tensor, "*rows2 H2"],
         second_layout: Layout,
     ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
-        """Both streams, each updated from what the other was before the layer."""
+        """Updates both streams, each from what the other was before the layer."""
         taken = self.attention(first, first_layout, second, second_layout)
         mixed = []
         for number, (stream, context) in enumerate(zip((first, second), taken, strict=True)):
@@ -174,7 +188,7 @@ class DropPath(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*rows H"], layout: Layout, rows: slice
     ) -> Float[Tensor, "*factors 1"] | None:
-        """What to multiply a branch with, sequence by sequence or row by row; None for nothing.
+        """Draws what a branch is multiplied with, by sequence or by row; None for nothing.
 
         ``hidden`` holds the ``rows`` (along the last but one dimension) of ``layout``.
         """
@@ -189,7 +203,7 @@ Route = Sequence[tuple[str, int]]  # experts with the number of rows that each t
 
 
 class PreNormBlock(nn.Module):
-    """x = x + g1 * attention(LN(x)), then x = x + g2 * expert(LN(x)), either with drop path.
+    """Computes x = x + g1 * attention(LN(x)), then x = x + g2 * expert(LN(x)), with drop path.
 
     The layer of BEiT (arXiv:2106.08254) and, with several ``experts``, of VLMo (arXiv:2111.02358,
     sec. 3.2, eq. 1 and 2): attention, its norm and the layer scales g1, g2 are shared, and each
@@ -226,16 +240,16 @@ class PreNormBlock(nn.Module):
         layout: Layout,
         route: Route,
         bias: Bias | None = None,
-        kept: Kept | None = None,
+        read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
-        """One layer; ``route`` names the expert of each stretch of rows, ``bias`` as in attention.
+        """Runs the layer; ``route`` names each stretch's expert, ``bias`` as in attention.
 
-        Drop path draws once for attention and once for each stretch. With ``kept`` only these rows
+        Drop path draws once for attention and once for each stretch. With ``read`` only these rows
         come back, and ``route`` is theirs.
         """
-        attended = self.attention(self.attention_norm(hidden), layout, bias, kept)
-        if kept is not None:
-            hidden, layout = kept.take(hidden), kept.layout
+        attended = self.attention(self.attention_norm(hidden), layout, bias, read)
+        if read is not None:
+            hidden, layout = read.take(hidden), read.layout
         drop = self.drop_path(attended, layout, slice(None))
         hidden = _add_scaled(hidden, attended, self.attention_scale, drop)
         lengths, stretches, start = [length for _, length in route], [], 0
@@ -254,7 +268,7 @@ def _layer_scale(width: int, start: float | None) -> nn.Parameter | None:
 def _add_scaled(
     hidden: Tensor, branch: Tensor, scale: Tensor | None, drop: Tensor | None
 ) -> Tensor:
-    """hidden + branch * scale * drop in one pass over the rows, as far as there are factors."""
+    """Adds branch * scale * drop in one pass over the rows, as far as there are factors."""
     factors = [factor for factor in (scale, drop) if factor is not None]
     if not factors:
         return hidden + branch
@@ -262,7 +276,7 @@ def _add_scaled(
 
 
 def init_bert(module: nn.Module, std: float = INIT_STD) -> None:
-    """Initialise ``module`` and all it holds as BERT does.
+    """Initialises ``module`` and all it holds as BERT does.
 
     Weights of linear layers and tables from N(0, std^2), biases 0, layer norms 1 and 0.
     """

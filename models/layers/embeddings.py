@@ -1,4 +1,4 @@
-"""Input embeddings.
+"""Words, regions and patches are embedded here.
 
 B pairs, T tokens, R regions, D feature width, H width; S pixels and n patches a side, N = n * n.
 """
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from vlmill.models.checks import check_dtype
 from vlmill.models.layers.blocks import layer_norm
-from vlmill.models.layers.cpu.dropout import Dropout
-from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.operators import Dropout, Linear
 
 
 class TextEmbedding(nn.Module):
-    """BERT's: LN(word + segment + position), then dropout; positions count from 0.
+    """Embeds as BERT: LN(word + segment + position), then dropout; positions count from 0.
 
     ``padding_id`` names a word whose row gets no gradient from being looked up. Without
     ``add_positions`` the position table is held, as published checkpoints have it, and not used.
@@ -51,7 +50,7 @@ class TextEmbedding(nn.Module):
         segments: Int[Tensor, "B T"] | int = 0,
         inserted: Float[Tensor, "B K H"] | None = None,
     ) -> Float[Tensor, "B N H"]:
-        """Embed word-piece ids; ``segments`` of each, or one of all.
+        """Embeds word-piece ids; ``segments`` of each, or one of all.
 
         ``inserted`` rows come after the first position, before the norm, and have no position or
         segment of their own: N = T + K, otherwise N = T.
@@ -76,7 +75,7 @@ class TextEmbedding(nn.Module):
 
 
 class RegionEmbedding(nn.Module):
-    """LN(W_v feature + W_c location + offset), then dropout.
+    """Computes LN(W_v feature + W_c location + offset), then dropout.
 
     ``pre_norm`` puts a layer norm on either projection before the sum, as UNITER does
     (arXiv:1909.11740, sec. 3.1).
@@ -99,7 +98,7 @@ class RegionEmbedding(nn.Module):
         locations: Float[Tensor, "B R 5"],
         offset: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """Embed regions; ``offset`` is what all of them share (segment, dummy position)."""
+        """Embeds regions; all share ``offset`` (segment, dummy position)."""
         if features.shape[-1] != self.feature.in_features:
             raise ValueError(
                 f"region_features are {features.shape[-1]} wide, the model takes "
@@ -115,7 +114,7 @@ class RegionEmbedding(nn.Module):
         locations: Float[Tensor, "B R 5"],
         offset: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """The same of features that were projected already, by another layer perhaps."""
+        """Embeds features that were projected already, by another layer perhaps."""
         summed = self.feature_norm(projected) + self.location_norm(self.location(locations))
         if offset is not None:
             summed = summed + offset
@@ -124,7 +123,7 @@ class RegionEmbedding(nn.Module):
 
     @torch.no_grad()
     def standardise(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Change a new projection as if features had mean 0 and variance 1, given theirs.
+        """Changes a new projection as if features had mean 0 and variance 1, given theirs.
 
         What it can compute stays the same. Features after a ReLU lie around a common mean, beside
         which pictures at first hardly differ.
@@ -134,7 +133,7 @@ class RegionEmbedding(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """A linear map of each P x P patch, row by row, behind a learned class token.
+    """Maps each P x P patch linearly, row by row, behind a learned class token.
 
     As ViT (arXiv:2010.11929, sec. 3.1), with learned positions if ``positions``.
     """
@@ -155,12 +154,12 @@ class PatchEmbedding(nn.Module):
         masked: Bool[Tensor, "B N"] | None = None,
         mask_token: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B N1 H"]:
-        """Embed images of exactly ``image_size``; ``masked`` patches become ``mask_token``.
+        """Embeds images of exactly ``image_size``; ``masked`` patches become ``mask_token``.
 
         Raises ValueError for another size.
         """
-        wanted = (3, self.image_size, self.image_size)
-        if tuple(pixels.shape[1:]) != wanted:
+        shape = (3, self.image_size, self.image_size)
+        if tuple(pixels.shape[1:]) != shape:
             raise ValueError(
                 f"pixels has shape {tuple(pixels.shape)}, want [pictures, 3, image_size="
                 f"{self.image_size}, {self.image_size}]; resize them or build the model with "

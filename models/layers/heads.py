@@ -1,15 +1,15 @@
-"""Heads with parameters.  N labelled positions, H width, V vocabulary, C outputs."""
+"""These heads have parameters.  N labelled positions, H width, V vocabulary, C outputs."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vlmill.models.layers.blocks import activation, layer_norm
-from vlmill.models.layers.cpu.linear import Linear, linear
+from vlmill.models.layers.operators import Linear, linear
 
 
 class Transform(nn.Module):
-    """BERT's transform in front of a decoder: dense, activation, layer norm if ``norm``.
+    """Computes BERT's transform before a decoder: dense, activation, layer norm if ``norm``.
 
     ``out_width``: the width O that it gives, H unless said otherwise.
     """
@@ -24,13 +24,13 @@ class Transform(nn.Module):
         self.act = activation(act)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N O"]:
-        """Apply to each position by itself."""
+        """Applies the transform to each position by itself."""
         mixed: Float[Tensor, "*N O"] = self.norm(self.act(self.dense(hidden)))
         return mixed
 
 
 class MlmHead(nn.Module):
-    """BERT's masked-word head: transform, then the word table as decoder, plus a bias.
+    """Computes BERT's masked-word head: transform, the word table as decoder, a bias.
 
     The table is passed in and not kept, so a state dict holds it once.
     """
@@ -43,12 +43,12 @@ class MlmHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*N H"], word_table: Float[Tensor, "V H"]
     ) -> Float[Tensor, "*N V"]:
-        """Logits over the vocabulary."""
+        """Gives logits over the vocabulary."""
         return linear(self.transform(hidden), word_table, self.bias)
 
 
 class RegionHead(nn.Module):
-    """Transform, then a linear decoder: classes or features of masked regions."""
+    """Computes a transform and a linear decoder: classes or features of masked regions."""
 
     def __init__(self, width: int, outputs: int, act: str = "gelu", *, norm: bool = True) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class RegionHead(nn.Module):
         self.decoder = Linear(width, outputs)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Logits or features, one row for each region."""
+        """Gives logits or features, one row for each region."""
         outputs: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
         return outputs
 
 
 class Pooler(nn.Module):
-    """Dense and activation over one position's hidden states; BERT's is ``tanh``."""
+    """Computes a dense layer with activation over one position's states; BERT's is ``tanh``."""
 
     def __init__(self, width: int, pooled_width: int | None = None, act: str = "tanh") -> None:
         super().__init__()
@@ -70,5 +70,5 @@ class Pooler(nn.Module):
         self.act = torch.tanh if act == "tanh" else activation(act)
 
     def forward(self, first: Float[Tensor, "B H"]) -> Float[Tensor, "B C"]:
-        """Pool the first position's hidden states."""
+        """Pools the first position's hidden states."""
         return self.act(self.dense(first))

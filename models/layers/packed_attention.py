@@ -1,4 +1,4 @@
-"""Attention on GPUs: kernels that skip padding, or add a learned bias, without a mask in memory.
+"""Attention on GPUs skips padding, or adds a learned bias, without a mask in memory.
 
 B sequences, h heads, d width of a head, L and M packed rows of queries and keys; N queries and M
 keys of a grid.
@@ -26,7 +26,7 @@ HEAD_STEP = 8  # widths of heads are multiples of it
 
 
 def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: Layout) -> bool:
-    """Whether `packed_attention` takes these rows: off the CPU, in half precision, unmasked."""
+    """Says if `packed_attention` takes these rows: off the CPU, in half precision, unmasked."""
     width = rows.shape[-1]
     return (
         rows.device.type != "cpu"
@@ -40,7 +40,7 @@ def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: La
 
 
 def _lies_together(layout: Layout) -> bool:
-    """Whether each sequence's rows lie side by side, without padding between them."""
+    """Says whether each sequence's rows lie side by side, without padding between them."""
     return layout.starts is not None or (layout.real is None and layout.key_mask is None)
 
 
@@ -52,7 +52,7 @@ def packed_attention(
     keys: Layout,
     dropout: float,
 ) -> Float[Tensor, "*rows heads d"]:
-    """softmax(q k^T / sqrt(d)) v, each query over the keys of its own sequence.
+    """Computes softmax(q k^T / sqrt(d)) v, each query over its own sequence's keys.
 
     Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` falls on the
     weights. Rows as `reads_packed` wants them, those of a grid without padding included.
@@ -80,7 +80,7 @@ def _flash(
     longest_key: int,
     dropout: float,
 ) -> Float[Tensor, "L heads d"]:
-    """The kernel, below PyTorch's public function for such rows, which knows no dropout."""
+    """Calls the kernel, below PyTorch's public function for such rows, which knows no dropout."""
     causal = debug = False
     mixed: Tensor = torch.ops.aten._flash_attention_forward(
         q,
@@ -104,8 +104,8 @@ def _starts(layout: Layout, like: Tensor) -> Int32[Tensor, " B1"]:
     return first_cells((sequences + 1, columns), like).int()
 
 
-def adds_bias(q: Float[Tensor, "B N heads d"]) -> bool:
-    """Whether `biased_attention` is the way to add a bias: on CUDA, in half precision."""
+def adds_bias(q: Float[Tensor, "B heads N d"]) -> bool:
+    """Says if `biased_attention` is the way to add a bias: on CUDA, in half precision."""
     return q.device.type == "cuda" and q.dtype in HALF
 
 
@@ -116,7 +116,7 @@ def biased_attention(
     key_mask: Bool[Tensor, "B M"] | None,
     bias: Float[Tensor, "heads N M"],
 ) -> Float[Tensor, "B heads N d"]:
-    """softmax(q k^T / sqrt(d) + bias) v over the real keys; ``bias`` may be learned.
+    """Computes softmax(q k^T / sqrt(d) + bias) v over real keys; ``bias`` may be learned.
 
     FlexAttention (Dong et al., arXiv:2412.05496). Outside torch.compile it is compiled by itself:
     uncompiled it would hold all scores.

@@ -24,40 +24,43 @@ PACK_FROM = 0.03  # share of padding above which packing pays for its copies, me
 
 
 class Layout(NamedTuple):
-    """Where hidden states lie.
+    """Says where hidden states lie.
 
     shape: (B, N) of the grid. key_mask: True where a position is real; None if all are.
     real: the grid's cells that the packed rows come from; None in the grid. starts: the first row
-    of each sequence and the end of the last, where a sequence's rows lie side by side.
+    of each sequence and the end of the last, where a sequence's rows lie side by side; None on a
+    CPU, where nobody asks. read: the grid's cells that are read after the last layer; None if all
+    may be.
     """
 
     shape: tuple[int, int]
     key_mask: Bool[Tensor, "B N"] | None = None
     real: Places | None = None
     starts: Int32[Tensor, " B1"] | None = None
+    read: Places | None = None
 
     def pack(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
-        """From the grid into this layout, values of any kind."""
+        """Brings the grid into this layout, values of any kind."""
         if self.real is None:
             return hidden
         return hidden.flatten(0, 1).index_select(0, self.real)
 
     def unpack(self, hidden: Shaped[Tensor, "*rows H"]) -> Shaped[Tensor, "B N H"]:
-        """From this layout into the grid; padding becomes zeros."""
+        """Brings this layout into the grid; padding becomes zeros."""
         if self.real is None:
             return hidden
         cells = self.shape[0] * self.shape[1]
         grid = hidden.new_zeros(cells, hidden.shape[-1]).index_copy(0, self.real, hidden)
         return grid.view(*self.shape, hidden.shape[-1])
 
-    def keep(self, places: Places | None) -> "Kept | None":
-        """Only the rows of these places; None for all.
+    def read_rows(self) -> "ReadRows | None":
+        """Gives the rows of the places that are read; None for all.
 
         Places of padding are left out on a CPU. Elsewhere packed rows must have every one.
         """
-        if places is None:
+        if self.read is None:
             return None
-        rows = places
+        rows = places = self.read
         if self.real is not None:
             numbers = torch.arange(len(self.real), device=places.device)
             cells = self.shape[0] * self.shape[1]
@@ -65,15 +68,15 @@ class Layout(NamedTuple):
             if readable(places):
                 rows, places = rows[rows >= 0], places[rows >= 0]
         layout = Layout(self.shape, None, places, _starts(places, self.shape))
-        return Kept(rows, layout, _narrowed(places, layout))
+        return ReadRows(rows, layout, _narrowed(places, layout))
 
     def sequence_of_rows(self) -> Places | None:
-        """Which sequence each packed row belongs to; None in the grid."""
+        """Says which sequence each packed row belongs to; None in the grid."""
         return None if self.real is None else self.real // self.shape[1]
 
 
-class Kept(NamedTuple):
-    """Some rows of a layout: their numbers in it, and the packed layout that they make.
+class ReadRows(NamedTuple):
+    """Names the rows of a layout that are read, and the packed layout that they make.
 
     narrow: the same in a grid of no more columns than they reach into, where the host may look.
     """
@@ -83,7 +86,7 @@ class Kept(NamedTuple):
     narrow: Layout
 
     def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
-        """These rows, from either layout."""
+        """Takes these rows, from either layout."""
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
 
 
@@ -96,33 +99,44 @@ def _narrowed(places: Places, layout: Layout) -> Layout:
 
 
 def layout_of(
-    mask: Bool[Tensor, "B N"], real: Places | None = None, *, pack: bool = True
+    mask: Bool[Tensor, "B N"],
+    real: Places | None = None,
+    *,
+    read: Places | None = None,
+    pack: bool = True,
 ) -> Layout:
-    """The layout for sequences whose real positions ``mask`` marks, with their places if known.
+    """Lays out sequences whose real positions ``mask`` marks, with their places if known.
 
     Without padding, attention needs no mask. With ``pack`` and enough padding to pay for it the
     rows are packed, in the order of the grid; off the CPU any padding pays, for a mask keeps
     attention from its fastest kernels. Where the places are not given, the grid stays for other
-    devices, and while torch.compile traces, which knows no number that depends on values.
+    devices, and while torch.compile traces, which knows no number that depends on values. The
+    places that are ``read`` travel along (`Layout`).
     """
-    shape = (mask.shape[0], mask.shape[1])
+    grid = Layout((mask.shape[0], mask.shape[1]), mask, read=read)
     if torch.compiler.is_compiling():  # one graph for all numbers: no choice depends on them
-        if real is None or not pack:
-            return Layout(shape, mask)
-        return Layout(shape, mask, real, _starts(real, shape))
+        return grid if real is None or not pack else _packed(grid, real)
     if real is None and not readable(mask):
-        return Layout(shape, mask)
+        return grid
     padding = mask.numel() - (int(mask.sum()) if real is None else len(real))
     if not padding:
-        return Layout(shape)
+        return grid._replace(key_mask=None)
     if not pack or (readable(mask) and padding < PACK_FROM * mask.numel()):
-        return Layout(shape, mask)
-    real = cells_of(mask) if real is None else real
-    return Layout(shape, mask, real, _starts(real, shape))
+        return grid
+    return _packed(grid, cells_of(mask) if real is None else real)
 
 
-def _starts(places: Places, shape: tuple[int, int]) -> Int32[Tensor, " B1"]:
-    """The first row of each sequence among rows of these places, and the end of the last."""
+def _packed(grid: Layout, real: Places) -> Layout:
+    return grid._replace(real=real, starts=_starts(real, grid.shape))
+
+
+def _starts(places: Places, shape: tuple[int, int]) -> Int32[Tensor, " B1"] | None:
+    """Gives the first row of each sequence among rows of these places, and the end of the last.
+
+    None where attention goes through the grid.
+    """
+    if readable(places):
+        return None
     firsts = torch.arange(shape[0] + 1, device=places.device) * shape[1]
     return torch.searchsorted(places, firsts, out_int32=True)
 
@@ -132,16 +146,19 @@ def joined_layout(
     second: Bool[Tensor, "B R"],
     real: Cells | None = None,
     *,
+    read: Cells | None = None,
     pack: bool = True,
 ) -> tuple[Layout, tuple[int, int]]:
-    """The layout of two modalities in one sequence, ``first`` before ``second``, and their rows.
+    """Lays out two modalities in one sequence, ``first`` before ``second``; counts their rows.
 
     Packed, all of the first modality's rows lie before all of the second's, so that
-    ``hidden.split(rows, dim=-2)`` parts the modalities in either layout. ``real``: of the two.
+    ``hidden.split(rows, dim=-2)`` parts the modalities in either layout. ``real`` and
+    ``read``: places of the two.
     """
     columns = (first.shape[1], second.shape[1])
     places = None if real is None else real.joined(*columns)
-    layout = layout_of(torch.cat([first, second], dim=1), places, pack=pack)
+    mask = torch.cat([first, second], dim=1)
+    layout = layout_of(mask, places, read=read and read.joined(*columns), pack=pack)
     if layout.real is None:
         return layout, columns
     if real is None:
@@ -157,7 +174,7 @@ def joined_layout(
 
 
 class Compaction(NamedTuple):
-    """Which slot lies where.
+    """Says which slot lies where.
 
     layout: of the compacted sequences, or of the slots where these stay as they are. Where they
     move, slots: for each row of ``layout`` the slot that it holds, counted over the batch; in the
@@ -171,21 +188,21 @@ class Compaction(NamedTuple):
     cells: Int[Tensor, "B N"] | None = None
 
     def take(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
-        """From slots into the compacted layout."""
+        """Brings slots into the compacted layout."""
         if self.slots is None:
             return self.layout.pack(hidden)
         rows = hidden.flatten(0, 1).index_select(0, self.slots.flatten())
         return rows.view(*self.slots.shape, hidden.shape[-1])
 
     def put_back(self, grid: Float[Tensor, "B S H"]) -> Float[Tensor, "B N H"]:
-        """From the grid of the compacted layout into slots; zeros in empty ones."""
+        """Brings the grid of the compacted layout into slots; zeros in empty ones."""
         if self.cells is not None:
             cells = self.cells.clamp(min=0)[..., None].expand(-1, -1, grid.shape[-1])
             grid = grid.gather(1, cells)
         return grid.masked_fill(~self.real[..., None], 0.0)
 
     def places(self, slots: Places) -> Places:
-        """Where these slots lie in the compacted grid, without those that are empty."""
+        """Says where these slots lie in the compacted grid, without those that are empty."""
         if self.cells is None:
             return slots
         slots = slots[self.real.flatten()[slots]]
@@ -194,16 +211,21 @@ class Compaction(NamedTuple):
 
 
 def compact(
-    mask: Bool[Tensor, "B N"], real: Places | None = None, *, pack: bool = True
+    mask: Bool[Tensor, "B N"],
+    real: Places | None = None,
+    *,
+    read: Places | None = None,
+    pack: bool = True,
 ) -> Compaction:
-    """Move each sequence's real slots, which ``mask`` marks, to its front, in their order.
+    """Moves each sequence's real slots, which ``mask`` marks, to its front, in their order.
 
     Attention in a grid then costs what the longest sequence needs, and not the sum of the longest
     parts. Elsewhere than on a CPU, and while torch.compile traces, they stay: packed rows, whose
-    places are ``real``, have no gaps, and what the longest sequence needs nobody may ask.
+    places are ``real``, have no gaps, and what the longest sequence needs nobody may ask. ``read``:
+    the slots that are read; the layout has their places.
     """
     if not readable(mask):
-        return Compaction(layout_of(mask, real, pack=pack), mask)
+        return Compaction(layout_of(mask, real, read=read, pack=pack), mask)
     lengths, num_slots = mask.sum(dim=1), mask.shape[1]
     longest = int(lengths.max()) if len(mask) else num_slots
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
@@ -211,4 +233,7 @@ def compact(
     slots = order + first_cells((len(mask), num_slots), mask)[:, None]
     if layout.real is not None:
         slots = slots.flatten().index_select(0, layout.real)
-    return Compaction(layout, mask, slots, mask.cumsum(dim=1) - 1)
+    compaction = Compaction(layout, mask, slots, mask.cumsum(dim=1) - 1)
+    if read is None:
+        return compaction
+    return compaction._replace(layout=layout._replace(read=compaction.places(read)))

@@ -1,4 +1,4 @@
-"""What ViLBERT, its baseline and InterBERT share: two-class matching and the heads around it.
+"""ViLBERT, its baseline and InterBERT share two-class matching and the heads around it.
 
 B pairs, T tokens, R regions, N labelled positions; Ht and Hv widths of text and regions, P of what
 is pooled, V vocabulary, K region classes, D feature width. InterBERT's code comes from ViLBERT's.
@@ -23,13 +23,13 @@ MASKED_LOGIT = -10000.0  # added to scores of padding, as the released code has 
 def fuse(
     text: Float[Tensor, "B P"], regions: Float[Tensor, "B P"], fusion: Fusion
 ) -> Float[Tensor, "B P"]:
-    """One vector of a pair from what either modality was pooled to."""
+    """Gives one vector of a pair from what either modality was pooled to."""
     return text * regions if fusion == "mul" else text + regions
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPair(Encoded):
-    """With what each modality was pooled to before fusion; None for one that is missing.
+    """Holds also what each modality was pooled to before fusion; None for a missing one.
 
     task: the hidden states of the task token, where there is one; ``text`` is without it.
     """
@@ -40,7 +40,7 @@ class EncodedPair(Encoded):
 
 
 class PairHeads(nn.Module):
-    """The pretraining heads: masked words, masked regions, matching in two classes.
+    """Holds the pretraining heads: masked words, masked regions, matching in two classes.
 
     ``act`` is the text's activation; the released code has it in the region head too.
     ``regress_features``: the region head gives features of ``region_width``, not classes. Class 0
@@ -71,12 +71,12 @@ class PairHeads(nn.Module):
         self.match_head = nn.Linear(pooled_width, 2)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
-        """Masked language modelling: logits over the vocabulary, where labels are."""
+        """Gives logits over the vocabulary where labels are (masked language modelling)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
-        """Masked regions: logits over the detector's classes, background first.
+        """Gives masked regions' logits over the detector's classes, background first.
 
         Raises ValueError if the head regresses features.
         """
@@ -89,7 +89,7 @@ class PairHeads(nn.Module):
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N D"]:
-        """Masked regions: the features that were masked.
+        """Gives the features of regions that were masked.
 
         Raises ValueError if the head gives classes.
         """
@@ -102,18 +102,18 @@ class PairHeads(nn.Module):
         return features
 
     def match_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B 2"]:
-        """Image-text matching: logits of "belongs together" and of "does not"."""
+        """Gives logits of "belongs together" and of "does not" (image-text matching)."""
         logits: Float[Tensor, "B 2"] = self.match_head(self.match_dropout(pooled))
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Image-text matching: log odds of "belongs together"."""
+        """Gives log odds of "belongs together" (image-text matching)."""
         logits = self.match_logits(pooled)
         return logits[:, 0] - logits[:, 1]
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Start new weights as if features had mean 0 and variance 1, given theirs.
+        """Starts new weights as if features had mean 0 and variance 1, given theirs.
 
         Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
         """
@@ -123,7 +123,7 @@ class PairHeads(nn.Module):
 
 
 class ScoreHeads(nn.Module):
-    """One score for a pair, for each region and for each token, over a trunk.
+    """Scores a pair, each region and each token, over a trunk.
 
     ``dropout`` acts on rows; on what is pooled only if ``drop_pooled``.
     """
@@ -149,19 +149,19 @@ class ScoreHeads(nn.Module):
             init_bert(head, init_std)
 
     def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """How well text and picture fit: VCR's choices, retrieval's candidates."""
+        """Says how well text and picture fit: VCR's choices, retrieval's candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
         return scores[:, 0]
 
     def region_scores(
         self, regions: Float[Tensor, "B R Hv"], region_mask: Bool[Tensor, "B R"]
     ) -> Float[Tensor, "B R"]:
-        """Logits of each region being meant (RefCOCO+); padding is 10000 lower."""
+        """Gives logits of each region being meant (RefCOCO+); padding is 10000 lower."""
         scores: Float[Tensor, "B R 1"] = self.region_head(self.dropout(regions))
         return scores[..., 0] + MASKED_LOGIT * ~region_mask
 
     def token_scores(self, text: Float[Tensor, "B T Ht"]) -> Float[Tensor, "B T"]:
-        """A logit for each token; in the releases, for no task of theirs."""
+        """Gives a logit for each token; in the releases, for no task of theirs."""
         scores: Float[Tensor, "B T 1"] = self.token_head(self.dropout(text))
         return scores[..., 0]
 

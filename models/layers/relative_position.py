@@ -1,4 +1,4 @@
-"""Relative position bias of BEiT and VLMo: its indices, its table, and other resolutions.
+"""BEiT and VLMo add a bias for relative positions: indices, table, other resolutions.
 
 n patches a side, N = n * n, T text tokens, R rows of a table, L layers, h heads. The image's part
 is BEiT's (arXiv:2106.08254, released code); VLMo's released code adds the rows for text. The papers
@@ -19,17 +19,17 @@ MIN_SPAN = 5  # offsets that a bicubic spline needs: more than three
 
 
 def num_image_rows(side: int) -> int:
-    """Rows for the offsets between patches, and the class token's three."""
+    """Counts the rows for the offsets between patches, and the class token's three."""
     return (2 * side - 1) ** 2 + CLASS_ROWS
 
 
 def num_text_rows(max_tokens: int) -> int:
-    """Rows for the offsets between ``max_tokens`` tokens, [CLS]'s three and two for modalities."""
+    """Counts the rows for offsets between ``max_tokens`` tokens, [CLS] and modalities."""
     return 2 * max_tokens + 2
 
 
 def image_index(side: int) -> Int[Tensor, "N1 N1"]:
-    """Row of the table for each query and key of an image: the class token, then the patches.
+    """Gives the table's row for each query and key of an image, the class token first.
 
     Patches count row by row; rows of the table go by query minus key, vertical offset first.
     """
@@ -41,7 +41,7 @@ def image_index(side: int) -> Int[Tensor, "N1 N1"]:
 
 
 def text_index(num_tokens: int, max_tokens: int, image_rows: int) -> Int[Tensor, "T T"]:
-    """Row for each query and key of a text, [CLS] first.
+    """Gives the row for each query and key of a text, [CLS] first.
 
     By key minus query (the image's are the other way round), from row ``image_rows + 2`` on; a
     table for ``max_tokens`` serves every shorter text. Raises ValueError for a longer one.
@@ -58,7 +58,7 @@ def text_index(num_tokens: int, max_tokens: int, image_rows: int) -> Int[Tensor,
 
 
 def _with_class_token(rest: Int[Tensor, "M M"], first: int) -> Int[Tensor, "M1 M1"]:
-    """A class token in front, whose three rows begin with ``first``."""
+    """Puts a class token in front, whose three rows begin with ``first``."""
     index = F.pad(rest, (1, 0, 1, 0))
     index[0, :] = first
     index[:, 0] = first + 1
@@ -69,7 +69,7 @@ def _with_class_token(rest: Int[Tensor, "M M"], first: int) -> Int[Tensor, "M1 M
 def joint_index(
     text: Int[Tensor, "T T"], image: Int[Tensor, "N1 N1"], image_rows: int
 ) -> Int[Tensor, "M M"]:
-    """Row for each query and key of a text with an image after it.
+    """Gives the row for each query and key of a text with an image after it.
 
     Every text query to every image key has row ``image_rows``, the other way the next one.
     """
@@ -82,7 +82,7 @@ Biases = Sequence[Float[Tensor, "h _ _"]]  # each layer's, for queries and keys
 
 
 class RelativeBias(nn.Module):
-    """A learned bias for each offset, layer and head, zero at the start.
+    """Learns a bias for each offset, layer and head, zero at the start.
 
     One table for all layers: gathering it takes one pass over an [N, N] index, not one a layer.
     """
@@ -93,14 +93,14 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(rows, num_layers * num_heads))
 
     def forward(self, index: Int[Tensor, "N M"]) -> Biases:
-        """Each layer's bias for queries and keys with these rows."""
+        """Gives each layer's bias for queries and keys with these rows."""
         # Gathered from the transposed table, so that each head's matrix is contiguous.
         gathered = self.table.t().index_select(1, index.flatten())
         return gathered.view(self.num_layers, -1, *index.shape).unbind(0)
 
 
 def side_of_table(rows: int) -> int:
-    """Patches a side that a table with ``rows`` rows for patches is for.
+    """Counts the patches a side that a table with ``rows`` rows for patches is for.
 
     Raises ValueError if no square grid has so many.
     """
@@ -111,7 +111,7 @@ def side_of_table(rows: int) -> int:
 
 
 def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2 C"]:
-    """Offsets between patches, resized from their grid to one of ``side`` patches a side.
+    """Resizes offsets between patches from their grid to one of ``side`` patches a side.
 
     ``table`` has the rows of patches alone. The source's offsets are taken to lie on a geometric
     progression that is dense around 0 and reaches as far as the target's; each column is
@@ -143,7 +143,7 @@ def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2
 
 
 def _progression(source: int, target: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """0, ±1, ±(1+q), ±(1+q+q^2), ...: ``source`` coordinates that end near ±``target // 2``."""
+    """Gives 0, ±1, ±(1+q), ...: ``source`` coordinates that end near ±``target // 2``."""
     count = source // 2
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -158,7 +158,7 @@ def _progression(source: int, target: int) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def resize_absolute(positions: Float[Tensor, "1 M D"], side: int) -> Float[Tensor, "1 M2 D"]:
-    """Positions of a class token and a square of patches, the square resized bicubically.
+    """Resizes positions of a class token and a square of patches bicubically.
 
     Raises ValueError if the patches form no square.
     """

@@ -1,4 +1,4 @@
-"""Sizes of ViLBERT (Lu et al., arXiv:1908.02265), as published.
+"""This module holds ViLBERT's sizes (Lu et al., arXiv:1908.02265), as published.
 
 Paper and released code differ little in the network. The paper prints a text width of 762 (768 in
 the code and in BERT), and multiplies h_IMG and h_CLS as they are; they have 1024 and 768 numbers,
@@ -23,7 +23,7 @@ from vlmill.models.config_checks import (
 
 @dataclass(frozen=True, kw_only=True)
 class VilbertConfig:
-    """Sizes and switches; defaults are the released 6-layer base model's.
+    """Holds sizes and switches; defaults are the released 6-layer base model's.
 
     A co-attention layer with id k in ``text_co_layers`` stands right before layer k of the text,
     and so for the regions; both lists are as long as there are such layers.
@@ -105,7 +105,7 @@ def _check_co_layers(stream: str, ids: Sequence[int], num_layers: int, num_froze
 
 
 def vilbert_base(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
-    """The paper's model of 2, 4, 6 or 8 co-attention layers (table 2); ``changes`` are fields.
+    """Gives the paper's model of 2, 4, 6 or 8 co-attention layers (table 2).
 
     160.8, 205.4, 250.0 and 294.7 million parameters (the paper does not count them), of which the
     6-layer model never uses 11.0; those are left out unless ``keep_unused``.
@@ -114,12 +114,12 @@ def vilbert_base(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
 
 
 def vilbert_released(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
-    """`vilbert_base` with every tensor that the released files have."""
+    """Gives `vilbert_base` with every tensor that the released files have."""
     return vilbert_base(num_co_layers, **({"keep_unused": True} | changes))
 
 
 def vilbert_large(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
-    """On BERT-large, with 2, 4 or 6 co-attention layers (released configuration files).
+    """Gives BERT-large with 2, 4 or 6 co-attention layers (released configurations).
 
     396.7, 451.3 and 505.9 million parameters, of which 2.1 a co-attention layer are never used.
     """
@@ -128,12 +128,12 @@ def vilbert_large(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
 
 
 def vilbert_12in1(**changes: Any) -> VilbertConfig:
-    """The trunk of the 12-in-1 release: the base model with a token for each of 20 tasks."""
+    """Gives the trunk of 12-in-1: the base model with a token for each of 20 tasks."""
     return vilbert_released(**({"num_tasks": 20} | changes))
 
 
 def vilbert_small(**changes: Any) -> VilbertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config.
+    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields.
 
     Its two ReLU poolers want a low learning rate: on 42 random pairs without dropout, R@1 is 1.0
     after 240 steps of 24 at 1e-4 to 2e-4, 0.9 at 3e-4, and at 5e-4 all pairs become one vector.
@@ -161,7 +161,7 @@ def vilbert_small(**changes: Any) -> VilbertConfig:
 
 
 def _depth(num_text_layers: int, num_co_layers: int) -> dict[str, Any]:
-    """Co-attention before the last layers of the text and before every layer of the regions."""
+    """Puts co-attention before the text's last layers and before every layer of the regions."""
     return {
         "num_layers": num_text_layers,
         "visual_num_layers": num_co_layers,
@@ -172,7 +172,7 @@ def _depth(num_text_layers: int, num_co_layers: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleStreamConfig:
-    """Sizes; defaults are the paper's, BERT-base with ViLBERT's regions."""
+    """Holds sizes; defaults are the paper's, BERT-base with ViLBERT's regions."""
 
     vocab_size: int = 30522
     width: int = 768
@@ -204,13 +204,13 @@ class SingleStreamConfig:
 
 
 def single_stream_base(**changes: Any) -> SingleStreamConfig:
-    """The baseline of the paper's tables, 113.5 million parameters; ``changes`` are fields."""
+    """Gives the baseline of the paper's tables, 113.5 million parameters."""
     return SingleStreamConfig(**changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VilbertTasksConfig:
-    """The paper's release: ``num_answers`` is 3129 for VQA 2.0, 1 where another head is used."""
+    """Configures the paper's release: 3129 answers for VQA 2.0, 1 with another head."""
 
     trunk: VilbertConfig | SingleStreamConfig
     num_answers: int = 3129
@@ -224,7 +224,7 @@ class VilbertTasksConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Vilbert12in1Config:
-    """The 12-in-1 release, one model for twelve data sets; the trunk has 20 task tokens."""
+    """Configures 12-in-1, one model for twelve data sets with 20 task tokens."""
 
     trunk: VilbertConfig
     num_answers: int = 3129  # VQA 2.0, and Visual Genome's questions
@@ -238,7 +238,7 @@ class Vilbert12in1Config:
 
 @dataclass(frozen=True, kw_only=True)
 class VilbertClassifierConfig:
-    """mmf's classifier over one picture, or over two with the same text (NLVR2)."""
+    """Configures mmf's classifier over one picture, or two with one text (NLVR2)."""
 
     trunk: VilbertConfig
     num_labels: int

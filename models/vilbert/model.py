@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import CoAttentionBlock, init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, layout_of
@@ -23,13 +23,13 @@ from vlmill.models.vilbert.config import VilbertConfig
 
 
 class Stream(NamedTuple):
-    """Sequences on their way through the network."""
+    """Holds sequences on their way through the network."""
 
     hidden: Float[Tensor, "*rows H"]
     layout: Layout
 
     def take(self, which: Int[Tensor, " P"]) -> "Stream":
-        """The sequences of these numbers, each as often as it is asked for.
+        """Gives the sequences of these numbers, each as often as it is asked for.
 
         Waits for the device if they are packed.
         """
@@ -43,7 +43,7 @@ class Stream(NamedTuple):
 
 
 class Vilbert(PairHeads):
-    """Two streams, six co-attention layers between them, and three pretraining heads (fig. 1)."""
+    """Runs two streams with co-attention layers between, and three pretraining heads (fig. 1)."""
 
     def __init__(self, config: VilbertConfig) -> None:
         super().__init__(
@@ -70,27 +70,23 @@ class Vilbert(PairHeads):
         self.region_embedding = RegionEmbedding(
             config.region_width, config.visual_width, config.dropout
         )
-        self.text_layers = nn.ModuleList(
-            PostNormBlock(
-                config.width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-                config.act,
-            )
-            for _ in range(config.num_layers)
+        self.text_layers = post_norm_layers(
+            config.num_layers,
+            config.width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            act=config.act,
         )
-        self.visual_layers = nn.ModuleList(
-            PostNormBlock(
-                config.visual_width,
-                config.visual_num_heads,
-                config.visual_intermediate_width,
-                config.visual_dropout,
-                config.visual_attention_dropout,
-                config.visual_act,
-            )
-            for _ in range(config.visual_num_layers)
+        self.visual_layers = post_norm_layers(
+            config.visual_num_layers,
+            config.visual_width,
+            config.visual_num_heads,
+            config.visual_intermediate_width,
+            dropout=config.visual_dropout,
+            attention_dropout=config.visual_attention_dropout,
+            act=config.visual_act,
         )
         self.co_layers = nn.ModuleList(_co_layer(config) for _ in config.text_co_layers)
         self.text_pooler = Pooler(config.width, config.co_width, "relu")
@@ -108,9 +104,8 @@ class Vilbert(PairHeads):
         *,
         task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
-        read: Cells | None = None,
     ) -> EncodedPair:
-        """Encode pairs; ``task`` numbers each pair's task, where the model has task tokens.
+        """Encodes pairs; ``task`` numbers each pair's task, where the model has task tokens.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for a batch without tokens or regions, more tokens than positions,
@@ -132,8 +127,8 @@ class Vilbert(PairHeads):
             segments=inputs.segments,
             task=task,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def encode(
@@ -146,19 +141,32 @@ class Vilbert(PairHeads):
         segments: Int[Tensor, "B T"] | None = None,
         task: Int[Tensor, " B"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> EncodedPair:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
-        words, boxes = (None, None) if real is None else real
-        text = self.read_text(tokens, token_mask, segments, task=task, real=words, pack=pack)
-        stream = self.read_regions(regions, region_mask, real=boxes, pack=pack)
-        return self.join(text, stream, read)
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`."""
+        text = self.read_text(
+            tokens,
+            token_mask,
+            segments,
+            task=task,
+            real=real and real.text,
+            read=read and read.text,
+            pack=pack,
+        )
+        stream = self.read_regions(
+            regions,
+            region_mask,
+            real=real and real.regions,
+            read=read and read.regions,
+            pack=pack,
+        )
+        return self.join(text, stream)
 
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> Float[Tensor, "B R Hv"]:
-        """Regions as the layers take them; without gradient if layers are frozen."""
+        """Embeds regions as the layers take them; without gradient if layers are frozen."""
         with torch.set_grad_enabled(
             torch.is_grad_enabled() and not self.config.frozen_visual_layers
         ):
@@ -173,9 +181,10 @@ class Vilbert(PairHeads):
         *,
         task: Int[Tensor, " B"] | None = None,
         real: Places | None = None,
+        read: Places | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Texts up to the first co-attention: what one text has in common for all pictures.
+        """Runs texts up to the first co-attention, which is the same for all pictures.
 
         For retrieval: read each text and each picture once, `Stream.take` the pairs, `join` them.
         """
@@ -185,9 +194,12 @@ class Vilbert(PairHeads):
                 tokens, 0 if segments is None else segments, self._task_token(task)
             )
             if self.task_table is not None:
-                real = None if real is None else _with_task(real, token_mask.shape)
+                real, read = (
+                    None if places is None else _with_task(places, token_mask.shape)
+                    for places in (real, read)
+                )
                 token_mask = torch.cat([token_mask[:, :1], token_mask], dim=1)
-            layout = layout_of(token_mask, real, pack=pack)
+            layout = layout_of(token_mask, real, read=read, pack=pack)
             hidden = _run(self.text_layers, range(frozen), layout.pack(hidden), layout)
         start = range(frozen, self.config.text_co_layers[0])
         return Stream(_run(self.text_layers, start, hidden, layout), layout)
@@ -206,17 +218,19 @@ class Vilbert(PairHeads):
         region_mask: Bool[Tensor, "B R"],
         *,
         real: Places | None = None,
+        read: Places | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Embedded regions up to the first co-attention; ``real``: what ``region_mask`` marks."""
-        layout, frozen = layout_of(region_mask, real, pack=pack), self.config.frozen_visual_layers
+        """Runs embedded regions up to the first co-attention; places as in `read_text`."""
+        layout = layout_of(region_mask, real, read=read, pack=pack)
+        frozen = self.config.frozen_visual_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             hidden = _run(self.visual_layers, range(frozen), layout.pack(embedded), layout)
         start = range(frozen, self.config.visual_co_layers[0])
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
-    def join(self, text: Stream, regions: Stream, read: Cells | None = None) -> EncodedPair:
-        """From the first co-attention on: each Co-TRM, then each stream's own layers (fig. 1)."""
+    def join(self, text: Stream, regions: Stream) -> EncodedPair:
+        """Runs the rest: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
         has_task = self.task_table is not None
         text_spans = _spans(config.text_co_layers, config.num_layers - 1)
@@ -228,11 +242,8 @@ class Vilbert(PairHeads):
                 v, t = co_layer(v, regions.layout, t, text.layout)
             v = _run(self.visual_layers, visual_span, v, regions.layout)
             t = _run(self.text_layers, text_span, t, text.layout)
-        words, boxes = (None, None) if read is None else read
-        if has_task and words is not None:
-            words = _with_task(words, (text.layout.shape[0], text.layout.shape[1] - 1))
-        t = run_layers([self.text_layers[-1]], t, text.layout, words)
-        v = run_layers([self.visual_layers[-1]], v, regions.layout, boxes)
+        t = run_layers([self.text_layers[-1]], t, text.layout)
+        v = run_layers([self.visual_layers[-1]], v, regions.layout)
         text_pooled, region_pooled = self.text_pooler(t[:, 0]), self.visual_pooler(v[:, 0])
         return EncodedPair(
             text=torch.cat([t[:, :1], t[:, 2:]], dim=1) if has_task else t,
@@ -245,7 +256,7 @@ class Vilbert(PairHeads):
 
 
 def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
-    """The regions are the first stream. Rates on attention weights belong to the keys' stream."""
+    """Builds a Co-TRM, regions first. Rates on attention weights belong to the keys' stream."""
     return CoAttentionBlock(
         (config.visual_width, config.width),
         config.co_width,
@@ -258,7 +269,7 @@ def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
 
 
 def _with_task(places: Places, shape: Sequence[int]) -> Places:
-    """Places in texts of this shape, where a task token has come in behind each first position."""
+    """Moves places where a task token has come in behind each text's first position."""
     rows, columns = shape
     behind = (places % columns > 0).to(places.dtype)
     tasks = first_cells((rows, columns + 1), places) + 1
@@ -266,7 +277,7 @@ def _with_task(places: Places, shape: Sequence[int]) -> Places:
 
 
 def _spans(ids: Sequence[int], end: int) -> list[range]:
-    """The layers between one co-attention layer and the next, and after the last to ``end``."""
+    """Lists the layers between co-attention layers, and after the last to ``end``."""
     ends = [*ids[1:], end]
     return [range(start, end) for start, end in zip(ids, ends, strict=True)]
 
@@ -280,7 +291,7 @@ def _run(
 
 
 class Unused(nn.Module):
-    """A linear layer's tensors that released checkpoints hold and no computation reads."""
+    """Holds a linear layer's tensors that released checkpoints have and no computation reads."""
 
     weight: Tensor
     bias: Tensor

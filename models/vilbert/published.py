@@ -1,4 +1,4 @@
-"""ViLBERT's checkpoints: the paper's release, its baseline, the 12-in-1 release, and mmf's."""
+"""ViLBERT's checkpoints are read and written here: release, baseline, 12-in-1, and mmf's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -86,7 +86,7 @@ MODELS: dict[type[Any], type[nn.Module]] = {
 
 
 def configure(keys: Mapping[str, Any]) -> Config:
-    """Of a configuration of the four code bases; unknown keys are no harm.
+    """Reads a configuration of the four code bases; unknown keys are no harm.
 
     Which model it is says ``arch`` (the class's name) or, without it, what is there: no sizes of a
     visual stream (the baseline), ``task_specific_tokens`` (12-in-1), ``training_head_type`` (mmf),
@@ -157,12 +157,12 @@ def _baseline(keys: Mapping[str, Any]) -> SingleStreamConfig:
 
 
 def build(config: Config) -> nn.Module:
-    """The model that belongs to a configuration."""
+    """Builds the model that belongs to a configuration."""
     return MODELS[type(config)](config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the names of the released code; mmf's are the same behind a prefix."""
+    """Links our tensors to the released code's names; mmf's are the same behind a prefix."""
     if isinstance(model, Vilbert):
         return _vilbert_links(model)
     if isinstance(model, SingleStream):
@@ -188,7 +188,7 @@ def links(model: nn.Module) -> list[Link]:
 
 
 def _vilbert_links(model: Vilbert) -> list[Link]:
-    found = [
+    keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.v_embeddings"),
         *linked("text_pooler.dense", "bert.t_pooler.dense"),
@@ -196,27 +196,27 @@ def _vilbert_links(model: Vilbert) -> list[Link]:
         *pretraining_links("cls.bi_seq_relationship"),
     ]
     if model.task_table is not None:
-        found.append(Link("task_table.weight", ("bert.embeddings.task_embeddings.weight",)))
+        keymap.append(Link("task_table.weight", ("bert.embeddings.task_embeddings.weight",)))
     for n in range(len(model.text_layers)):
-        found += block_links(f"text_layers.{n}", f"bert.encoder.layer.{n}")
+        keymap += block_links(f"text_layers.{n}", f"bert.encoder.layer.{n}")
     for n in range(len(model.visual_layers)):
-        found += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
+        keymap += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
     for n in range(len(model.co_layers)):
-        found += _co_layer_links(n)
+        keymap += _co_layer_links(n)
         for stream in range(len(model.unused[n])):  # type: ignore[arg-type]
             name = f"bert.encoder.c_layer.{n}.biOutput.q_dense{stream + 1}"
-            found += linked(f"unused.{n}.{stream}", name)
-    return found
+            keymap += linked(f"unused.{n}.{stream}", name)
+    return keymap
 
 
 def _co_layer_links(n: int) -> list[Link]:
-    """Number 1 is the regions' stream, 2 the text's, as in our order of streams."""
+    """Links a Co-TRM; number 1 is the regions' stream, 2 the text's, as with us."""
     ours, theirs = f"co_layers.{n}", f"bert.encoder.c_layer.{n}"
-    found: list[Link] = []
+    keymap: list[Link] = []
     for stream, (order, letter) in enumerate((("first", "v"), ("second", "t"))):
         number = stream + 1
         names = [f"{theirs}.biattention.{part}{number}" for part in ("query", "key", "value")]
-        found += [
+        keymap += [
             *linked(f"{ours}.attention.{order}_qkv", *names),
             *linked(f"{ours}.outs.{stream}", f"{theirs}.biOutput.dense{number}"),
             *linked(f"{ours}.norms.{stream}", f"{theirs}.biOutput.LayerNorm{number}"),
@@ -226,11 +226,11 @@ def _co_layer_links(n: int) -> list[Link]:
                 f"{theirs}.{letter}_output",
             ),
         ]
-    return found
+    return keymap
 
 
 def _baseline_links(model: SingleStream) -> list[Link]:
-    found = [
+    keymap = [
         *text_embedding_links(),
         *region_embedding_links("region_embedding", "bert.image_embeddings"),
         Link("region_type.weight", ("bert.image_embeddings.token_type_embeddings.weight",)),
@@ -238,8 +238,8 @@ def _baseline_links(model: SingleStream) -> list[Link]:
         *pretraining_links("cls.seq_relationship"),
     ]
     for n in range(len(model.layers)):
-        found += block_links(f"layers.{n}", f"bert.encoder.layer.{n}")
-    return found
+        keymap += block_links(f"layers.{n}", f"bert.encoder.layer.{n}")
+    return keymap
 
 
 def _weight_norm_links(ours: str, theirs: str) -> list[Link]:
@@ -266,7 +266,7 @@ PREFIXES = ("model.", "bert.")  # mmf's newer and older files have one before th
 
 
 def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without mmf's prefix, and with today's names of layer norms' tensors."""
+    """Takes off mmf's prefix and gives layer norms' tensors today's names."""
     for prefix in PREFIXES:
         if any(name.startswith(f"{prefix}bert.") for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}

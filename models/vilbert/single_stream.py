@@ -1,4 +1,4 @@
-"""ViLBERT's single-stream baseline (Lu et al., arXiv:1908.02265, sec. 4.1): BERT over both.
+"""ViLBERT's baseline runs BERT over text and regions (Lu et al., arXiv:1908.02265, sec. 4.1).
 
 B pairs, T tokens, R regions, D feature width, H width. Text first, then the regions, whose row 0 is
 the whole picture as in ViLBERT. The paper leaves the pooled vector open; the code's is BERT's tanh
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import layout_of
@@ -22,7 +22,7 @@ IMAGE_TYPE = 1  # the row of the regions' own type table
 
 
 class SingleStream(PairHeads):
-    """One stack of layers over text and regions, with ViLBERT's pretraining heads."""
+    """Runs one stack of layers over text and regions, with ViLBERT's pretraining heads."""
 
     def __init__(self, config: SingleStreamConfig) -> None:
         super().__init__(
@@ -49,24 +49,20 @@ class SingleStream(PairHeads):
         )
         self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
         self.region_type = nn.Embedding(config.num_segments, config.width)
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                config.width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-                config.act,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            config.width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            act=config.act,
         )
         self.pooler = Pooler(config.width)
         init_bert(self, config.init_std)
 
-    def forward(
-        self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> EncodedPair:
-        """Encode pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+        """Encodes pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
 
         Raises ValueError for a batch without tokens, more tokens than positions, another feature
         width and, on the CPU, values that mean nothing (`VLInputs.check`).
@@ -86,14 +82,14 @@ class SingleStream(PairHeads):
             inputs.region_mask,
             segments=inputs.segments,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> Float[Tensor, "B R H"]:
-        """Regions as the layers take them, once for all texts of a picture."""
+        """Embeds regions as the layers take them, once for all texts of a picture."""
         embedded: Float[Tensor, "B R H"] = self.region_embedding(
             features, locations, self.region_type.weight[IMAGE_TYPE]
         )
@@ -108,16 +104,16 @@ class SingleStream(PairHeads):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> EncodedPair:
-        """Encode texts together with embedded regions; arguments as in `VLInputs`."""
+        """Encodes texts together with embedded regions; arguments as in `VLInputs`."""
         text = self.text_embedding(tokens, 0 if segments is None else segments)
         columns = (tokens.shape[1], regions.shape[1])
         mask = torch.cat([token_mask, region_mask], dim=1)
-        layout = layout_of(mask, real and real.joined(*columns), pack=pack)
-        hidden = layout.pack(torch.cat([text, regions], dim=1))
-        hidden = run_layers(self.layers, hidden, layout, read and read.joined(*columns))
+        places, places_read = (cells and cells.joined(*columns) for cells in (real, read))
+        layout = layout_of(mask, places, read=places_read, pack=pack)
+        hidden = run_layers(self.layers, layout.pack(torch.cat([text, regions], dim=1)), layout)
         pooled = self.pooler(hidden[:, 0])
         return EncodedPair(
             text=hidden[:, : tokens.shape[1]],

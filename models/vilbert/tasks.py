@@ -1,4 +1,4 @@
-"""Heads with which ViLBERT and its baseline are fine-tuned (arXiv:1908.02265, sec. 3.3).
+"""ViLBERT and its baseline are fine-tuned with these heads (arXiv:1908.02265, sec. 3.3).
 
 B pairs, T tokens, R regions, Ht and Hv widths of text and regions, P of what is pooled. A head is
 computed when its method is called; the released code computes all of them every time. Three sets:
@@ -26,7 +26,7 @@ from vlmill.models.vilbert.single_stream import SingleStream
 
 
 class WeightNormLinear(nn.Module):
-    """A linear layer with W = g V / ||V||, over the whole matrix (arXiv:1602.07868, eq. 2).
+    """Computes a linear layer with W = g V / ||V|| over the whole matrix (arXiv:1602.07868, eq. 2).
 
     It starts as PyTorch's linear layer, with g = ||V||, and with a bias of 0, as in the released
     code: its initialisation misses what is derived.
@@ -40,13 +40,13 @@ class WeightNormLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Apply to each row by itself."""
+        """Applies the layer to each row by itself."""
         weight = self.direction * (self.length / self.direction.norm())
         return F.linear(hidden, weight, self.bias)
 
 
 class Classifier(nn.Module):
-    """Dense, activation, layer norm, linear decoder."""
+    """Computes dense layer, activation, layer norm, linear decoder."""
 
     def __init__(self, width: int, hidden_width: int, outputs: int, act: str = "gelu") -> None:
         super().__init__()
@@ -54,13 +54,13 @@ class Classifier(nn.Module):
         self.decoder = nn.Linear(hidden_width, outputs)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Logits, one row for each of ``hidden``."""
+        """Gives logits, one row for each of ``hidden``."""
         logits: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
         return logits
 
 
 class VilbertTasks(ScoreHeads):
-    """The paper's release, over ViLBERT or the single-stream baseline."""
+    """Holds the heads of the paper's release, over ViLBERT or the single-stream baseline."""
 
     def __init__(self, config: VilbertTasksConfig) -> None:
         two_streams = isinstance(config.trunk, VilbertConfig)
@@ -87,18 +87,18 @@ class VilbertTasks(ScoreHeads):
         )
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """What the heads take; arguments as of the trunk."""
+        """Gives what the heads take; arguments as of the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """VQA: logits of each answer by itself (trained with soft scores)."""
+        """Gives VQA's logits of each answer by itself (trained with soft scores)."""
         logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
         return logits
 
 
 class Vilbert12in1(ScoreHeads):
-    """The 12-in-1 release: answers to VQA and GQA, pairs of pictures, three-way entailment."""
+    """Holds 12-in-1's heads: answers to VQA and GQA, pairs of pictures, entailment."""
 
     def __init__(self, config: Vilbert12in1Config) -> None:
         trunk, pooled = config.trunk, config.trunk.co_width
@@ -115,22 +115,22 @@ class Vilbert12in1(ScoreHeads):
     def forward(
         self, inputs: VLInputs, *, task: Int[Tensor, " B"] | None = None, pack: bool = True
     ) -> EncodedPair:
-        """What the heads take; ``task`` numbers each pair's task."""
+        """Gives what the heads take; ``task`` numbers each pair's task."""
         encoded: EncodedPair = self.trunk(inputs, task=task, pack=pack)
         return encoded
 
     def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """VQA: logits of each answer by itself."""
+        """Gives VQA's logits of each answer by itself."""
         logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
         return logits
 
     def gqa_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B G"]:
-        """GQA: logits over the answers."""
+        """Gives GQA's logits over the answers."""
         logits: Float[Tensor, "B G"] = self.gqa_head(self.pooled_dropout(pooled))
         return logits
 
     def two_picture_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "half 2"]:
-        """NLVR2: rows 2i and 2i + 1 are one statement with its two pictures.
+        """Gives NLVR2's logits; rows 2i and 2i + 1 are one statement's two pictures.
 
         Raises ValueError for an odd number of rows.
         """
@@ -140,13 +140,13 @@ class Vilbert12in1(ScoreHeads):
         return logits
 
     def entailment_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B 3"]:
-        """Visual entailment: logits of the three classes."""
+        """Gives visual entailment's logits of three classes."""
         logits: Float[Tensor, "B 3"] = self.entailment_head(self.pooled_dropout(pooled))
         return logits
 
 
 class VilbertClassifier(nn.Module):
-    """mmf's fine-tuned checkpoints: one classifier on what is pooled."""
+    """Holds the classifier of mmf's fine-tuned checkpoints, on what is pooled."""
 
     def __init__(self, config: VilbertClassifierConfig) -> None:
         super().__init__()
@@ -158,19 +158,19 @@ class VilbertClassifier(nn.Module):
         init_bert(self.head, config.trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """What the head takes; arguments as of the trunk."""
+        """Gives what the head takes; arguments as of the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
-        """Logits over the labels; one example is ``num_pictures`` rows, one after the other."""
+        """Gives logits over labels; ``num_pictures`` rows in turn are one example."""
         rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
         logits: Float[Tensor, "examples C"] = self.head(rows)
         return logits
 
 
 def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
-    """Every ``count`` rows as one. Raises ValueError for rows that are left over."""
+    """Joins every ``count`` rows. Raises ValueError for rows that are left over."""
     if len(rows) % count:
         raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} pictures")
     return rows.reshape(len(rows) // count, -1)

@@ -1,4 +1,4 @@
-"""Sizes and switches of VL-BERT (Su et al., arXiv:1908.08530), and the published settings.
+"""This module holds VL-BERT's sizes and switches (Su et al., arXiv:1908.08530), as published.
 
 "Paper" is the first version of the article, with three pretraining tasks; "released" the code that
 came with the second, which differs from it in what the switches name.
@@ -16,12 +16,13 @@ MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
 NUM_SEGMENTS = 3  # A and B for text, C for regions and [END]
 VISUAL_SEGMENT = 2
 NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
+MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255, taken off end to end
 EXPANSION = 4  # a bottleneck's outputs by its inner channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertConfig:
-    """Defaults are the released base model on precomputed regions, BERT-base uncased inside.
+    """Holds sizes and switches; defaults are the released base model's on precomputed regions.
 
     H = ``width``, V = ``visual_width``, D = ``region_width``.
     """
@@ -77,12 +78,12 @@ class VlBertConfig:
 
     @property
     def max_text_tokens(self) -> int:
-        """What the position table has room for: all regions share one position, [END] has one."""
+        """Counts the tokens that the position table has room for, beside regions and [END]."""
         return self.num_positions - self.position_offset - 2
 
     @property
     def vector_width(self) -> int:
-        """V."""
+        """Gives V, the width of a region's vector."""
         return self.visual_width or self.width
 
 
@@ -90,17 +91,17 @@ LARGE = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width":
 
 
 def vlbert_base(**changes: Any) -> VlBertConfig:
-    """The released base model, 114.5 million parameters; ``changes`` are fields of the config."""
+    """Gives the released base model, 114.5 million parameters; ``changes`` are fields."""
     return VlBertConfig(**changes)
 
 
 def vlbert_large(**changes: Any) -> VlBertConfig:
-    """The released large model, 342.1 million parameters; ``changes`` are fields of the config."""
+    """Gives the released large model, 342.1 million parameters; ``changes`` are fields."""
     return VlBertConfig(**(LARGE | changes))
 
 
 def vlbert_paper(**changes: Any) -> VlBertConfig:
-    """The article's base model (sec. 3): its geometry, masking and matching task, no text alone.
+    """Gives the article's base model (sec. 3): its geometry, masking, matching, no text alone.
 
     How it wrote the corners into waves is not said: as the code writes centre and size.
     """
@@ -116,7 +117,7 @@ def vlbert_paper(**changes: Any) -> VlBertConfig:
 
 
 def vlbert_small(**changes: Any) -> VlBertConfig:
-    """A few million parameters, for trials on a CPU; ``changes`` are fields of the config."""
+    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,
@@ -139,7 +140,7 @@ def vlbert_small(**changes: Any) -> VlBertConfig:
 
 
 def vlbert_for_task(config: VlBertConfig, *, pooler: bool = False) -> VlBertConfig:
-    """What remains of a pretraining configuration in fine-tuning: nothing masked, no text alone."""
+    """Changes a pretraining configuration for a task: nothing masked, no text alone."""
     return dataclasses.replace(
         config, masked_region="none", text_only=False, pooler=pooler, matching=False
     )
@@ -151,7 +152,7 @@ def _base() -> VlBertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertVqaConfig:
-    """VQA 2.0: 3129 answers; dropout of the classifier."""
+    """Configures VQA 2.0: 3129 answers; dropout of the classifier."""
 
     body: VlBertConfig = field(default_factory=_base)
     num_answers: int = 3129
@@ -164,7 +165,7 @@ class VlBertVqaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertRefcocoConfig:
-    """RefCOCO+; dropout of the classifier."""
+    """Configures RefCOCO+; dropout of the classifier."""
 
     body: VlBertConfig = field(default_factory=_base)
     dropout: float = 0.0
@@ -175,7 +176,7 @@ class VlBertRefcocoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertVcrConfig:
-    """VCR: 80 COCO categories and the whole picture for the auxiliary loss."""
+    """Configures VCR; its auxiliary loss has 80 COCO categories and the whole picture."""
 
     body: VlBertConfig = field(default_factory=lambda: vlbert_for_task(_base(), pooler=True))
     num_categories: int = 81
@@ -191,7 +192,7 @@ class VlBertVcrConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionCnnConfig:
-    """Defaults are the released ones: ResNet-101 in Caffe's form, conv5 dilated over 14 x 14."""
+    """Holds the released sizes: ResNet-101 in Caffe's form, conv5 dilated over 14 x 14."""
 
     blocks: tuple[int, int, int, int] = BLOCKS[101]
     widths: tuple[int, int, int, int] = (64, 128, 256, 512)  # inner channels of the stages
@@ -212,7 +213,7 @@ class RegionCnnConfig:
 
     @property
     def feature_width(self) -> int:
-        """D."""
+        """Gives D, the width of a region's feature."""
         return self.widths[3] * EXPANSION
 
 
@@ -226,7 +227,7 @@ def _pixels() -> VlBertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertEndToEndConfig:
-    """A model on regions, pretraining's or a task's, and the network that describes them."""
+    """Joins a model on regions, for any task, and the network that describes them."""
 
     model: TaskConfig = field(default_factory=_pixels)
     cnn: RegionCnnConfig = field(default_factory=RegionCnnConfig)
@@ -241,10 +242,10 @@ class VlBertEndToEndConfig:
 
 
 def vlbert_base_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """The released base model from pixels, 157.0 million parameters; ``changes`` are fields."""
+    """Gives the released base model from pixels, 157.0 million parameters."""
     return VlBertEndToEndConfig(**({"model": vlbert_base(masked_region="pixels")} | changes))
 
 
 def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """The released large model from pixels, 384.6 million parameters; ``changes`` are fields."""
+    """Gives the released large model from pixels, 384.6 million parameters."""
     return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))

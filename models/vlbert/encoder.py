@@ -1,4 +1,4 @@
-"""VL-BERT's elements and encoder (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
+"""VL-BERT encodes its elements here (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
 
 B samples, T tokens, R regions (the whole picture in row 0), D a feature's width, V a region
 vector's, H the width of the encoder, N = T + R + 1 elements with padding, S without.
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import PostNormBlock, init_bert, run_layers
+from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Compaction, compact, layout_of
@@ -25,7 +25,7 @@ from vlmill.models.vlbert.regions import RegionVectors, VisualInput
 
 
 class VlBertBody(nn.Module):
-    """Everything below the heads, for pretraining and for the tasks."""
+    """Holds everything below the heads, for pretraining and for the tasks."""
 
     def __init__(self, config: VlBertConfig) -> None:
         super().__init__()
@@ -47,21 +47,19 @@ class VlBertBody(nn.Module):
         self.end_token = nn.Embedding(1, width)
         self.text_visual = VisualInput(config, config.visual_scale_text)
         self.region_visual = VisualInput(config, config.visual_scale_region)
-        self.layers = nn.ModuleList(
-            PostNormBlock(
-                width,
-                config.num_heads,
-                config.intermediate_width,
-                config.dropout,
-                config.attention_dropout,
-            )
-            for _ in range(config.num_layers)
+        self.layers = post_norm_layers(
+            config.num_layers,
+            width,
+            config.num_heads,
+            config.intermediate_width,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
         )
         self.pooler = Pooler(width) if config.pooler else nn.Identity()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the released code starts before BERT's weights come.
+        """Starts weights as the released code does before BERT's come.
 
         Its rule spares the projection of regions, which keeps PyTorch's own start, and lets a
         masked region's feature begin at zero.
@@ -79,8 +77,8 @@ class VlBertBody(nn.Module):
         if self.special_words is not None:
             self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True, read: Cells | None = None) -> Encoded:
-        """Encode samples: text, regions, [END] (figure 1); a sample without regions is text alone.
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encodes text, regions and [END] (figure 1); without regions it is text alone.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
@@ -106,8 +104,8 @@ class VlBertBody(nn.Module):
             masked_regions=inputs.masked_regions,
             text_regions=inputs.text_regions,
             real=inputs.real,
+            read=inputs.read,
             pack=pack,
-            read=read,
         )
 
     def embed_regions(
@@ -153,10 +151,10 @@ class VlBertBody(nn.Module):
         masked_regions: Bool[Tensor, "B R"] | None = None,
         text_regions: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
-        """Encode texts together with the vectors of `embed_regions`; arguments as in `VLInputs`."""
+        """Encodes texts with the vectors of `embed_regions`; arguments as in `VLInputs`."""
         region_tokens = self.region_token.weight.expand(*region_mask.shape, -1)
         if masked_regions is not None and self.masked_token is not None:
             region_tokens = torch.where(
@@ -171,8 +169,8 @@ class VlBertBody(nn.Module):
             region_mask,
             segments=segments,
             real=real,
-            pack=pack,
             read=read,
+            pack=pack,
         )
 
     def encode_elements(
@@ -186,10 +184,10 @@ class VlBertBody(nn.Module):
         *,
         segments: Int[Tensor, "B T"] | None = None,
         real: Cells | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
-        """Encode elements whose tokens and visual vectors are given.
+        """Encodes elements whose tokens and visual vectors are given.
 
         ``text_vectors`` are each token's, or one for all of a sample's tokens (T1 = 1).
         """
@@ -205,17 +203,13 @@ class VlBertBody(nn.Module):
             ends = ends + self.text_visual(text_vectors[:, :1])
         elements = torch.cat([words, regions, ends], dim=1)
         elements = elements + self._places(token_mask, region_mask, segments)
-        compaction = self._compacted(token_mask, region_mask, real, pack=pack)
-        places = None
-        if read is not None:  # [END] is read by nobody
-            slots = read.joined(tokens.shape[1], regions.shape[1], width=elements.shape[1])
-            places = compaction.places(slots)
+        compaction = self._compacted(token_mask, region_mask, real, read, pack=pack)
         hidden = self._start(compaction, elements)
-        grid = run_layers(self.layers, hidden, compaction.layout, places)
-        found = compaction.put_back(grid)
+        grid = run_layers(self.layers, hidden, compaction.layout)
+        states = compaction.put_back(grid)
         return Encoded(
-            text=found[:, : tokens.shape[1]],
-            regions=found[:, tokens.shape[1] : -1],
+            text=states[:, : tokens.shape[1]],
+            regions=states[:, tokens.shape[1] : -1],
             pooled=self.pooler(grid[:, 0]),
         )
 
@@ -224,17 +218,20 @@ class VlBertBody(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         region_mask: Bool[Tensor, "B R"],
         real: Cells | None,
+        read: Cells | None,
         *,
         pack: bool,
     ) -> Compaction:
-        """Texts, regions and [END] without the padding between them."""
+        """Compacts texts, regions and [END], without the padding between them."""
         mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
-        places = None
+        columns, places, slots_read = (token_mask.shape[1], region_mask.shape[1]), None, None
         if real is not None:
             ends = torch.arange(len(mask), device=mask.device)
-            parts = [(real.text, token_mask.shape[1]), (real.regions, region_mask.shape[1])]
+            parts = zip(real, columns, strict=True)
             places = side_by_side([*parts, (ends, 1)])
-        return compact(mask, places, pack=pack)
+        if read is not None:  # [END] is read by nobody
+            slots_read = read.joined(*columns, width=mask.shape[1])
+        return compact(mask, places, read=slots_read, pack=pack)
 
     def _vectors_of_text(
         self,
@@ -242,7 +239,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         text_regions: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B T1 V"]:
-        """Of the regions that tokens speak of; else of the picture, or what stands for none."""
+        """Gives vectors of regions that tokens speak of; else the picture's, or none's."""
         if text_regions is not None:
             return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
         if not regions.shape[1]:
@@ -266,7 +263,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         segments: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B N H"]:
-        """Position plus segment of every element: regions share the position after the text."""
+        """Adds position and segment of every element: regions share the place after the text."""
         ranks = token_mask.cumsum(dim=1)
         length = ranks[:, -1:]
         places = [(ranks - 1).clamp(min=0), length.expand(-1, region_mask.shape[1]), length + 1]
@@ -282,7 +279,7 @@ class VlBertBody(nn.Module):
     def _start(
         self, compaction: Compaction, elements: Float[Tensor, "B N H"]
     ) -> Float[Tensor, "*rows H"]:
-        """The first layer's input. Padding has position and segment A, as in the released code."""
+        """Gives the first layer's input. Padding has position and segment A, as released."""
         tables, layout = self.text_embedding, compaction.layout
         rows = compaction.take(elements)
         if layout.real is None and layout.key_mask is not None:

@@ -1,4 +1,4 @@
-"""VL-BERT from pixels: its Fast R-CNN is trained with it (arXiv:1908.08530, sec. 3.4).
+"""VL-BERT is trained from pixels with its Fast R-CNN (arXiv:1908.08530, sec. 3.4).
 
 B samples, R regions, H x W pixels, P x P cells of a region.
 """
@@ -24,7 +24,7 @@ from vlmill.models.vlbert.tasks import ChoiceInputs, VlBertRefcoco, VlBertVcr, V
 
 
 def build_vlbert(config: TaskConfig) -> VlBert | VlBertVqa | VlBertRefcoco | VlBertVcr:
-    """The model that a configuration describes."""
+    """Builds the model that a configuration describes."""
     if isinstance(config, VlBertVqaConfig):
         return VlBertVqa(config)
     if isinstance(config, VlBertRefcocoConfig):
@@ -39,7 +39,7 @@ def without_pixels(
     boxes: Float[Tensor, "B R 4"],
     masked_regions: Bool[Tensor, "B R"],
 ) -> Float[Tensor, "B 3 H W"]:
-    """Pictures, normalised, with the masked regions' pixels at 0, the mean colour.
+    """Sets the masked regions' pixels of normalised pictures to 0, the mean colour.
 
     Boxes' corners lose their fractions; both ends belong to the box. Before features are computed,
     so that no other region sees what is to be guessed (sec. 3.3).
@@ -54,7 +54,7 @@ def without_pixels(
 
 
 class VlBertEndToEnd(nn.Module):
-    """The region network, and on it VL-BERT for pretraining or for a task."""
+    """Holds the region network, and on it VL-BERT for pretraining or for a task."""
 
     def __init__(self, config: VlBertEndToEndConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class VlBertEndToEnd(nn.Module):
         *arguments: Any,
         pack: bool = True,
     ) -> Any:
-        """What ``model`` gives for ``texts`` with features and locations from the pictures.
+        """Runs ``model`` on ``texts`` with features and locations from the pictures.
 
         ``texts`` has the same regions; its own features, which may have width 0, and locations
         are replaced. Regions that are masked there lose their pixels. ``arguments`` go to the

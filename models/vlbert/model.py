@@ -1,4 +1,4 @@
-"""VL-BERT (Su et al., arXiv:1908.08530) with its pretraining heads (sec. 3.4).
+"""VL-BERT stands here with its pretraining heads (Su et al., arXiv:1908.08530, sec. 3.4).
 
 N labelled positions, B samples, H width, V vocabulary, K region classes.
 """
@@ -22,7 +22,7 @@ BELONGS = 1  # the matching head's class of pairs that belong together
 
 
 class VlBert(VlBertBody):
-    """The encoder with heads for masked words, masked regions and, if configured, matching."""
+    """Holds the encoder with heads for masked words, masked regions and maybe matching."""
 
     def __init__(self, config: VlBertConfig) -> None:
         super().__init__(config)
@@ -34,21 +34,21 @@ class VlBert(VlBertBody):
                 init_bert(head, config.init_std)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Masked language modelling with visual clues: logits over the vocabulary."""
+        """Gives logits over the vocabulary (masked language modelling with visual clues)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
-        """Masked RoI classification with linguistic clues: logits over the detector's classes."""
+        """Gives logits over the detector's classes (masked RoI classification)."""
         logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
-        """Not one of VL-BERT's tasks: raises ValueError."""
+        """Raises ValueError, as this is not one of VL-BERT's tasks."""
         raise ValueError("VL-BERT does not regress masked features; give that objective weight 0")
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Sentence-image relationship: logits of "does not belong" and "belongs".
+        """Gives logits of "does not belong" and "belongs" (sentence-image relationship).
 
         Raises ValueError if the model has no such head.
         """
@@ -61,13 +61,13 @@ class VlBert(VlBertBody):
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Log odds that text and picture belong together."""
+        """Gives log odds that text and picture belong together."""
         logits = self.match_logits(pooled)
         return logits[:, BELONGS] - logits[:, 1 - BELONGS]
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Start new weights as if features had mean 0 and variance 1, given theirs.
+        """Starts new weights as if features had mean 0 and variance 1, given theirs.
 
         What the network can compute stays the same; the feature of masked regions starts from
         ``mean``.

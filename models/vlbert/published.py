@@ -1,16 +1,13 @@
-"""VL-BERT's checkpoints (jackroos/VL-BERT): pretraining, VQA, RefCOCO+, VCR, regions or pixels."""
+"""VL-BERT's checkpoints (jackroos/VL-BERT) are read and written here, of all its tasks."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
 from vlmill.models.convert.family import Family
-from vlmill.models.convert.files import read_state, unwrapped
-from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state, linked
+from vlmill.models.convert.keymap import Link, linked
 from vlmill.models.convert.names import block_links, mlm_head_links
-from vlmill.models.detector.resnet import Bottleneck
+from vlmill.models.vlbert.backbone import torchvision_name
 from vlmill.models.vlbert.config import TaskConfig, VlBertEndToEndConfig
 from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, build_vlbert
@@ -20,18 +17,18 @@ from vlmill.models.vlbert.region_cnn import RegionCnn
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 
 EXTRACTOR = "image_feature_extractor"
-NORM_PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+CONV5 = ("roi_head_feature_extractor", "head.0")
 
 
 def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
-    """The model that `configure` describes."""
+    """Builds the model that `configure` describes."""
     if isinstance(config, VlBertEndToEndConfig):
         return VlBertEndToEnd(config)
     return build_vlbert(config)
 
 
 def links(model: nn.Module, ours: str = "") -> list[Link]:
-    """Of any of the models, ``ours`` before all our names."""
+    """Links any of the models' tensors, ``ours`` before all our names."""
     if isinstance(model, VlBertEndToEnd):
         return [*_cnn_links(model.cnn), *links(model.model, "model.")]
     if isinstance(model, VlBert):
@@ -59,20 +56,20 @@ def links(model: nn.Module, ours: str = "") -> list[Link]:
 
 
 def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
-    found = [
+    keymap = [
         *mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions"),
         *linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense"),
         *linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred"),
     ]
     if model.match_head is not None:
-        found += linked(
+        keymap += linked(
             f"{ours}match_head", "vlbert.relationsip_head.caption_image_relationship"
         )  # spelled so
-    return found
+    return keymap
 
 
 def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
-    """``theirs``: what the reference calls the encoder."""
+    """Links the body; ``theirs`` is what the reference calls the encoder."""
     tables = {
         "text_embedding.word": "word_embeddings",
         "text_embedding.position": "position_embeddings",
@@ -89,7 +86,7 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
     named = {o: f"{theirs}.{t}" for o, t in tables.items()} | single
     decoder = (f"{theirs}.mlm_head.predictions.decoder.weight",)
     has_decoder = isinstance(body, VlBert)
-    found = [
+    keymap = [
         Link(
             f"{ours}{name}.weight",
             (f"{reference}.weight",),
@@ -98,74 +95,39 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
         for name, reference in named.items()
         if getattr(body, name.split(".")[0]) is not None
     ]
-    found += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
-    found += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
+    keymap += linked(f"{ours}text_embedding.norm", f"{theirs}.embedding_LayerNorm")
+    keymap += linked(f"{ours}region_vectors.projection", f"{EXTRACTOR}.obj_downsample.1")
     for name, kind in (("text_visual", "text"), ("region_visual", "object")):
         visual = getattr(body, name)
         if visual.projection is not None:
-            found += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
+            keymap += linked(f"{ours}{name}.projection", f"{theirs}.visual_1x1_{kind}")
         if visual.norm is not None:
-            found += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
+            keymap += linked(f"{ours}{name}.norm", f"{theirs}.visual_ln_{kind}")
         else:
-            found.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
+            keymap.append(Link(f"{ours}{name}.scale", (f"{theirs}.visual_scale_{kind}",)))
     for number in range(len(body.layers)):
-        found += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
+        keymap += block_links(f"{ours}layers.{number}", f"{theirs}.encoder.layer.{number}")
     if body.config.pooler:
-        found += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
-    return found
+        keymap += linked(f"{ours}pooler.dense", f"{theirs}.pooler.dense")
+    return keymap
 
 
 def _cnn_links(cnn: RegionCnn) -> list[Link]:
-    """The reference holds conv5 twice, under two names."""
-    found = _conv_links("cnn.stem.conv1", "conv1", "bn1", (f"{EXTRACTOR}.backbone",))
-    for number in (2, 3, 4, 5):
-        head = (f"{EXTRACTOR}.roi_head_feature_extractor", f"{EXTRACTOR}.head.0")
-        places = head if number == 5 else (f"{EXTRACTOR}.backbone.layer{number - 1}",)
-        for block, module in enumerate(cnn.get_submodule(f"res{number}").children()):
-            assert isinstance(module, Bottleneck)
-            ours = f"cnn.res{number}.{block}"
-            inside = tuple(f"{place}.{block}" for place in places)
-            for part in (1, 2, 3):
-                found += _conv_links(f"{ours}.conv{part}", f"conv{part}", f"bn{part}", inside)
-            if not isinstance(module.shortcut, nn.Identity):
-                found += _conv_links(f"{ours}.shortcut", "downsample.0", "downsample.1", inside)
-    return found
-
-
-def _conv_links(ours: str, conv: str, norm: str, places: tuple[str, ...]) -> list[Link]:
-    names = {"weight": f"{conv}.weight"}
-    names |= {f"norm.{part}": f"{norm}.{part}" for part in NORM_PARTS}
-    found = []
-    for name, theirs in names.items():
-        first, *again = (f"{place}.{theirs}" for place in places)
-        found.append(Link(f"{ours}.{name}", (first,), also=tuple(again)))
-    return found
-
-
-def load_backbone(cnn: RegionCnn, source: Mapping[str, Any] | str | Path) -> LoadTable:
-    """Start the region network from a ResNet's weights under torchvision's names.
-
-    source: a state dict or file, such as the released ``resnet101-pt-vgbua-0000.model``; ``layer4``
-    is conv5. Classifier and names beyond are unexpected. Raises CheckpointMismatch (a ValueError)
-    where a shape differs or a tensor is missing.
-    """
-    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    table = import_state(cnn, [_of_resnet(link) for link in _cnn_links(cnn)], state)
-    missing = [n for n in table.missing if not n.endswith("num_batches_tracked")]
-    if missing or table.mismatched:
-        raise CheckpointMismatch("the weights are not those of this ResNet", table)
-    return table
-
-
-def _of_resnet(link: Link) -> Link:
-    """A link of the whole model as one of the network by itself."""
-    name = link.theirs[0].removeprefix(f"{EXTRACTOR}.backbone.")
-    name = name.replace(f"{EXTRACTOR}.roi_head_feature_extractor", "layer4")
-    return Link(link.ours.removeprefix("cnn."), (name,))
+    """Links the region network to torchvision's names; the reference holds conv5 under two."""
+    keymap = []
+    for name in cnn.state_dict():
+        theirs = torchvision_name(name)
+        if theirs.startswith("layer4."):
+            block = theirs.removeprefix("layer4.")
+            first, again = (f"{EXTRACTOR}.{head}.{block}" for head in CONV5)
+            keymap.append(Link(f"cnn.{name}", (first,), also=(again,)))
+        else:
+            keymap.append(Link(f"cnn.{name}", (f"{EXTRACTOR}.backbone.{theirs}",)))
+    return keymap
 
 
 def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names with the prefixes of the whole network, where a part was saved by itself."""
+    """Adds the prefixes of the whole network where a part was saved by itself."""
     if "word_embeddings.weight" in state:
         return {f"vlbert.{name}": tensor for name, tensor in state.items()}
     if "backbone.conv1.weight" in state:

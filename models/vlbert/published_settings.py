@@ -1,4 +1,4 @@
-"""The configurations of jackroos/VL-BERT as ours."""
+"""The configurations of jackroos/VL-BERT become ours here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,10 +36,11 @@ FIELDS = {
 }
 # What no published model sets otherwise, and nothing here does.
 FIXED = {"object_word_embed_mode": 2, "hidden_act": "gelu", "obj_pos_id_relative": True}
+FIXED_REGIONS = {"aligned": False, "sampling_ratio": 1, "spatial_scale": 1 / 16}
 
 
 def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
-    """Of a configuration with the keys of the repository's YAML files.
+    """Reads a configuration with the keys of the repository's YAML files.
 
     ``MODULE`` (or ``class``) names the network: a task's begins with its name (``vqa``,
     ``refcoco``, ``vcr``), as in ``vcr ResNetVLBERT``; without one, ``DATASET.DATASET`` does. What
@@ -125,13 +126,20 @@ def _task(
 
 
 def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
-    """The region network alone, of other widths; VL-BERT above it is as small as can be."""
+    """Configures the region network alone, of other widths, with the smallest VL-BERT above."""
+    for key, value in FIXED_REGIONS.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")
+    rows, columns = config.get("roi_output", (14, 14))
+    if rows != columns:
+        raise ValueError(f"roi_output={config['roi_output']!r}: want a square")
     cnn = RegionCnnConfig(
         blocks=(*config["layer_blocks"], 3),
         widths=(*config["layer_planes"], config["head_planes"]),
         stem_channels=config["stem_channels"],
         stride_in_1x1=config["stride_in_1x1"],
         dilated=config["c5_dilated"],
+        pool_size=rows,
     )
     model = VlBertConfig(
         vocab_size=1,

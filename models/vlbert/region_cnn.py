@@ -7,7 +7,6 @@ feature map, P x P cells of a region, D a feature's width.
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torchvision.ops import roi_align
 
 from vlmill.models.detector.resnet import Norm, Stem, resnet_stage
 from vlmill.models.places import Places, cells_of
@@ -77,6 +76,8 @@ class RegionCnn(nn.Module):
         real: Places,
     ) -> Float[Tensor, "L C P P"]:
         """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
+        from torchvision.ops import roi_align  # of all that training imports, here alone
+
         pictures = (real // boxes.shape[1]).to(boxes.dtype)
         rois = torch.cat([pictures[:, None], boxes.flatten(0, 1)[real]], dim=1)
         pooled: Tensor = roi_align(

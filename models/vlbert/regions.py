@@ -1,4 +1,4 @@
-"""What VL-BERT makes of regions before they become elements (arXiv:1908.08530, sec. 3.2).
+"""Regions become vectors here before they are VL-BERT's elements (arXiv:1908.08530, sec. 3.2).
 
 D a feature's width, V a region vector's, H the width of the encoder, G of the geometry embedding.
 """
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from vlmill.models.checks import check_dtype
 from vlmill.models.layers.blocks import layer_norm
-from vlmill.models.layers.cpu.dropout import Dropout
-from vlmill.models.layers.cpu.linear import Linear
+from vlmill.models.layers.operators import Dropout, Linear
 from vlmill.models.vlbert.config import Geometry, VlBertConfig
 
 LONGEST_WAVE = 1000.0
@@ -21,7 +20,7 @@ PERCENT = 100.0
 def box_numbers(
     locations: Float[Tensor, "*rows 5"], geometry: Geometry = "centre"
 ) -> Float[Tensor, "*rows 4"]:
-    """The four numbers that say where a box lies, in hundredths of the picture's sides.
+    """Gives four numbers that say where a box lies, in hundredths of the picture's sides.
 
     ``locations`` as in `VLInputs`: corners as fractions, and area.
     """
@@ -35,7 +34,7 @@ def box_numbers(
 def geometry_embedding(
     numbers: Float[Tensor, "*rows 4"], num_wavelengths: int = 256
 ) -> Float[Tensor, "*rows G"]:
-    """Sines, then cosines, of each number at wavelengths 1000^(j / J) (sec. 3.2, released code).
+    """Gives sines, then cosines, of numbers at wavelengths 1000^(j / J) (sec. 3.2, code).
 
     Gives G = 4 * 2J values: for each number J sines and J cosines, J = ``num_wavelengths``.
     """
@@ -45,7 +44,7 @@ def geometry_embedding(
 
 
 class RegionVectors(nn.Module):
-    """r = ReLU(W dropout([geometry; appearance])) of each region (sec. 3.2; geometry first)."""
+    """Computes r = ReLU(W dropout([geometry; appearance])) of each region (sec. 3.2)."""
 
     def __init__(self, config: VlBertConfig) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class RegionVectors(nn.Module):
     def forward(
         self, features: Float[Tensor, "*rows D"], locations: Float[Tensor, "*rows 5"]
     ) -> Float[Tensor, "*rows V"]:
-        """Of each region by itself."""
+        """Computes the vector of each region by itself."""
         config = self.config
         check_dtype("region_features", features, self.projection.weight)
         geometry = geometry_embedding(
@@ -68,7 +67,7 @@ class RegionVectors(nn.Module):
 
 
 class VisualInput(nn.Module):
-    """A visual vector as it is added to an element: V to H where they differ, then scaled.
+    """Changes a visual vector as it is added to an element: V to H if they differ, scaled.
 
     The scale is a layer norm's gain or one learnt factor, ``start`` at the beginning.
     """
@@ -82,7 +81,7 @@ class VisualInput(nn.Module):
         self.scale = None if config.visual_norm else nn.Parameter(torch.tensor(start))
 
     def forward(self, vectors: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows H"]:
-        """Of each vector by itself."""
+        """Changes each vector by itself."""
         x: Tensor = vectors if self.projection is None else self.projection(vectors)
         if self.scale is not None:
             return x * self.scale

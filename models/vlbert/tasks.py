@@ -1,4 +1,4 @@
-"""VL-BERT's task heads (arXiv:1908.08530, sec. 4.2; released code): VCR, VQA 2.0, RefCOCO+.
+"""VL-BERT has these task heads (arXiv:1908.08530, sec. 4.2; released code): VCR, VQA, RefCOCO+.
 
 B samples, C choices of a question, T tokens, R regions, L real regions of all sequences, H width,
 A answers, K categories.
@@ -20,7 +20,7 @@ from vlmill.models.vlbert.model import BELONGS, VlBert
 
 
 class TaskHead(RegionHead):
-    """Transform, dropout, linear: from Xavier's uniform distribution, biases 0."""
+    """Computes transform, dropout, linear; starts from Xavier's uniform distribution, biases 0."""
 
     def __init__(self, width: int, outputs: int, dropout: float, *, norm: bool) -> None:
         super().__init__(width, outputs, norm=norm)
@@ -29,25 +29,25 @@ class TaskHead(RegionHead):
             xavier(layer)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Logits, one row for each position."""
+        """Gives logits, one row for each position."""
         outputs: Float[Tensor, "*N C"] = self.decoder(self.dropout(self.transform(hidden)))
         return outputs
 
 
 def xavier(layer: nn.Linear) -> None:
-    """Xavier's uniform start with zero bias, as all of VL-BERT's task heads."""
+    """Starts a layer with Xavier's uniform distribution and zero bias, as all these heads."""
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
 
 
 def load_body(body: VlBertBody, pretrained: VlBert) -> None:
-    """Start a task's body from a pretrained model; what only one of them has stays as it is."""
+    """Starts a task's body from a pretrained model; what only one of them has stays as it is."""
     target, source = body.state_dict(), pretrained.state_dict()
     body.load_state_dict(target | {name: source[name] for name in target if name in source})
 
 
 class VlBertVqa(nn.Module):
-    """The answer is read off a [MASK] behind the question (figure 2 b)."""
+    """Reads the answer off a [MASK] behind the question (figure 2 b)."""
 
     def __init__(self, config: VlBertVqaConfig) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class VlBertVqa(nn.Module):
     def forward(
         self, inputs: VLInputs, answer_positions: Int[Tensor, " B"], *, pack: bool = True
     ) -> Float[Tensor, "B A"]:
-        """Logits over the answers; ``answer_positions`` are those of [MASK] (`vqa_text`)."""
+        """Gives logits over answers; ``answer_positions`` are those of [MASK] (`vqa_text`)."""
         hidden = self.body(inputs, pack=pack).text
         rows = torch.arange(len(hidden), device=hidden.device)
         logits: Float[Tensor, "B A"] = self.head(hidden[rows, answer_positions])
@@ -66,7 +66,7 @@ class VlBertVqa(nn.Module):
 
     @torch.no_grad()
     def start_from(self, pretrained: VlBert, answers: Sequence[Sequence[int]]) -> None:
-        """Body and transform from pretraining; each answer's row is the mean of its words' rows.
+        """Copies body and transform; each answer's row is the mean of its words' rows.
 
         ``answers`` are the answers' word-piece ids. Raises ValueError for another number of them
         or an answer without a word piece.
@@ -84,7 +84,7 @@ class VlBertVqa(nn.Module):
 
 
 class VlBertRefcoco(nn.Module):
-    """Each region says whether the expression means it (figure 2 c)."""
+    """Lets each region say whether the expression means it (figure 2 c)."""
 
     def __init__(self, config: VlBertRefcocoConfig) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class VlBertRefcoco(nn.Module):
         self.head = TaskHead(config.body.width, 1, config.dropout, norm=False)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Float[Tensor, "B R"]:
-        """Logits of the candidates, the whole picture among them; minus infinity at padding.
+        """Gives logits of candidates, the whole picture among them; minus infinity at padding.
 
         (The released code lets padding win: its logits there are those of a zero vector.)
         """
@@ -101,19 +101,19 @@ class VlBertRefcoco(nn.Module):
         return logits.masked_fill(~inputs.region_mask, float("-inf"))
 
     def candidate_logits(self, region_hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N"]:
-        """Of the encoder's regions, padding or not."""
+        """Gives logits of the encoder's regions, padding or not."""
         logits: Tensor = self.head(region_hidden)
         return logits[..., 0]
 
     def start_from(self, pretrained: VlBert) -> None:
-        """Body and transform from pretraining."""
+        """Copies body and transform from pretraining."""
         load_body(self.body, pretrained)
         self.head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceInputs:
-    """Questions with C choices each: `VLInputs` with the texts of each choice.
+    """Holds questions with C choices each: `VLInputs` with the texts of each choice.
 
     text_regions says for each token which region it speaks of, 0 the whole picture. Raises
     ValueError if the shapes do not fit together.
@@ -128,29 +128,29 @@ class ChoiceInputs:
     region_mask: Bool[Tensor, "B R"]
 
     def __post_init__(self) -> None:
-        wanted = tuple(self.tokens.shape)
+        shape = tuple(self.tokens.shape)
         for name in ("token_mask", "segments", "text_regions"):
-            if (came := tuple(getattr(self, name).shape)) != wanted:
-                raise ValueError(f"{name} has shape {came}, want {wanted} as tokens")
+            if (came := tuple(getattr(self, name).shape)) != shape:
+                raise ValueError(f"{name} has shape {came}, want {shape} as tokens")
         pictures = tuple(self.region_features.shape[:2])
-        if len(wanted) != 3 or tuple(self.region_mask.shape) != pictures:
+        if len(shape) != 3 or tuple(self.region_mask.shape) != pictures:
             raise ValueError(
-                f"tokens has shape {wanted}, region_features {tuple(self.region_features.shape)}, "
+                f"tokens has shape {shape}, region_features {tuple(self.region_features.shape)}, "
                 f"region_mask {tuple(self.region_mask.shape)}; want [questions, choices, tokens], "
                 "[questions, regions, width] and [questions, regions]"
             )
-        if pictures[0] != wanted[0]:
-            raise ValueError(f"tokens has {wanted[0]} questions, region_features {pictures[0]}")
+        if pictures[0] != shape[0]:
+            raise ValueError(f"tokens has {shape[0]} questions, region_features {pictures[0]}")
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ChoiceInputs":
-        """The same batch with ``change`` applied to each tensor."""
+        """Gives the same batch with ``change`` applied to each tensor."""
         names = [f.name for f in dataclasses.fields(self)]
         return ChoiceInputs(**{name: change(getattr(self, name)) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
 class VcrOutput:
-    """Logits of the choices, and of the categories of every real region in every sequence.
+    """Holds logits of the choices, and of every real region's categories in every sequence.
 
     ``pictures`` and ``regions`` say which region a row of ``category_logits`` is.
     """
@@ -162,7 +162,7 @@ class VcrOutput:
 
 
 class VlBertVcr(nn.Module):
-    """One sequence for each choice; its pooled vector gives the choice's logit (figure 2 a)."""
+    """Encodes one sequence for each choice; its pooled vector gives its logit (figure 2 a)."""
 
     def __init__(self, config: VlBertVcrConfig) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class VlBertVcr(nn.Module):
         )
 
     def forward(self, inputs: ChoiceInputs, *, pack: bool = True) -> VcrOutput:
-        """Encode all choices; the regions' vectors are computed once a picture."""
+        """Encodes all choices; the regions' vectors are computed once a picture."""
         choices = inputs.tokens.shape[1]
         vectors = self.body.embed_regions(
             inputs.region_features, inputs.region_locations, inputs.region_mask, pack=pack
@@ -202,7 +202,7 @@ class VlBertVcr(nn.Module):
 
     @torch.no_grad()
     def start_from(self, pretrained: VlBert) -> None:
-        """Body and category transform from pretraining; segment B starts as A.
+        """Copies body and category transform from pretraining; segment B starts as A.
 
         A matching head's "belongs" less "does not" starts the answer head.
         """

@@ -1,4 +1,4 @@
-"""VLMo's sizes and switches (Bao et al., arXiv:2111.02358), and its published models.
+"""This module holds VLMo's sizes and switches (Bao et al., arXiv:2111.02358), as published.
 
 Where paper and released code differ, the code is the default and `PAPER` the other.
 """
@@ -13,7 +13,7 @@ from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, che
 
 @dataclass(frozen=True, kw_only=True)
 class VlmoConfig:
-    """Sizes and switches; the defaults are the released base model's (sec. 4.1 and the code)."""
+    """Holds sizes and switches; defaults are the released base model's (sec. 4.1 and the code)."""
 
     vocab_size: int = 30522
     width: int = 768
@@ -63,12 +63,12 @@ class VlmoConfig:
 
     @property
     def side(self) -> int:
-        """Patches a side."""
+        """Counts the patches along a side."""
         return self.image_size // self.patch_size
 
 
 def vlmo_base(**changes: Any) -> VlmoConfig:
-    """The released base model: 202.4 million parameters with heads, 176.0 without (stated: 175).
+    """Gives the released base model: 202.4 million parameters, 176.0 without heads (stated: 175).
 
     The word decoder (23.4 million) is not tied to the word table.
     """
@@ -76,7 +76,7 @@ def vlmo_base(**changes: Any) -> VlmoConfig:
 
 
 def vlmo_base_plus(**changes: Any) -> VlmoConfig:
-    """Released code only: narrow and deep, absolute positions; 185.0 million parameters."""
+    """Gives the code's narrow and deep model, absolute positions; 185.0 million parameters."""
     plus: dict[str, Any] = {
         "width": 544,
         "num_layers": 24,
@@ -91,7 +91,7 @@ def vlmo_base_plus(**changes: Any) -> VlmoConfig:
 
 
 def vlmo_large(**changes: Any) -> VlmoConfig:
-    """The released large model: 599.1 million parameters with heads, 562.6 without."""
+    """Gives the released large model: 599.1 million parameters with heads, 562.6 without."""
     large: dict[str, Any] = {
         "width": 1024,
         "num_layers": 24,
@@ -112,17 +112,17 @@ PAPER: dict[str, Any] = {  # sec. 3.1 to 3.3, where it differs from the code
 
 
 def vlmo_base_paper(**changes: Any) -> VlmoConfig:
-    """The base model as the paper describes it: 200.6 million parameters, 175.4 without heads."""
+    """Gives the paper's base model: 200.6 million parameters, 175.4 without heads."""
     return vlmo_base(**(PAPER | changes))
 
 
 def vlmo_large_paper(**changes: Any) -> VlmoConfig:
-    """The large model as the paper describes it: 595.7 million parameters, 561.3 without heads."""
+    """Gives the paper's large model: 595.7 million parameters, 561.3 without heads."""
     return vlmo_large(**(PAPER | changes))
 
 
 def vlmo_small(**changes: Any) -> VlmoConfig:
-    """2.7 million parameters with 4,000 words and small pictures, for trials on a CPU."""
+    """Gives 2.7 million parameters with 4,000 words and small pictures, for trials on a CPU."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 128,
@@ -144,7 +144,7 @@ def vlmo_small(**changes: Any) -> VlmoConfig:
 
 
 def text_stage(config: VlmoConfig) -> VlmoConfig:
-    """``config`` for the second stage, masked words of text alone (sec. 3.4): texts of 196."""
+    """Changes ``config`` for the second stage, masked words of texts of 196 alone (sec. 3.4)."""
     return dataclasses.replace(
         config,
         first_vl_layer=config.num_layers,
@@ -156,7 +156,7 @@ def text_stage(config: VlmoConfig) -> VlmoConfig:
 
 
 def retrieval(config: VlmoConfig) -> VlmoConfig:
-    """``config`` for fine-tuning a dual encoder: the first contrastive pair alone (sec. 4.3)."""
+    """Changes ``config`` for a dual encoder: the first contrastive pair alone (sec. 4.3)."""
     return dataclasses.replace(config, contrast=True, num_contrast_pairs=1, match=False, mlm=False)
 
 
@@ -165,7 +165,7 @@ VQA_ANSWERS = 3129  # answers that are given nine times at least in VQA 2's trai
 
 @dataclass(frozen=True, kw_only=True)
 class VlmoVqaConfig:
-    """An encoder and the number of answers; ``two_layers=False`` is the paper's classifier."""
+    """Configures encoder and number of answers; ``two_layers=False`` is the paper's classifier."""
 
     encoder: VlmoConfig
     num_answers: int = VQA_ANSWERS
@@ -178,7 +178,7 @@ class VlmoVqaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlmoNlvr2Config:
-    """An encoder for two images; ``two_layers=False`` is the paper's classifier."""
+    """Configures an encoder for two images; ``two_layers=False`` is the paper's classifier."""
 
     encoder: VlmoConfig
     two_layers: bool = True

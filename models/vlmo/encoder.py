@@ -1,4 +1,4 @@
-"""VLMo's encoder (Bao et al., arXiv:2111.02358, sec. 3.1 and 3.2): attention shared, experts apart.
+"""VLMo's encoder shares attention, not experts (Bao et al., arXiv:2111.02358, sec. 3.1, 3.2).
 
 B pairs, T tokens, M = N + 1 image positions (class token, patches), S pixels a side, H width,
 L layers, h heads.
@@ -30,7 +30,7 @@ TEXT_TYPE, IMAGE_TYPE = 0, 1  # rows of the type table; further images have the 
 
 
 class VlmoEncoder(nn.Module):
-    """Embeddings, layers, final norm and pooler: what all of VLMo's models share."""
+    """Holds embeddings, layers, final norm and pooler, which all of VLMo's models share."""
 
     image_index: Int[Tensor, "M M"]
     text_index: Int[Tensor, "T T"]
@@ -81,7 +81,7 @@ class VlmoEncoder(nn.Module):
         self.register_buffer("text_index", on_text, persistent=False)
 
     def embed_text(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
-        """Texts as the layers take them (sec. 3.1); fewer tokens than the maximum are fine.
+        """Embeds texts (sec. 3.1); fewer tokens than the maximum are fine.
 
         Raises ValueError for none or more than ``max_text_tokens``.
         """
@@ -97,12 +97,12 @@ class VlmoEncoder(nn.Module):
     def embed_image(
         self, pixels: Float[Tensor, "B 3 S S"], number: int = 0
     ) -> Float[Tensor, "B M H"]:
-        """Images as the layers take them (sec. 3.1); ``number`` counts a text's images from 0."""
+        """Embeds images (sec. 3.1); ``number`` counts a text's images from 0."""
         embedded: Float[Tensor, "B M H"] = self.patch_embedding(pixels)
         return embedded + self.type_table.weight[IMAGE_TYPE + number]
 
     def joint_bias(self, num_tokens: int) -> Biases | None:
-        """The bias of texts with images behind them, every layer's; None without such a bias.
+        """Gathers every layer's bias of texts with images behind them; None without one.
 
         Its corners are those of the texts and of the images by themselves (`text_bias`,
         `image_bias`), so a step that needs all gathers this one.
@@ -113,19 +113,19 @@ class VlmoEncoder(nn.Module):
         return bias
 
     def joint_rows(self, num_tokens: int) -> Int[Tensor, "N N"]:
-        """Row of the relative table for each query and key of texts with images behind them."""
+        """Gives the table's row for each query and key of texts with images behind."""
         rows = num_image_rows(self.config.side)
         return joint_index(self.text_index[:num_tokens, :num_tokens], self.image_index, rows)
 
     def text_bias(self, num_tokens: int) -> Biases | None:
-        """The bias of texts alone, every layer's."""
+        """Gathers every layer's bias of texts alone; None without one."""
         if self.relative is None:
             return None
         bias: Biases = self.relative(self.text_index[:num_tokens, :num_tokens])
         return bias
 
     def image_bias(self) -> Biases | None:
-        """The bias of images alone, every layer's."""
+        """Gathers every layer's bias of images alone; None without one."""
         if self.relative is None:
             return None
         bias: Biases = self.relative(self.image_index)
@@ -139,7 +139,7 @@ class VlmoEncoder(nn.Module):
         route: Route,
         layers: range,
     ) -> Float[Tensor, "*rows H"]:
-        """Some layers with the same experts."""
+        """Runs some layers with the same experts."""
         for number in layers:
             part = None if bias is None else bias[number]
             hidden = self.layers[number](hidden, layout, route, part)
@@ -152,20 +152,19 @@ class VlmoEncoder(nn.Module):
         bias: Biases | None,
         expert: str,
         layers: range,
-        read: Places | None = None,
     ) -> Float[Tensor, "B N H"]:
-        """The last ``layers`` with one expert and the final norm, back in the grid.
+        """Runs the last ``layers`` with one expert and the final norm, back into the grid.
 
-        Only places that are ``read`` are sure to come back, others may be zeros.
+        Only places that ``layout.read`` names are sure to come back, others may be zeros.
         """
-        kept = layout.keep(read) if layers else None
-        lower = layers if kept is None else layers[:-1]
+        read = layout.read_rows() if layers else None
+        lower = layers if read is None else layers[:-1]
         hidden = self.run_layers(hidden, layout, bias, ((expert, hidden.shape[-2]),), lower)
-        if kept is None:
+        if read is None:
             return layout.unpack(self.norm(hidden))
         part = None if bias is None else bias[layers[-1]]
-        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(kept.rows)),), part, kept)
-        return kept.layout.unpack(self.norm(hidden))
+        hidden = self.layers[layers[-1]](hidden, layout, ((expert, len(read.rows)),), part, read)
+        return read.layout.unpack(self.norm(hidden))
 
     def fuse(
         self,
@@ -175,29 +174,31 @@ class VlmoEncoder(nn.Module):
         *,
         bias: Biases | None = None,
         real: Places | None = None,
-        pack: bool = True,
         read: Cells | None = None,
+        pack: bool = True,
     ) -> Encoded:
-        """The fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
+        """Runs the fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
 
         Below ``first_vl_layer`` either modality goes through its expert, from there on all of them
         through the vision-language expert. ``bias``: `joint_bias`, gathered here if not given.
-        ``real``: the places of tokens that ``token_mask`` marks.
+        ``real``: the places of tokens that ``token_mask`` marks; ``read``: where last hidden states
+        are read of texts and images, others may be zeros.
         """
-        num_tokens, num_image = text.shape[1], image.shape[1]
+        num_tokens = text.shape[1]
         if bias is None:
             bias = self.joint_bias(num_tokens)
         present = token_mask.new_ones(image.shape[:2])
         cells = None
         if real is not None:
             cells = Cells(real, torch.arange(present.numel(), device=real.device))
-        layout, (text_rows, image_rows) = joined_layout(token_mask, present, cells, pack=pack)
+        layout, (text_rows, image_rows) = joined_layout(
+            token_mask, present, cells, read=read, pack=pack
+        )
         hidden = layout.pack(torch.cat([text, image], dim=1))
         top, end = self.config.first_vl_layer, self.config.num_layers
-        own = (("text", text_rows), ("image", image_rows))
-        hidden = self.run_layers(hidden, layout, bias, own, range(top))
-        places = read and read.joined(num_tokens, num_image)
-        hidden = self.finish(hidden, layout, bias, "vl", range(top, end), places)
+        route = (("text", text_rows), ("image", image_rows))
+        hidden = self.run_layers(hidden, layout, bias, route, range(top))
+        hidden = self.finish(hidden, layout, bias, "vl", range(top, end))
         return Encoded(
             text=hidden[:, :num_tokens],
             regions=hidden[:, num_tokens:],
@@ -212,25 +213,24 @@ class VlmoEncoder(nn.Module):
         bias: Biases | None,
         *,
         also_fused: bool = False,
-        read: Places | None = None,
     ) -> tuple[Float[Tensor, "B N H"], Float[Tensor, "B N H"] | None]:
-        """One half of the dual encoder: ``text`` or ``image`` through its own experts.
+        """Runs half of the dual encoder: ``text`` or ``image`` through its own experts.
 
         With ``also_fused`` a second result: the top layers once more from where they begin,
         through the vision-language experts (released code).
         """
         top, end = self.config.first_vl_layer, self.config.num_layers
         hidden = layout.pack(embedded)
-        own, last = ((modality, hidden.shape[-2]),), range(top, end)
-        below = self.run_layers(hidden, layout, bias, own, range(top))
-        alone = self.finish(below, layout, bias, modality, last, read)
+        route, last = ((modality, hidden.shape[-2]),), range(top, end)
+        below = self.run_layers(hidden, layout, bias, route, range(top))
+        alone = self.finish(below, layout, bias, modality, last)
         if not also_fused:
             return alone, None
-        return alone, self.finish(below, layout, bias, "vl", last, read)
+        return alone, self.finish(below, layout, bias, "vl", last)
 
 
 def init_encoder(encoder: VlmoEncoder) -> None:
-    """New weights of the transformer's linear layers, class token and positions (released code).
+    """Draws new weights of linear layers, class token and positions (released code).
 
     From a normal distribution cut at ±2, in units and not in deviations, so hardly cut at all.
     """

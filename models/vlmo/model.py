@@ -9,7 +9,6 @@ H width, L layers, h heads, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +16,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.checks import check_texts, readable
+from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert
 from vlmill.models.layers.heads import MlmHead
 from vlmill.models.layers.packing import Layout, layout_of
 from vlmill.models.layers.relative_position import Biases
 from vlmill.models.outputs import Encoded
-from vlmill.models.places import Cells, Places, first_cells
+from vlmill.models.places import Places, first_cells
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
@@ -33,91 +32,14 @@ FIRST_SCALE = math.log(1 / 0.07)  # of the contrastive logits, as CLIP (arXiv:21
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Unit vectors of one modality, and those of the second contrastive pair where there is one."""
+    """Holds unit vectors of one modality, and those of the second contrastive pair if any."""
 
     own: Float[Tensor, "B H"]
     fused: Float[Tensor, "B H"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class VlmoOutputs:
-    """What the three pretraining objectives need (sec. 3.3).
-
-    scale, fused_scale: what the products of unit vectors are multiplied with. masked_text: last
-    hidden states of the masked texts with their own images. match_logits: of the true pairs, of
-    texts with drawn images, and of drawn texts with images, in this order; class 1 is a match.
-    The last two have no rows where they were not asked for.
-    """
-
-    text: Contrast
-    image: Contrast
-    scale: Float[Tensor, ""]
-    fused_scale: Float[Tensor, ""] | None
-    masked_text: Float[Tensor, "B T H"]
-    match_logits: Float[Tensor, "B3 2"]
-
-
-# Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
-# index for each: images, texts.
-Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def negative_weights(
-    scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
-) -> Float[Tensor, "B C"]:
-    """How likely each candidate is as a hard negative: the softmax without the right ones.
-
-    scores: contrastive logits against candidates, of which number b is row b's partner.
-    excluded: True for further candidates that are no negatives (same picture); the partners are
-    excluded in any case (sec. 3.3). Rows do not sum to 1. Raises ValueError without a negative; for
-    a single row without one on the CPU only.
-    """
-    if scores.shape[1] < 2:
-        raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
-    partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
-    out = partners if excluded is None else partners | excluded
-    if readable(out) and bool((full := out.all(dim=1)).any()):
-        raise ValueError(
-            f"excluded leaves {int(full.sum())} of {len(out)} pairs no negative (first: row "
-            f"{int(full.nonzero()[0])}); put pairs of other pictures into the batch"
-        )
-    # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
-    smallest = torch.finfo(torch.float32).tiny
-    return scores.detach().float().softmax(dim=1).clamp_min(smallest).masked_fill(out, 0.0)
-
-
-def draw_negatives(
-    weights_of_images: Float[Tensor, "B C"],
-    weights_of_texts: Float[Tensor, "B C"],
-    generator: torch.Generator | None = None,
-) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """One image for each text and one text for each image, by their weights; images first."""
-    images = torch.multinomial(weights_of_images, 1, generator=generator)
-    texts = torch.multinomial(weights_of_texts, 1, generator=generator)
-    return images[:, 0], texts[:, 0]
-
-
-Part = tuple[Tensor, Tensor, Tensor]  # embedded texts, their mask, embedded images
-
-
-def _to_match(
-    pairs: Part, scores: Float[Tensor, "B B"], draw: Draw, excluded: Bool[Tensor, "B B"] | None
-) -> list[Part]:
-    """The true pairs, texts with drawn images, and drawn texts with images."""
-    text, mask, image = pairs
-    other_images, other_texts = draw(
-        negative_weights(scores, excluded),
-        negative_weights(scores.T, None if excluded is None else excluded.T),
-    )
-    return [
-        pairs,
-        (text, mask, image[other_images]),
-        (text[other_texts], mask[other_texts], image),
-    ]
-
-
 class Vlmo(nn.Module):
-    """The encoder and its pretraining heads, as far as the configuration asks for them."""
+    """Holds the encoder and its pretraining heads, as far as the configuration asks for them."""
 
     def __init__(self, config: VlmoConfig) -> None:
         super().__init__()
@@ -140,10 +62,8 @@ class Vlmo(nn.Module):
         init_bert(self, config.init_std)
         init_encoder(self.encoder)
 
-    def forward(
-        self, inputs: PixelInputs, *, pack: bool = True, read: Cells | None = None
-    ) -> Encoded:
-        """The fusion encoder over pairs: text first, then the image.
+    def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Encoded:
+        """Runs the fusion encoder over pairs: text first, then the image.
 
         Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another size of image and, on
@@ -152,9 +72,7 @@ class Vlmo(nn.Module):
         inputs.check(vocab_size=self.config.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
-        return self.encoder.fuse(
-            text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack, read=read
-        )
+        return self.encoder.fuse(text, inputs.token_mask, image, real=inputs.real_tokens, pack=pack)
 
     def contrast_text(
         self,
@@ -165,7 +83,7 @@ class Vlmo(nn.Module):
         bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
-        """Vectors of embedded texts (sec. 3.3); ``bias``: `text_bias`, gathered if not given.
+        """Gives embedded texts' vectors (sec. 3.3); gathers `text_bias` without ``bias``.
 
         ``real``: the places that ``token_mask`` marks.
         """
@@ -176,7 +94,7 @@ class Vlmo(nn.Module):
     def contrast_image(
         self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
     ) -> Contrast:
-        """Vectors of embedded images (sec. 3.3); ``bias``: `image_bias`, gathered if not given."""
+        """Gives embedded images' vectors (sec. 3.3); gathers `image_bias` without ``bias``."""
         if bias is None:
             bias = self.encoder.image_bias()
         layout = Layout((embedded.shape[0], embedded.shape[1]))
@@ -186,12 +104,12 @@ class Vlmo(nn.Module):
         self, modality: str, embedded: Tensor, layout: Layout, bias: Biases | None
     ) -> Contrast:
         pairs = self.config.num_contrast_pairs
-        first = first_cells(layout.shape, embedded)
-        own, fused = self.encoder.encode_one(
-            modality, embedded, layout, bias, also_fused=pairs == 2, read=first
+        layout = layout._replace(read=first_cells(layout.shape, embedded))
+        alone, fused = self.encoder.encode_one(
+            modality, embedded, layout, bias, also_fused=pairs == 2
         )
         return Contrast(
-            own=self._unit(modality, own),
+            own=self._unit(modality, alone),
             fused=None if fused is None else self._unit(f"fused_{modality}", fused),
         )
 
@@ -213,7 +131,7 @@ class Vlmo(nn.Module):
         real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B T H"]:
-        """Last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
+        """Gives last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
 
         ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
         ValueError for masks of another shape or more tokens than ``max_text_tokens``.
@@ -225,7 +143,7 @@ class Vlmo(nn.Module):
         return self.encoder.encode_one("text", embedded, layout, bias)[0]
 
     def encode_image(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B M H"]:
-        """Last hidden states of images alone."""
+        """Gives last hidden states of images alone."""
         embedded = self.encoder.embed_image(pixels)
         layout = Layout((embedded.shape[0], embedded.shape[1]))
         return self.encoder.encode_one("image", embedded, layout, self.encoder.image_bias())[0]
@@ -238,92 +156,19 @@ class Vlmo(nn.Module):
         real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B H"]:
-        """The dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
+        """Gives the dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
         return self._unit("text", self.encode_text(tokens, token_mask, real=real, pack=pack))
 
     def image_vectors(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B H"]:
-        """The dual encoder's vectors of images."""
+        """Gives the dual encoder's vectors of images."""
         return self._unit("image", self.encode_image(pixels))
 
-    def pretraining(
-        self,
-        inputs: PixelInputs,
-        masked_tokens: Int[Tensor, "B T"] | None,
-        draw: Draw = draw_negatives,
-        *,
-        match: bool = True,
-        excluded: Bool[Tensor, "B B"] | None = None,
-        pack: bool = True,
-    ) -> VlmoOutputs:
-        """All outputs of a pretraining step in one process (sec. 3.3).
-
-        Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
-        true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
-        ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
-        pair's scores; ``excluded`` as in `negative_weights`, True where text b belongs to image c,
-        too.
-
-        Raises ValueError for masked texts of another shape, a batch of one pair, pairs of which
-        all others are ``excluded``, and a head that the configuration leaves out.
-        """
-        self._check_step(inputs, masked_tokens, match)
-        encoder, mask, num_tokens = self.encoder, inputs.token_mask, inputs.tokens.shape[1]
-        tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
-        text, *masked = torch.split(encoder.embed_text(torch.cat(tokens)), len(mask))
-        image, bias = encoder.embed_image(inputs.pixels), encoder.joint_bias(num_tokens)
-        on_text = bias and [own[:, :num_tokens, :num_tokens] for own in bias]
-        on_image = bias and [own[:, num_tokens:, num_tokens:] for own in bias]
-        texts = self.contrast_text(text, mask, real=inputs.real_tokens, bias=on_text, pack=pack)
-        images = self.contrast_image(image, bias=on_image)
-        scale = self.log_scale.exp()
-        parts = [(words, mask, image) for words in masked]
-        if match:
-            scores = scale * texts.own @ images.own.T
-            parts += _to_match((text, mask, image), scores, draw, excluded)
-        num_masked = len(masked) * len(text)
-        joint = self._joint(parts, num_masked, bias, pack) if parts else None
-        return VlmoOutputs(
-            text=texts,
-            image=images,
-            scale=scale,
-            fused_scale=self.fused_scale(),
-            masked_text=text[:0] if joint is None else joint.text[:num_masked],
-            match_logits=self.match_logits(joint.pooled[num_masked:])
-            if match and joint is not None
-            else text.new_zeros(0, 2),
-        )
-
-    def _joint(
-        self,
-        parts: Sequence[Part],
-        num_masked: int,
-        bias: Biases | None,
-        pack: bool,
-    ) -> Encoded:
-        """Pairs of all ``parts`` at once: words are read of the first ones."""
-        text, mask, image = (torch.cat(some) for some in zip(*parts, strict=True))
-        masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
-        firsts = first_cells((len(mask), mask.shape[1]), mask)
-        read = Cells(torch.cat([masked, firsts[num_masked:]]), masked[:0])
-        return self.encoder.fuse(text, mask, image, bias=bias, pack=pack, read=read)
-
-    def _check_step(
-        self, inputs: PixelInputs, masked_tokens: Int[Tensor, "B T"] | None, match: bool
-    ) -> None:
-        if masked_tokens is not None and masked_tokens.shape != inputs.tokens.shape:
-            raise ValueError(
-                f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens "
-                f"{tuple(inputs.tokens.shape)}"
-            )
-        self._need("contrast", *(["match"] if match else []))
-        inputs.check(vocab_size=self.config.vocab_size)
-
     def fused_scale(self) -> Float[Tensor, ""] | None:
-        """The second contrastive pair's scale, where there is one."""
+        """Gives the second contrastive pair's scale, where there is one."""
         return self.fused_log_scale.exp() if self.config.num_contrast_pairs == 2 else None
 
     def mlm_logits(self, text_hidden: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Masked language modelling: logits over the vocabulary, where labels are.
+        """Gives logits over the vocabulary where labels are (masked language modelling).
 
         Raises ValueError without that head, as the next two.
         """
@@ -332,12 +177,12 @@ class Vlmo(nn.Module):
         return logits
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Image-text matching: class 1 for pairs that belong together."""
+        """Gives logits of two classes; 1 is of pairs that belong together."""
         self._need("match")
         logits: Float[Tensor, "B 2"] = self.match_head(pooled)
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Image-text matching as log odds: the difference of the two logits."""
+        """Gives log odds that a pair belongs together: the difference of the two logits."""
         logits = self.match_logits(pooled)
         return logits[:, 1] - logits[:, 0]

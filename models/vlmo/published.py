@@ -1,4 +1,4 @@
-"""VLMo's released layout: the pretraining model and its fine-tuned ones."""
+"""VLMo's checkpoints are read and written here: the pretraining model's and fine-tuned ones."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -32,6 +32,13 @@ FIELDS = {
     "drop_path_rate": "drop_path",
 }
 
+# What no published model has otherwise, and nothing here does.
+FIXED = {
+    "qkv_bias": True,
+    "layer_norm_eps_transformer": 1e-6,
+    "layer_norm_eps_text_embeddings_and_mlm_head": 1e-12,
+}
+
 # Of ours that depend on sizes: the released names.
 RESIZED_NAMES = {
     "relative_position_bias_table": "relative.table",
@@ -45,12 +52,16 @@ AnyConfig = VlmoConfig | VlmoVqaConfig | VlmoNlvr2Config
 
 
 def configure(config: Mapping[str, Any]) -> AnyConfig:
-    """Of the released code's settings: network sizes and ``loss_names``.
+    """Reads the released code's settings: network sizes and ``loss_names``.
 
-    ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's.
+    ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's. Raises
+    ValueError without a width, and for what is not supported.
     """
     if "embed_dim" not in config:
         raise ValueError("no embed_dim: want VLMo's settings with the network's sizes among them")
+    for key, value in FIXED.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")
     asked = {name for name, weight in config.get("loss_names", {}).items() if weight > 0}
     fields = {ours: config[theirs] for theirs, ours in FIELDS.items() if theirs in config}
     if asked == {"textmlm"}:
@@ -71,30 +82,30 @@ def configure(config: Mapping[str, Any]) -> AnyConfig:
 
 
 def build(config: AnyConfig) -> nn.Module:
-    """The model of a configuration."""
+    """Builds the model of a configuration."""
     if isinstance(config, VlmoVqaConfig):
         return VlmoForVqa(config)
     return VlmoForNlvr2(config) if isinstance(config, VlmoNlvr2Config) else Vlmo(config)
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Under the released code's names."""
+    """Links our tensors to the released code's names."""
     assert isinstance(model, Vlmo | VlmoForVqa | VlmoForNlvr2)
-    found = encoder_links(model.encoder)
+    keymap = encoder_links(model.encoder)
     if isinstance(model, Vlmo):
-        return found + head_links(model)
+        return keymap + head_links(model)
     name = "vqa_classifier" if isinstance(model, VlmoForVqa) else "nlvr2_classifier"
     for number, layer in model.classifier.named_children():
         if not isinstance(layer, nn.GELU):
-            found += linked(f"classifier.{number}", f"{name}.{number}")
-    return found
+            keymap += linked(f"classifier.{number}", f"{name}.{number}")
+    return keymap
 
 
 def encoder_links(encoder: nn.Module, ours: str = "encoder") -> list[Link]:
-    """Of a `VlmoEncoder` that its model calls ``ours``."""
+    """Links a `VlmoEncoder` that its model calls ``ours``."""
     config: Any = encoder.config
     text, patches = f"{ours}.text_embedding", f"{ours}.patch_embedding"
-    found = [
+    keymap = [
         *(_one(f"{text}.{a}.weight", f"text_embeddings.{b}.weight") for a, b in TEXT.items()),
         *linked(f"{text}.norm", "text_embeddings.LayerNorm"),
         *linked(f"{patches}.projection", "transformer.patch_embed.proj"),
@@ -103,21 +114,21 @@ def encoder_links(encoder: nn.Module, ours: str = "encoder") -> list[Link]:
         *linked(f"{ours}.norm", "transformer.norm"),
     ]
     if config.pooler:
-        found += linked(f"{ours}.pooler.dense", "pooler.dense")
+        keymap += linked(f"{ours}.pooler.dense", "pooler.dense")
     if config.absolute_positions:
-        found.append(_one(f"{patches}.position", "transformer.pos_embed"))
+        keymap.append(_one(f"{patches}.position", "transformer.pos_embed"))
     if config.relative_positions:
-        found.append(_one(f"{ours}.relative.table", "relative_position_bias_table"))
+        keymap.append(_one(f"{ours}.relative.table", "relative_position_bias_table"))
     for number in range(config.num_layers):
         has = EXPERTS if number >= config.first_vl_layer else {k: EXPERTS[k] for k in FIRST_EXPERTS}
         experts = {name: (f"norm2_{theirs}", f"mlp_{theirs}") for name, theirs in has.items()}
-        found += block_links(
+        keymap += block_links(
             f"{ours}.layers.{number}",
             f"transformer.blocks.{number}",
             experts,
             scaled=config.layer_scale is not None,
         )
-    return found
+    return keymap
 
 
 TEXT = {
@@ -131,8 +142,8 @@ FIRST_EXPERTS = ("text", "image")
 def block_links(
     ours: str, theirs: str, experts: Mapping[str, tuple[str, str]], *, scaled: bool
 ) -> list[Link]:
-    """Of a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
-    found = [
+    """Links a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
+    keymap = [
         *linked(f"{ours}.attention_norm", f"{theirs}.norm1"),
         _one(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"),
         _one(f"{ours}.attention.query_bias", f"{theirs}.attn.q_bias"),
@@ -140,13 +151,13 @@ def block_links(
         *linked(f"{ours}.attention.out", f"{theirs}.attn.proj"),
     ]
     for name, (norm, layers) in experts.items():
-        found += linked(f"{ours}.expert_norms.{name}", f"{theirs}.{norm}")
-        found += linked(f"{ours}.experts.{name}.up", f"{theirs}.{layers}.fc1")
-        found += linked(f"{ours}.experts.{name}.down", f"{theirs}.{layers}.fc2")
+        keymap += linked(f"{ours}.expert_norms.{name}", f"{theirs}.{norm}")
+        keymap += linked(f"{ours}.experts.{name}.up", f"{theirs}.{layers}.fc1")
+        keymap += linked(f"{ours}.experts.{name}.down", f"{theirs}.{layers}.fc2")
     if scaled:
-        found.append(_one(f"{ours}.attention_scale", f"{theirs}.gamma_1"))
-        found.append(_one(f"{ours}.expert_scale", f"{theirs}.gamma_2"))
-    return found
+        keymap.append(_one(f"{ours}.attention_scale", f"{theirs}.gamma_1"))
+        keymap.append(_one(f"{ours}.expert_scale", f"{theirs}.gamma_2"))
+    return keymap
 
 
 CONTRAST = {
@@ -158,22 +169,22 @@ CONTRAST = {
 
 
 def head_links(model: Vlmo) -> list[Link]:
-    """Of the pretraining heads that ``model`` has."""
-    found = []
+    """Links the pretraining heads that ``model`` has."""
+    keymap = []
     if model.config.contrast:
         for name in model.contrast_heads:
-            found.append(_one(f"contrast_heads.{name}.weight", f"{CONTRAST[name]}.fc.weight"))
-        found.append(_one("log_scale", "logit_scale"))
+            keymap.append(_one(f"contrast_heads.{name}.weight", f"{CONTRAST[name]}.fc.weight"))
+        keymap.append(_one("log_scale", "logit_scale"))
         if model.config.num_contrast_pairs == 2:
-            found.append(_one("fused_log_scale", "logit_vl_scale"))
+            keymap.append(_one("fused_log_scale", "logit_vl_scale"))
     if model.config.match:
-        found += linked("match_head", "itm_score.fc")
+        keymap += linked("match_head", "itm_score.fc")
     if model.config.mlm:
-        found += linked("mlm_head.transform.dense", "mlm_score.transform.dense")
-        found += linked("mlm_head.transform.norm", "mlm_score.transform.LayerNorm")
-        found.append(_one("mlm_head.bias", "mlm_score.bias"))
-        found.append(_one("mlm_decoder.weight", "mlm_score.decoder.weight"))
-    return found
+        keymap += linked("mlm_head.transform.dense", "mlm_score.transform.dense")
+        keymap += linked("mlm_head.transform.norm", "mlm_score.transform.LayerNorm")
+        keymap.append(_one("mlm_head.bias", "mlm_score.bias"))
+        keymap.append(_one("mlm_decoder.weight", "mlm_score.decoder.weight"))
+    return keymap
 
 
 def _one(ours: str, theirs: str) -> Link:
@@ -181,7 +192,7 @@ def _one(ours: str, theirs: str) -> Link:
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Positions resized to the model's pictures and texts, as the released code does on loading."""
+    """Resizes positions to the model's pictures and texts, as the released code does on loading."""
     encoder: Any = model.encoder
     return {
         name: resize(RESIZED_NAMES[name], tensor, encoder.config)
@@ -192,7 +203,7 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def rebuilt(model: nn.Module) -> dict[str, Tensor]:
-    """The buffer of text positions, which counts 0, 1, 2, ..."""
+    """Builds the buffer of text positions, which counts 0, 1, 2, ..."""
     encoder: Any = model.encoder
     return {"text_embeddings.position_ids": torch.arange(encoder.config.max_text_tokens)[None]}
 

@@ -15,37 +15,25 @@ from vlmill.models.layers.relative_position import (
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import IMAGE_TYPE
 
-# What the second stage trains, by parts of names (released code; the paper says everything but
-# attention and vision experts). The final norm is new there, so it has to learn.
-TRAINED_ON_TEXT = (
-    "text_embedding.",
-    "type_table.",
-    "expert_norms.text.",
-    "experts.text.",
-    "mlm_head.",
-    "mlm_decoder.",
-    "relative.table",
-    "encoder.norm.",
-)
-
 
 def resize_table(table: Float[Tensor, "R C"], config: VlmoConfig) -> Float[Tensor, "R2 C"]:
-    """The relative table at the resolution of ``config``: the last rows are copied.
+    """Resizes the relative table to ``config``'s resolution; the last rows are copied.
 
     Raises ValueError for a table that cannot be resized.
     """
-    kept = CLASS_ROWS + num_text_rows(config.relative_text_span)
-    if table.shape[0] <= kept:
+    num_copied = CLASS_ROWS + num_text_rows(config.relative_text_span)
+    if table.shape[0] <= num_copied:
         raise ValueError(
             f"the table of relative positions has {table.shape[0]} rows, of which "
-            f"relative_text_span={config.relative_text_span} takes {kept}; none is left for images"
+            f"relative_text_span={config.relative_text_span} takes {num_copied}; none is "
+            "left for images"
         )
-    patches, rest = table[:-kept], table[-kept:]
+    patches, rest = table[:-num_copied], table[-num_copied:]
     return torch.cat([resize_relative(patches, config.side), rest])
 
 
 def resize_text(table: Float[Tensor, "T H"], config: VlmoConfig) -> Float[Tensor, "T2 H"]:
-    """The first rows of a table of text positions. Raises ValueError if there are too few."""
+    """Cuts a table of text positions to length. Raises ValueError if it is too short."""
     if table.shape[0] < config.max_text_tokens:
         raise ValueError(
             f"the checkpoint has {table.shape[0]} text positions, max_text_tokens="
@@ -55,7 +43,7 @@ def resize_text(table: Float[Tensor, "T H"], config: VlmoConfig) -> Float[Tensor
 
 
 def resize_types(table: Float[Tensor, "K H"], config: VlmoConfig) -> Float[Tensor, "K2 H"]:
-    """Further images begin with the first image's row; what is not needed is left out."""
+    """Starts further images with the first one's row; leaves out what is not needed."""
     missing = 1 + config.num_images - table.shape[0]
     more = table[IMAGE_TYPE : IMAGE_TYPE + 1].expand(max(missing, 0), -1)
     return torch.cat([table, more])[: 1 + config.num_images]
@@ -71,33 +59,27 @@ RESIZED: dict[str, Callable[[Tensor, VlmoConfig], Tensor]] = {
 
 
 def resize(name: str, tensor: Tensor, config: VlmoConfig) -> Tensor:
-    """The encoder's tensor ``name`` (without ``encoder.``) at the sizes of ``config``."""
+    """Resizes the encoder's tensor ``name`` (without ``encoder.``) to the sizes of ``config``."""
     return RESIZED[name](tensor, config) if name in RESIZED else tensor
 
 
 def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig) -> list[str]:
-    """Copy what ``model`` shares with the state dict of another of our VLMo models.
+    """Copies what ``model`` shares with the state dict of another of our VLMo models.
 
     ``config`` is the encoder's configuration of ``model``. For the next stage, another resolution
     or a task: positions are resized, heads and experts that ``state`` lacks stay as they are. The
     list of these is returned. Raises ValueError where shapes differ otherwise.
     """
-    held = {
+    resized = {
         name: resize(name.removeprefix("encoder."), tensor, config)
         for name, tensor in state.items()
         if not name.startswith("classifier.")  # of other answers; always new, as released
     }
-    own = model.state_dict()
-    for name in sorted(own.keys() & held.keys()):
-        if own[name].shape != held[name].shape:
+    ours = model.state_dict()
+    for name in sorted(ours.keys() & resized.keys()):
+        if ours[name].shape != resized[name].shape:
             raise ValueError(
-                f"{name} is {list(own[name].shape)} here and {list(held[name].shape)} in the "
+                f"{name} is {list(ours[name].shape)} here and {list(resized[name].shape)} in the "
                 "checkpoint; give a configuration with the checkpoint's sizes"
             )
-    return list(model.load_state_dict(held, strict=False).missing_keys)
-
-
-def frozen_on_text(model: nn.Module) -> list[str]:
-    """The parameters of ``model`` that stay as they are while it learns from text alone."""
-    names = [name for name, _ in model.named_parameters()]
-    return [name for name in names if not any(part in name for part in TRAINED_ON_TEXT)]
+    return list(model.load_state_dict(resized, strict=False).missing_keys)

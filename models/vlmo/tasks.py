@@ -1,4 +1,4 @@
-"""VLMo's heads for VQA and NLVR2 (arXiv:2111.02358, sec. 4.2).
+"""VLMo has these heads for VQA and NLVR2 (arXiv:2111.02358, sec. 4.2).
 
 Retrieval needs none: `config.retrieval` keeps the first contrastive pair of `Vlmo`.
 B examples, T tokens, S pixels a side, H width, A answers.
@@ -18,7 +18,7 @@ CLASSIFIER_EPS = 1e-5  # of the layer norm between a classifier's layers; PyTorc
 
 
 def classifier(inputs: int, hidden: int, classes: int, *, two_layers: bool) -> nn.Module:
-    """Linear, layer norm, GELU, linear as released; one linear layer as the paper says."""
+    """Builds linear, layer norm, GELU, linear as released; one linear layer as the paper says."""
     if not two_layers:
         return nn.Sequential(nn.Linear(inputs, classes))
     norm = layer_norm(hidden, CLASSIFIER_EPS)
@@ -26,7 +26,7 @@ def classifier(inputs: int, hidden: int, classes: int, *, two_layers: bool) -> n
 
 
 class VlmoForVqa(nn.Module):
-    """Answers as classes: the fusion encoder's pooled vector, classified."""
+    """Classifies answers from the fusion encoder's pooled vector."""
 
     def __init__(self, config: VlmoVqaConfig) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class VlmoForVqa(nn.Module):
         init_encoder(self.encoder)
 
     def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Float[Tensor, "B A"]:
-        """Logits of the answers; each is right or wrong by itself. Errors as in `Vlmo`."""
+        """Gives logits of the answers; each is right or wrong by itself. Errors as in `Vlmo`."""
         inputs.check(vocab_size=self.config.encoder.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
@@ -50,7 +50,7 @@ class VlmoForVqa(nn.Module):
 
 
 class VlmoForNlvr2(nn.Module):
-    """True or false of two images: both pairs' pooled vectors side by side, classified."""
+    """Classifies true or false of two images: both pairs' pooled vectors side by side."""
 
     def __init__(self, config: VlmoNlvr2Config) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class VlmoForNlvr2(nn.Module):
         *,
         pack: bool = True,
     ) -> Float[Tensor, "B 2"]:
-        """Logits of false and true. The text is embedded once, the two passes are one batch.
+        """Gives logits of false and true. The text is embedded once, both passes together.
 
         Raises ValueError for other shapes, as in `Vlmo`.
         """

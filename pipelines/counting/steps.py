@@ -19,12 +19,12 @@ Tagged = TaggedOutput[str, Any]
 
 
 def entered(stage: Stage) -> Tagged:
-    """Count one more that came into ``stage``."""
+    """Counts one item that came into ``stage``."""
     return TaggedOutput(TALLIES, ((stage.name, IN), 1))
 
 
 def left(stage: Stage) -> Tagged:
-    """Count one more that ``stage`` gave out."""
+    """Counts one item that left ``stage``."""
     return TaggedOutput(TALLIES, ((stage.name, OUT), 1))
 
 

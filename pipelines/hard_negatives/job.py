@@ -56,8 +56,8 @@ class Pairs:
         return digest.hexdigest()
 
 
-class _Held:
-    """A weakly referable holder, as Shared wants it."""
+class _SharedIndex:
+    """Holds the index for Beam's Shared, which needs what weak references can name."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -74,16 +74,16 @@ class SearchRange(beam.DoFn):
         self.shared = Shared()
 
     def setup(self) -> None:
-        self.held = self.shared.acquire(self._build)
+        self.shared_index = self.shared.acquire(self._build)
 
-    def _build(self) -> _Held:
+    def _build(self) -> _SharedIndex:
         pairs = Pairs(self.pairs)
-        return _Held(build_index(pairs.pair_ids, pairs.image_ids, pairs.texts, self.rules))
+        return _SharedIndex(build_index(pairs.pair_ids, pairs.image_ids, pairs.texts, self.rules))
 
     def process(self, element: tuple[int, int, int]) -> Iterator[int]:
         shard, start, stop = element
         producer = {"job": JOB, **self.settings}
-        index = self.held.index
+        index = self.shared_index.index
         with (
             ShardWriter(self.output, NEGATIVES, shard, self.total, producer=producer) as writer,
             Progress(total=stop - start, unit="caption", label=f"negatives {shard}") as progress,
@@ -91,8 +91,10 @@ class SearchRange(beam.DoFn):
             for begin in range(start, stop, ROWS_PER_GROUP):
                 end = min(begin + ROWS_PER_GROUP, stop)
                 rows = []
-                found = search(index, begin, end, self.rules)
-                for pair_id, (ids, cosines) in zip(index.pair_ids[begin:end], found, strict=True):
+                negatives = search(index, begin, end, self.rules)
+                for pair_id, (ids, cosines) in zip(
+                    index.pair_ids[begin:end], negatives, strict=True
+                ):
                     rows.append(
                         {"pair_id": pair_id, "negative_pair_ids": ids, "similarities": cosines}
                     )

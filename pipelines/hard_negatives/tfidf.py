@@ -109,7 +109,7 @@ def _count_words(texts: Sequence[str], pattern: str) -> Any:
 def search(
     index: Index, start: int, stop: int, rules: NegativeRules
 ) -> Iterator[tuple[list[str], list[float]]]:
-    """Hard negatives of captions ``start`` to ``stop``: (pair ids, cosines), best first.
+    """Yields (pair ids, cosines), best first, for each caption from ``start`` to ``stop``.
 
     A caption is a negative if its picture is another one, it shares a word, and its cosine is
     strictly below ``rules.below``; equal cosines are in pair order. Fewer than ``rules.top`` valid
@@ -125,23 +125,23 @@ def search(
 
 
 def _best(
-    index: Index, query: int, found: npt.NDArray[Any], dots: Ints, rules: NegativeRules
+    index: Index, query: int, candidates: npt.NDArray[Any], dots: Ints, rules: NegativeRules
 ) -> tuple[list[str], list[float]]:
-    keep = (index.images[found] != index.images[query]) & (dots > 0)
-    found, dots = found[keep], dots[keep]
+    keep = (index.images[candidates] != index.images[query]) & (dots > 0)
+    candidates, dots = candidates[keep], dots[keep]
     norm_q = int(index.norm2[query])
-    cosines = dots / np.sqrt(float(norm_q) * index.norm2[found].astype(np.float64))
+    cosines = dots / np.sqrt(float(norm_q) * index.norm2[candidates].astype(np.float64))
     keep = cosines < float(rules.below)
     for k in np.flatnonzero(np.abs(cosines - float(rules.below)) < CLOSE):
-        keep[k] = is_below(int(dots[k]), norm_q, int(index.norm2[found[k]]), rules.below)
+        keep[k] = is_below(int(dots[k]), norm_q, int(index.norm2[candidates[k]]), rules.below)
     if np.count_nonzero(keep) > rules.top:  # sort only what reaches the worst of the best, ties too
         keep &= cosines >= -np.partition(-cosines[keep], rules.top - 1)[rules.top - 1]
-    found, cosines = found[keep], cosines[keep]
-    order = np.lexsort((found, -cosines))[: rules.top]
-    return [index.pair_ids[k] for k in found[order]], cosines[order].tolist()
+    candidates, cosines = candidates[keep], cosines[keep]
+    order = np.lexsort((candidates, -cosines))[: rules.top]
+    return [index.pair_ids[k] for k in candidates[order]], cosines[order].tolist()
 
 
 def is_below(dot: int, norm2_q: int, norm2_d: int, below: Fraction) -> bool:
-    """Whether dot / sqrt(norm2_q norm2_d) < below, decided with integers."""
+    """Decides with integers whether dot / sqrt(norm2_q norm2_d) < below."""
     a, b = below.numerator, below.denominator
     return b * b * dot * dot < a * a * norm2_q * norm2_d

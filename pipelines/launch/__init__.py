@@ -1,1 +1,1 @@
-"""A job is started with these ``options`` of its runner."""
+"""A job is loaded (``loading``) and started with the ``options`` of its runner."""

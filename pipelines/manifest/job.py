@@ -69,7 +69,7 @@ class Dataset:
 
 
 def add_own_arguments(p: argparse.ArgumentParser) -> None:
-    """The flags of ``manifest own``."""
+    """Adds the flags of ``manifest own``."""
     p.description, p.epilog = OWN_HELP, OWN_EPILOG
     p.add_argument(
         "--input", required=True, type=Path, metavar="FILE", help="captions: .csv, .tsv, .parquet"
@@ -143,13 +143,13 @@ def run_own(args: argparse.Namespace) -> int:
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
-    """Rows of each table."""
+    """Returns the number of rows of each table."""
     names = (IMAGES.name, PAIRS.name, REJECTS.name)
     return {name: sum(s.rows for s in shards if s.table == name) for name in names}
 
 
 def own_job(args: argparse.Namespace) -> OwnJob:
-    """The job that the flags describe, its file counted. Raises InputError."""
+    """Returns the job that the flags describe, its file's rows counted. Raises InputError."""
     for flag in ("rows_per_shard", "workers"):
         if getattr(args, flag) < 1:
             raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
@@ -185,7 +185,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
 
 
 def counted(table: TableFile, places: Sequence[int]) -> int:
-    """The rows of a file: shards are named after their number, and progress needs an end."""
+    """Counts a file's rows: shards are named after their number, and progress needs an end."""
     total = 0
     with Progress(total=None, unit="row", label="counting") as progress:
         for count in count_rows(read_rows(table, places)):
@@ -202,7 +202,7 @@ DATASETS = {
 
 
 def parser() -> Parser:
-    """The whole command line."""
+    """Returns the parser of all data sets."""
     top = Parser(
         prog="python -m vlmill.pipelines.manifest",
         description="Data sets as pairs and images.",
@@ -215,7 +215,7 @@ def parser() -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, and run the data set's job."""
+    """Parses the arguments and runs the data set's job."""
     args = parser().parse_args(arguments)
     return DATASETS[args.dataset].run(args)
 

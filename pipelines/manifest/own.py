@@ -60,22 +60,22 @@ class OwnJob:
 
     @property
     def num_parts(self) -> int:
-        """At least one, so that an empty table has shards, too."""
+        """Counts the parts: at least one, so that an empty table has shards, too."""
         return max(1, -(-self.rows // self.rows_per_shard))
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Those that the job writes, in the order in which a part's shards appear."""
+        """Returns the tables that the job writes, in the order in which a part's shards appear."""
         pictures = () if self.image_root is None else (IMAGES,)
         return (*pictures, PAIRS, REJECTS)
 
     def settings(self) -> dict[str, Any]:
-        """A killed run continues only with the same ones."""
+        """Returns what has to be the same for a killed run to be continued."""
         root = None if self.image_root is None else str(self.image_root)
         return {"image_root": root, **self.producer()}
 
     def producer(self) -> dict[str, Any]:
-        """What the shards' metadata says of their making."""
+        """Returns what the shards' metadata says of their making."""
         return {
             "job": JOB,
             "input": self.table.path.name,
@@ -109,7 +109,7 @@ class Ledger:
     pictures: set[bytes] = field(default_factory=set)
 
     def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
-        """What a row is, after all rows before it."""
+        """Says what a row is, after all rows before it."""
         values = dict(zip(job.columns, fields, strict=True))
         text = clean_text(values["text"] or "")
         image_id = usable_id(values["image"], job.columns["image"])
@@ -166,7 +166,7 @@ def clean_text(text: str) -> str:
 
 
 def usable_id(value: str | None, column: str) -> str | Drop:
-    """A value as an id: verbatim but for blanks around it."""
+    """Returns a value as an id: verbatim but for blanks around it."""
     text = (value or "").strip()
     if not text:
         return Drop(Reason.NO_ID, f"the column {column} is empty")
@@ -176,7 +176,7 @@ def usable_id(value: str | None, column: str) -> str | Drop:
 
 
 class Part:
-    """One part's rows on their way to its shards."""
+    """Collects one part's rows on their way to its shards."""
 
     def __init__(self, job: OwnJob, index: int, stack: ExitStack) -> None:
         self._job = job
@@ -191,7 +191,7 @@ class Part:
         self._bytes = 0
 
     def add(self, table: Table, row: dict[str, Any]) -> None:
-        """Append a row; memory stays bounded by a row group."""
+        """Appends a row; memory stays bounded by a row group."""
         rows = self._rows[table.name]
         rows.append(row)
         if table is IMAGES:
@@ -212,7 +212,7 @@ class Part:
 
 
 class Run:
-    """The state of one run over all parts."""
+    """Holds the state of one run over all parts."""
 
     def __init__(self, job: OwnJob, pool: ThreadPoolExecutor) -> None:
         self.job, self._pool = job, pool
@@ -269,17 +269,17 @@ class Run:
             return {}
         names = dict.fromkeys(c.pair["image_id"] for c in captions)
         new = [name for name in names if _key(name) not in self._verdicts]
-        found: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for name, row in zip(new, self._pool.map(lambda n: picture_row(root, n), new), strict=True):
             self._verdicts[_key(name)] = row if isinstance(row, Drop) else None
             if not isinstance(row, Drop):
-                found[name] = row
-        return found
+                rows[name] = row
+        return rows
 
 
 def make_parts(job: OwnJob) -> list[Shard]:
     """Write every part that is not there yet; return all shards. OSError if the file changes."""
-    finished = {i: found for i in range(job.num_parts) if (found := finished_part(job, i))}
+    finished = {i: shards for i in range(job.num_parts) if (shards := finished_part(job, i))}
     size = job.rows_per_shard
     with (
         ThreadPoolExecutor(job.workers) as pool,

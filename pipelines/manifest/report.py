@@ -31,7 +31,7 @@ MAX_CARDS, MAX_REJECTS_SHOWN = 24, 5
 def write_report(
     folder: Path, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
-    """Write ``folder/report.html`` from the tables there."""
+    """Writes ``folder/report.html`` from the tables there."""
     sample = [_first_group(path) for path in _spread(folder, "pairs")]
     rejects = [row for path in _spread(folder, "rejects") for row in _first_group(path)]
     write_page(
@@ -83,7 +83,7 @@ def _cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
     )
 
 
-def _pictures(folder: Path, wanted: set[str]) -> dict[str, str]:
+def _pictures(folder: Path, image_ids: set[str]) -> dict[str, str]:
     """Thumbnails, as far as the first row groups have them."""
     uris: dict[str, str] = {}
     for path in _spread(folder, "images"):
@@ -92,7 +92,7 @@ def _pictures(folder: Path, wanted: set[str]) -> dict[str, str]:
                 continue
             group = file.read_row_group(0, columns=["image_id", "bytes"])
         for image_id, content in zip(*(c.to_pylist() for c in group.columns), strict=True):
-            if image_id in wanted:
+            if image_id in image_ids:
                 uris[image_id] = thumbnail_uri(content)
     return uris
 

@@ -34,8 +34,10 @@ Row = tuple[int, Fields | Drop]
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """A file of rows. ``delimiter``, ``encoding`` and ``header`` are those of CSV and TSV; without
-    a header the columns are called 1, 2, 3, ...
+    """Names a file of rows, and says how it is read.
+
+    ``delimiter``, ``encoding`` and ``header`` are those of CSV and TSV; without a header the
+    columns are called 1, 2, 3, ...
     """
 
     path: Path
@@ -53,7 +55,7 @@ def table_file(
     encoding: str = "utf-8",
     header: bool = True,
 ) -> TableFile:
-    """The file as its name and the flags say. Raises InputError for what cannot be read."""
+    """Describes the file as its name and the flags say. Raises InputError if it is unreadable."""
     known = ", ".join(FORMATS)
     if not path.is_file():
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
@@ -79,7 +81,7 @@ def table_file(
 
 
 def column_names(table: TableFile) -> list[str]:
-    """The file's columns. Raises InputError if it has none that can be read."""
+    """Returns the names of the file's columns. Raises InputError if none can be read."""
     if table.format == "parquet":
         return list(_open_parquet(table.path).schema_arrow.names)
     with table.path.open("rb") as file:
@@ -94,15 +96,15 @@ def column_names(table: TableFile) -> list[str]:
     return [(field or "").strip() for field in fields]
 
 
-def places_of(table: TableFile, wanted: Sequence[tuple[str, str]]) -> list[int]:
-    """Where the wanted columns, (flag, name) each, stand; InputError with a remedy if absent."""
+def places_of(table: TableFile, flags: Sequence[tuple[str, str]]) -> list[int]:
+    """Returns where columns, (flag, name) each, stand. Raises InputError for an absent one."""
     names = column_names(table)
     places = []
-    for flag, name in wanted:
-        found = [place for place, other in enumerate(names) if other == name]
-        if len(found) != 1:
+    for flag, name in flags:
+        matches = [place for place, other in enumerate(names) if other == name]
+        if len(matches) != 1:
             raise InputError(f"{flag} {name}: {table.path} has {_remedy(table, name, names)}")
-        places += found
+        places += matches
     return places
 
 
@@ -148,7 +150,7 @@ def count_rows(rows: Iterable[Row]) -> Iterator[int]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -192,7 +194,7 @@ class _Lines:
         return self._back.popleft() if self._back else self._read()
 
     def give_back(self, lines: Sequence[tuple[int, str | None]]) -> None:
-        """Put lines in front of the others."""
+        """Puts lines in front of the others."""
         self._back.extendleft(reversed(lines))
 
     def _read(self) -> tuple[int, str | None] | None:
@@ -246,7 +248,7 @@ def _csv(lines: _Lines, delimiter: str) -> Iterator[Row]:
 
 
 def _pull(lines: _Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:
-    """The lines of one record, as csv asks for them, noted in ``pulled``; at most ``MAX_LINE``."""
+    """Yields one record's lines as csv asks for them; notes them in ``pulled``."""
     size = 0
     text = pulled[0][1]
     while text is not None and (size := size + len(text)) <= MAX_LINE:

@@ -21,7 +21,7 @@ def captions_by_picture(
     its own picture, in a row of pictures and captions the one before. Of several, the first counts.
     """
     places = [spot.block for spot in spots]
-    found: dict[int, str] = {}
+    captions: dict[int, str] = {}
     seen: set[int] = set()
     for number, block in enumerate(blocks):
         if not block.caption or block.caption in seen:
@@ -32,8 +32,8 @@ def captions_by_picture(
         order = _owner(number, block, spots, places)
         if order is not None:
             parts = [b.text for b in blocks[number : number + 10] if b.caption == block.caption]
-            found.setdefault(order, " ".join(parts)[:max_chars])
-    return found
+            captions.setdefault(order, " ".join(parts)[:max_chars])
+    return captions
 
 
 def _owner(number: int, caption: Block, spots: Sequence[Spot], places: Sequence[int]) -> int | None:

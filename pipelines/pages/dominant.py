@@ -64,7 +64,7 @@ WEIGHTS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Dominant:
-    """A dominant picture; ``dominance`` in 0..1."""
+    """A picture that is part of its page's content; ``dominance`` is in 0..1."""
 
     image: PageImage
     dominance: float
@@ -128,7 +128,7 @@ def features(image: PageImage, largest: int) -> dict[str, float]:
     area = (image.width or 0) * (image.height or 0)
     side = min((s for s in (image.width, image.height) if s is not None), default=0)
     classes = set(" ".join(image.marks).split())
-    held = {
+    values = {
         "named_by_page": image.is_metadata,
         "captioned": bool(image.caption),
         "described": max(len(image.alt.split()), len(image.title.split())) >= 3,
@@ -141,12 +141,12 @@ def features(image: PageImage, largest: int) -> dict[str, float]:
         "size_unknown": image.width is None and image.height is None,
         "links_to_picture": image.links_to_picture,
     }
-    return {name: float(value) for name, value in held.items()}
+    return {name: float(value) for name, value in values.items()}
 
 
-def dominance(found: Mapping[str, float]) -> float:
-    """The weighted sum of :func:`features`, at most 1."""
-    return min(1.0, sum(WEIGHTS[name] * value for name, value in found.items()))
+def dominance(values: Mapping[str, float]) -> float:
+    """Returns the weighted sum of :func:`features`, at most 1."""
+    return min(1.0, sum(WEIGHTS[name] * value for name, value in values.items()))
 
 
 def judge_images(page: Page, rules: WebPairRules) -> list[Dominant | Drop]:
@@ -164,9 +164,9 @@ def _judge(image: PageImage, repeats: int, largest: int, rules: WebPairRules) ->
     drop = reason_against(image, repeats, rules)
     if drop is not None:
         return drop
-    found = features(image, largest)
-    score = dominance(found)
+    values = features(image, largest)
+    score = dominance(values)
     if score < rules.min_dominance:
-        held = ", ".join(sorted(name for name, value in found.items() if value))
-        return Drop(Reason.NOT_DOMINANT, f"{score:.2f}: {held}")
+        names = ", ".join(sorted(name for name, value in values.items() if value))
+        return Drop(Reason.NOT_DOMINANT, f"{score:.2f}: {names}")
     return Dominant(image, score)

@@ -45,15 +45,15 @@ def mentions_image(body: bytes) -> bool:
 
 
 def decode(body: bytes, charset: str | None) -> str:
-    """Text of a page: by byte order mark, HTTP charset, meta charset, or detection from bytes.
+    """Decodes a page by its byte order mark, HTTP charset, meta charset, or detection from bytes.
 
     What cannot be decoded becomes U+FFFD; NULs go.
     """
     for bom, name in _BOMS:
         if body.startswith(bom):
             return body.decode(name, "replace").replace("\0", "")
-    found = _META_CHARSET.search(body, 0, 4_096)
-    declared = charset or (found[1].decode("ascii", "replace") if found else None)
+    in_meta = _META_CHARSET.search(body, 0, 4_096)
+    declared = charset or (in_meta[1].decode("ascii", "replace") if in_meta else None)
     encoding = map_encoding_to_html5(declared) if declared else None
     encoding = encoding or "utf-8"
     if encoding == "utf-8" and not _is_utf8(body):
@@ -80,7 +80,7 @@ def parse(text: str, *, max_nesting: int) -> LexborHTMLParser | Drop:
 
 
 def expensive(text: str, max_nesting: int) -> str | None:
-    """Why parsing ``text`` would be too expensive, or None.
+    """Says why parsing ``text`` would be too expensive, or None.
 
     The parser is linear on real pages, and quadratic in the depth of nesting (100,000 open <div>
     took 13 s), in open formatting elements (opened again in each block) and in the attributes of

@@ -97,7 +97,7 @@ def read_page(
 
 
 def _unshown(heads: list[str], images: list[PageImage], texts: tuple[str, ...]) -> list[PageImage]:
-    """The pictures that the page names, and shows some other way than as an image."""
+    """Returns the pictures that the page names, and shows some other way than as an image."""
     shown = {u for image in images for u in image.urls}
     named = [head for head in dict.fromkeys(heads) if head not in shown]
     return [
@@ -108,22 +108,22 @@ def _unshown(heads: list[str], images: list[PageImage], texts: tuple[str, ...]) 
 
 def _metadata(tree: LexborHTMLParser, limit: int) -> dict[str, list[str]]:
     """``image``: URLs that the page names as its picture; ``text``: its descriptions."""
-    found: dict[str, list[str]] = {"image": [], "text": []}
+    named: dict[str, list[str]] = {"image": [], "text": []}
     for node in tree.css("meta[content]")[:200]:
         attributes = node.attributes
         name = (attributes.get("property") or attributes.get("name") or "").lower()
         content = fold(attributes.get("content"), limit)
         itemprop = (attributes.get("itemprop") or "").lower()
         if name in _PICTURE_META or itemprop == "image":
-            found["image"].append(content)
+            named["image"].append(content)
         elif name in ("og:image:alt", "twitter:image:alt"):
-            found["text"].insert(0, content)
+            named["text"].insert(0, content)
         elif name in ("og:title", "og:description", "twitter:description", "description"):
-            found["text"].append(content)
+            named["text"].append(content)
     for node in tree.css("link[rel=image_src]")[:5]:
-        found["image"].append(fold(node.attributes.get("href"), limit))
-    found["text"] = [text for text in found["text"] if text]
-    return found
+        named["image"].append(fold(node.attributes.get("href"), limit))
+    named["text"] = [text for text in named["text"] if text]
+    return named
 
 
 def _page_image(
@@ -181,11 +181,13 @@ def _urls(spot: Spot, base: str) -> Iterator[str]:
 
 def srcset(value: str) -> list[str]:
     """References of a srcset, the largest first: ``a.jpg 1x, b.jpg 2x`` gives b.jpg, a.jpg."""
-    found = []
+    candidates = []
     # A comma ends a candidate only after white space or a descriptor: URLs hold commas, too.
     for candidate in re.finditer(
         r"([^\s,]\S*[^\s,])(?:\s+([\d.]{1,8})[wxh])?\s*(?:,|$)", value[:8_192]
     ):
         size = candidate[2] or "1"
-        found.append((float(size) if size.count(".") <= 1 and size != "." else 1.0, candidate[1]))
-    return [reference for _, reference in sorted(found, key=lambda item: -item[0])]
+        candidates.append(
+            (float(size) if size.count(".") <= 1 and size != "." else 1.0, candidate[1])
+        )
+    return [reference for _, reference in sorted(candidates, key=lambda item: -item[0])]

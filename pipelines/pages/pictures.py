@@ -49,7 +49,7 @@ def examine_picture(data: bytes, *, min_side_px: int, max_pixels: int) -> Pictur
 
 
 def header_drop(picture: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
-    """What the header alone rules out. Raises Rejected for too many pixels."""
+    """Says what the header alone rules out. Raises Rejected for too many pixels."""
     size = f"{picture.width}x{picture.height}"
     if picture.format not in FORMATS:
         return Drop(Reason.UNSUPPORTED_FORMAT, picture.format)
@@ -62,7 +62,7 @@ def header_drop(picture: Image.Image, bounds: Bounds, min_side_px: int) -> Drop 
 
 
 def unknown_drop(data: bytes) -> Drop:
-    """For bytes of no format that pillow knows: vector graphics, or mostly no picture at all."""
+    """Names what pillow does not know: vector graphics, or mostly no picture at all."""
     if b"<svg" in data[:4_096].lower():
         return Drop(Reason.UNSUPPORTED_FORMAT, "SVG")
     return Drop(Reason.UNREADABLE_IMAGE)

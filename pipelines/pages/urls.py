@@ -19,7 +19,7 @@ _SAFE = "%/:=&?~+!$,;'@()*[]-._|"
 
 
 def resolve(base: str, reference: str) -> str | None:
-    """The absolute http(s) URL of ``reference`` on a page at ``base``, in one spelling.
+    """Returns the absolute http(s) URL of ``reference`` on a page at ``base``, in one spelling.
 
     None for anything else: other schemes (data:, javascript:), no host, malformed, or longer than
     ``MAX_URL_CHARS``. Fragments go, ``.`` and ``..`` are resolved, the host is lower-case, spaces
@@ -49,19 +49,19 @@ def resolve(base: str, reference: str) -> str | None:
 
 
 def _without_dots(path: str) -> str:
-    """``urljoin`` leaves ``..`` that climb above the root, and those of absolute URLs."""
+    """Resolves the ``..`` that ``urljoin`` leaves: above the root, and in absolute URLs."""
     if "/." not in path:
         return path
-    kept: list[str] = []
+    parts: list[str] = []
     segments = path.split("/")
     for segment in segments:
         if segment == "..":
-            del kept[max(1, len(kept) - 1) :]
+            del parts[max(1, len(parts) - 1) :]
         elif segment != ".":
-            kept.append(segment)
+            parts.append(segment)
     if segments[-1] in (".", ".."):
-        kept.append("")
-    return "/".join(kept)
+        parts.append("")
+    return "/".join(parts)
 
 
 def _escape(part: str) -> str:
@@ -70,7 +70,7 @@ def _escape(part: str) -> str:
 
 
 def join_key(url: str) -> str:
-    """A short key for joining pictures with their places: 32 hexadecimal digits.
+    """Returns the key that joins pictures with their places: 32 hexadecimal digits.
 
     The scheme does not count: archives and pages mix http and https for one and the same file.
     """

@@ -86,8 +86,8 @@ class _Walk:
             self.flush()
         attributes = node.attributes
         # <body> carries switches of the whole page in its classes ("has-sidebar").
-        own = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
-        marks = "" if tag == "body" else own[:200].lower().strip()
+        class_and_id = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
+        marks = "" if tag == "body" else class_and_id[:200].lower().strip()
         self.serials.append(serial)
         self.tags.append(tag)
         self.marks.append(marks)
@@ -156,7 +156,7 @@ def walk_page(
 
 
 def fold(text: str | None, limit: int) -> str:
-    """``text`` with white space folded, at most ``limit`` characters."""
+    """Folds the white space of ``text``; gives at most ``limit`` characters."""
     return _SPACES.sub(" ", (text or "")[: 2 * limit]).strip()[:limit]
 
 

@@ -60,7 +60,7 @@ class BrokenArchive(Exception):
 def read_archive(
     file: BinaryIO, archive: str, *, max_bytes: int
 ) -> Iterator[tuple[str, Record | Drop]]:
-    """Yield (key, record or why not) for each record with content in ``file``.
+    """Yields (key, record or why not) for each record with content in ``file``.
 
     The key is the record's URL, or its place where it has none. Raises BrokenArchive at the point
     behind which nothing can be read; everything before it has been yielded then. Memory: one
@@ -85,7 +85,7 @@ def read_archive(
 
 
 def read_body(file: BinaryIO, offset: int, *, max_bytes: int) -> bytes:
-    """The decoded body of the record at ``offset``. Raises BrokenArchive if it is not there."""
+    """Returns the decoded body of the record at ``offset``. Raises BrokenArchive without one."""
     file.seek(offset)
     try:
         for record in ArchiveIterator(file, parse_http=False, fsspec_args=False):
@@ -202,7 +202,7 @@ def _decompress(body: bytes, encoding: str, max_bytes: int) -> bytes | None:
 
 
 def sniff_kind(body: bytes) -> Kind | None:
-    """``page``, ``picture`` (any picture format, readable by us or not), or None."""
+    """Returns ``page``, ``picture`` (any format, readable by us or not) or None."""
     start = body[:4_096].lstrip(b"\xef\xbb\xbf\xff\xfe")
     if body.startswith(_PICTURE_STARTS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP"):
         return "picture"
@@ -220,7 +220,7 @@ def sniff_kind(body: bytes) -> Kind | None:
 
 
 def _is_cut(file: BinaryIO, offset: int) -> bool:
-    """Whether the last gzip member ends too early. FastWARC ends in silence there."""
+    """Says whether the last gzip member ends too early. FastWARC ends in silence there."""
     file.seek(offset)
     chunk = file.read(1 << 16)
     if chunk[:2] != b"\x1f\x8b":
@@ -242,5 +242,5 @@ def _is_cut(file: BinaryIO, offset: int) -> bool:
 
 
 def open_archive(path: str) -> Any:
-    """A seekable file of the archive's stored bytes, on any file system that Beam knows."""
+    """Opens the archive's stored bytes, seekable, on any file system that Beam knows."""
     return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.flags import add_engine
+from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
 
 
 def parser() -> Parser:
-    """The job's own flags."""
+    """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.regions",
         description="Detects regions in the pictures of a table of images and writes their "
@@ -39,7 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parser().parse_known_args(arguments)
     # Beam takes seconds to load: not before the arguments are known to be good.
-    from vlmill.pipelines.regions import job
+    with quiet_beam_import():
+        from vlmill.pipelines.regions import job
 
     return job.run(args, beam_flags)
 

@@ -37,17 +37,18 @@ class ExtractPart(beam.DoFn):
     are formed and the rows that wait to be written a thread.
     """
 
-    def __init__(self, arguments: argparse.Namespace, fingerprint: str) -> None:
-        self.arguments, self.fingerprint = arguments, fingerprint
+    def __init__(self, arguments: argparse.Namespace, identity: tuple[str, ...]) -> None:
+        self.arguments, self.identity = arguments, identity
         self.shared = Shared()
 
     def setup(self) -> None:
         self.detector: Detector = self.shared.acquire(self._open)
-        found = self.detector.fingerprint
-        if found != self.fingerprint:
+        identity = self.detector.identity
+        if identity != self.identity:
             raise OSError(
-                f"the worker's detector has the fingerprint {found}, that of the process which "
-                f"planned the job {self.fingerprint}: both need the same vlmill and --weights"
+                f"the worker's networks have the fingerprints {', '.join(identity)}, those of the "
+                f"process which planned the job {', '.join(self.identity)}: both need the same "
+                "vlmill, --weights and --global-weights"
             )
 
     def _open(self) -> "Detector":
@@ -107,7 +108,7 @@ def extract_missing(
     if len(missing) < job.num_shards:
         print(f"continuing: {job.num_shards - len(missing)} shards are there", file=sys.stderr)
     if missing:
-        step = ExtractPart(arguments, job.detector.fingerprint)
+        step = ExtractPart(arguments, job.detector.identity)
         # A worker inside this process takes the detector that is here already.
         step.shared.acquire(lambda: job.detector)
         with run_pipeline(options) as pipeline:

@@ -86,7 +86,7 @@ _BLOCKED = re.compile(
 
 
 def clean(text: str, max_chars: int = 2_000) -> str:
-    """``text`` without markup, addresses, file names, credits and "image of"; spaces folded.
+    """Takes markup, addresses, file names, credits and "image of" away; folds spaces.
 
     The first ``max_chars`` characters count. Idempotent, never longer than :func:`plain` of the
     text, and free of control characters and surrogates.
@@ -98,13 +98,13 @@ def clean(text: str, max_chars: int = 2_000) -> str:
 
 
 def plain(text: str, max_chars: int = 2_000) -> str:
-    """``text`` with entities resolved, in NFKC, without control and invisible characters."""
+    """Resolves entities, brings to NFKC, takes control and invisible characters away."""
     text = text[:max_chars]
     while "&" in text and (resolved := html.unescape(text)) != text:
         text = resolved
     text = unicodedata.normalize("NFKC", text)
-    kept = (c if not unicodedata.category(c).startswith("C") else _replace(c) for c in text)
-    return unicodedata.normalize("NFKC", "".join(kept)[:max_chars])[:max_chars]
+    characters = (c if not unicodedata.category(c).startswith("C") else _replace(c) for c in text)
+    return unicodedata.normalize("NFKC", "".join(characters)[:max_chars])[:max_chars]
 
 
 def _replace(control: str) -> str:
@@ -131,7 +131,7 @@ def _strip_edges(text: str) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """``text`` cut after sentences; abbreviations and initials do not end one."""
+    """Cuts ``text`` after sentences; abbreviations and initials do not end one."""
     start = 0
     for match in _SENTENCE_END.finditer(text):
         head = text[start : match.end()].rstrip()
@@ -143,7 +143,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def fault(sentence: str, rules: WebPairRules) -> Reason | None:
-    """Why a sentence is no caption, or None."""
+    """Says why a sentence is no caption, or returns None."""
     words = words_of(sentence)
     if not words:
         return Reason.NO_TEXT
@@ -164,7 +164,7 @@ def fault(sentence: str, rules: WebPairRules) -> Reason | None:
 
 
 def _repetition(words: list[str]) -> float:
-    """Share of the words that came before in the text."""
+    """Returns the share of words that came before in the text."""
     return 1 - len({word.lower() for word in words}) / len(words)
 
 
@@ -175,25 +175,25 @@ def _is_list(sentence: str, words: list[str]) -> bool:
 
 
 def caption_of(text: str, rules: WebPairRules) -> str | Drop:
-    """The caption in ``text``: its first sentence that passes, with the next ones that still fit.
+    """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
 
     A text of which no sentence passes is dropped for the fault of its first one.
     """
     cleaned = clean(text, rules.max_text_chars)
-    found: list[str] = []
+    passing: list[str] = []
     faults: list[Reason] = []
     length = 0
     for sentence in sentences(cleaned):
         wrong = fault(sentence, rules)
         length += len(words_of(sentence)) if wrong is None else 0
         if wrong is None and length <= rules.max_words:
-            found.append(sentence)
-        elif found:
+            passing.append(sentence)
+        elif passing:
             break
         elif wrong is not None:
             faults.append(wrong)
-    if found:
-        caption = " ".join(found)
+    if passing:
+        caption = " ".join(passing)
         whole = fault(caption, rules)
-        return caption if whole is None else found[0]
+        return caption if whole is None else passing[0]
     return Drop(faults[0] if faults else Reason.NO_TEXT, cleaned or None)

@@ -10,7 +10,7 @@ from vlmill.schemas.rejects import Reason
 
 
 class LanguageDetector:
-    """langdetect with its 55 profiles in memory (0.5 s to load); the same answer every time."""
+    """Runs langdetect with its 55 profiles in memory (0.5 s to load), alike every time."""
 
     def __init__(self) -> None:
         self._factory: Any = DetectorFactory()
@@ -18,11 +18,11 @@ class LanguageDetector:
         self._factory.set_seed(0)  # it draws n-grams at random otherwise
 
     def probabilities(self, text: str) -> dict[str, float]:
-        """Probability by language code, those above 0.1; empty for a text without letters."""
+        """Returns probabilities above 0.1 by language code; none for a text without letters."""
         detector = self._factory.create()
         try:
             detector.append(text)
-            return {found.lang: float(found.prob) for found in detector.get_probabilities()}
+            return {guess.lang: float(guess.prob) for guess in detector.get_probabilities()}
         except LangDetectException:  # "No features in text"
             return {}
 
@@ -32,12 +32,12 @@ def page_language(
     text: str,
     declared: str | None,
     *,
-    wanted: str,
+    language: str,
     min_probability: float,
     min_chars: int,
     max_chars: int,
 ) -> str | Drop:
-    """``wanted`` if the page is in it, else why the page is dropped.
+    """Returns ``language`` if the page is in it, else why the page is dropped.
 
     ``text`` is the page's main visible text. With fewer than ``min_chars`` characters ``declared``
     (the page's own ``lang``) decides: pages often declare a language that they are not in.
@@ -46,13 +46,17 @@ def page_language(
         if not declared:
             return Drop(Reason.UNKNOWN_LANGUAGE, f"{len(text)} characters, none declared")
         primary = declared.replace("_", "-").split("-")[0].strip().lower()
-        return wanted if primary == wanted else Drop(Reason.OTHER_LANGUAGE, f"declared {declared}")
-    found = detector.probabilities(text[:max_chars])
+        return (
+            language if primary == language else Drop(Reason.OTHER_LANGUAGE, f"declared {declared}")
+        )
+    shares = detector.probabilities(text[:max_chars])
     # zh-cn and zh-tw are both zh.
-    share = sum(p for code, p in found.items() if code == wanted or code.startswith(f"{wanted}-"))
+    share = sum(
+        p for code, p in shares.items() if code == language or code.startswith(f"{language}-")
+    )
     if share >= min_probability:
-        return wanted
-    if not found:
+        return language
+    if not shares:
         return Drop(Reason.UNKNOWN_LANGUAGE, "no letters")
-    best = max(found, key=lambda code: (found[code], code))
-    return Drop(Reason.OTHER_LANGUAGE, f"{best} {found[best]:.2f}")
+    best = max(shares, key=lambda code: (shares[code], code))
+    return Drop(Reason.OTHER_LANGUAGE, f"{best} {shares[best]:.2f}")

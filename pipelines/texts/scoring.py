@@ -51,7 +51,7 @@ def features(
     others: tuple[str, ...],
     dominance: float,
 ) -> dict[str, float]:
-    """Named features of a text for a picture, each in 0..1.
+    """Computes named features of a text for a picture, each in 0..1.
 
     ``others`` are the picture's other texts on the same page, ``dominance`` that of the picture.
     """
@@ -78,7 +78,7 @@ def features(
 
 
 def _length_fit(words: int) -> float:
-    """1 from 5 to 20 words, falling to 0 at 1 and at 40."""
+    """Gives 1 from 5 to 20 words, falling to 0 at 1 and at 40."""
     return max(0.0, min(1.0, (words - 1) / 4, (40 - words) / 20))
 
 
@@ -90,11 +90,11 @@ def _same(text: str, title: str) -> bool:
     )
 
 
-def score(found: Mapping[str, float]) -> float:
-    """Logistic function of the weighted features, rounded to 6 digits.
+def score(values: Mapping[str, float]) -> float:
+    """Returns the logistic function of the weighted features, rounded to 6 digits.
 
     Rounded so that platforms whose exp differs in the last bit order pairs alike. Raises KeyError
     for a feature without a weight.
     """
-    total = math.fsum(WEIGHTS[name] * value for name, value in found.items())
+    total = math.fsum(WEIGHTS[name] * value for name, value in values.items())
     return round(1 / (1 + math.exp(-total)), 6)

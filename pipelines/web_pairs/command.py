@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.schemas.console.command import Parser, run_command
 
 
 def parser() -> Parser:
-    """The job's own flags."""
+    """Returns the parser of the flags that the job takes itself."""
     rules = WebPairRules()
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
@@ -51,7 +52,8 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parser().parse_known_args(arguments)
     # Beam takes seconds to load: not before the arguments are known to be good.
-    from vlmill.pipelines.web_pairs import job
+    with quiet_beam_import():
+        from vlmill.pipelines.web_pairs import job
 
     return job.run(args, beam_flags)
 

@@ -35,8 +35,8 @@ from vlmill.pipelines.web_pairs.steps_pairs import (
     JoinPictures,
     KeepBestText,
     ScoreTexts,
+    candidate_urls,
     match_urls,
-    wanted_urls,
 )
 from vlmill.pipelines.web_pairs.tables import (
     LeaveResults,
@@ -64,7 +64,7 @@ class Tee:
         self.tallies: list[Any] = []
 
     def __call__(self, source: Any, label: str, step: beam.DoFn, *more: str) -> Any:
-        """The step's outputs: ``kept`` and those named in ``more``."""
+        """Applies a step; returns its outputs, ``kept`` and those named in ``more``."""
         tags = (REJECTS, TALLIES, *more)
         outputs = source | label >> beam.ParDo(step).with_outputs(*tags, main=KEPT)
         self.rejects.append(outputs[REJECTS])
@@ -73,7 +73,7 @@ class Tee:
 
 
 def build(p: beam.Pipeline, archives: Sequence[str], rules: WebPairRules, tee: Tee) -> Any:
-    """The job as a list of steps: from paths of archives to Pairs."""
+    """Builds the job as a list of steps, from paths of archives to Pairs."""
     paths = p | "Archives" >> beam.Create(list(archives))
     read = tee(
         paths,
@@ -88,13 +88,13 @@ def build(p: beam.Pipeline, archives: Sequence[str], rules: WebPairRules, tee: T
 
     measured = tee(read[PICTURE_RECORDS], "Measure pictures", MeasurePictures(rules), UNUSABLE)
     pictures = (measured.kept, measured[UNUSABLE]) | "All pictures" >> beam.Flatten()
-    wanted = candidates | "Wanted URLs" >> beam.FlatMap(wanted_urls)
-    found = (
-        {"pictures": pictures, "wanted": wanted}
+    urls = candidates | "Candidate URLs" >> beam.FlatMap(candidate_urls)
+    matches = (
+        {"pictures": pictures, "candidate_ids": urls}
         | "By URL" >> beam.CoGroupByKey()
         | "Match URLs" >> beam.FlatMap(match_urls)
     )
-    joined = {"candidates": candidates, "found": found} | "By candidate" >> beam.CoGroupByKey()
+    joined = {"candidates": candidates, "pictures": matches} | "By candidate" >> beam.CoGroupByKey()
     joined = tee(joined, "Join pictures", JoinPictures()).kept
 
     texts = tee(joined, "Find texts", FindTexts(rules)).kept
@@ -108,7 +108,7 @@ def build(p: beam.Pipeline, archives: Sequence[str], rules: WebPairRules, tee: T
 def write(
     p: beam.Pipeline, pairs: Any, tee: Tee, folder: str, shards: int, rules: WebPairRules
 ) -> None:
-    """Write the tables, and leave counts and shards for :func:`finish`."""
+    """Writes the tables, and leaves counts and shards for :func:`finish`."""
     producer = {"job": JOB, "rules": rules.as_settings()}
     rows = pairs | "Pair rows" >> beam.Map(pair_row)
     rejects = tee.rejects | "All rejects" >> beam.Flatten()
@@ -175,7 +175,7 @@ def mine(
     output: Path,
     shards: int,
 ) -> None:
-    """Run the whole pipeline and wait for its end."""
+    """Runs the whole pipeline and waits for its end."""
     with run_pipeline(options) as p:
         tee = Tee()
         pairs = build(p, archives, rules, tee)
@@ -183,7 +183,7 @@ def mine(
 
 
 def finish(output: Path, settings: dict[str, Any]) -> None:
-    """Funnel, report and, last, the manifest."""
+    """Writes funnel, report and, last, the manifest."""
     tallies, shards = take_results(output)
     funnel = build_funnel(tallies)
     write_json(output / "funnel.json", funnel)
@@ -193,28 +193,28 @@ def finish(output: Path, settings: dict[str, Any]) -> None:
 
 
 def find_archives(pattern: str) -> list[tuple[str, int]]:
-    """(path, bytes) of the files that match, sorted. Raises InputError if there are none."""
+    """Returns (path, bytes) of the files that match, sorted. Raises InputError without any."""
     try:
         matches = FileSystems.match([pattern])[0].metadata_list
     except (ValueError, OSError) as error:
         raise InputError(f"--warc {pattern}: {error}") from None
-    found = sorted((m.path, m.size_in_bytes) for m in matches)
-    if folders := [path for path, _ in found if Path(path).is_dir()]:
+    archives = sorted((m.path, m.size_in_bytes) for m in matches)
+    if folders := [path for path, _ in archives if Path(path).is_dir()]:
         raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
-    if not found:
+    if not archives:
         raise InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
-    return found
+    return archives
 
 
 def rules_of(args: Any) -> WebPairRules:
-    """Rules with the flags that were given; InputError for values that make none."""
-    given = {
+    """Builds the rules that the flags change. Raises InputError for values that make none."""
+    values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(WebPairRules)
         if getattr(args, field.name, None) is not None
     }
     try:
-        return WebPairRules(**given)
+        return WebPairRules(**values)
     except ValueError as error:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
         raise InputError(f"{flags}: {error}") from None

@@ -33,11 +33,11 @@ MAX_REJECTS_SHOWN = 5  # of each stage and reason
 def write_report(
     folder: Path, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
-    """Write ``folder/report.html`` from the job's tables there."""
+    """Writes ``folder/report.html`` from the job's tables there."""
     pairs = list(_sample(folder, "pairs", ["text", "score", "text_source", "image_id", "page_url"]))
     sizes = list(_sample(folder, "images", ["width", "height"]))
     rejects = list(_sample(folder, "rejects", ["stage", "reason", "key", "detail"]))
-    kept = funnel[-1]["out"]
+    num_pairs = funnel[-1]["out"]
     write_page(
         folder / "report.html",
         "Web pairs",
@@ -52,12 +52,12 @@ def write_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{kept} pairs from {funnel[0]['in']} archives",
+        subtitle=f"{num_pairs} pairs from {funnel[0]['in']} archives",
     )
 
 
 def _sample(folder: Path, table: str, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """At most ``MAX_SAMPLE`` rows, an equal number from each shard."""
+    """Yields at most ``MAX_SAMPLE`` rows, an equal number from each shard."""
     files = sorted(folder.glob(f"{table}-*.parquet"))
     share = -(-MAX_SAMPLE // max(1, len(files)))
     for path in files:

@@ -41,7 +41,7 @@ class PageAt:
 
 
 class ReadArchives(beam.DoFn):
-    """Path of an archive -> its records, as ``page_records`` and ``picture_records``."""
+    """Reads archives: path -> records, as ``page_records`` and ``picture_records``."""
 
     def __init__(self, max_bytes: int, total: int) -> None:
         self.max_bytes, self.total = max_bytes, total
@@ -76,7 +76,7 @@ class ReadArchives(beam.DoFn):
 
 
 class ReadPage(beam.DoFn):
-    """Record of a page -> PageAt."""
+    """Parses pages: Record -> PageAt."""
 
     def __init__(self, rules: WebPairRules) -> None:
         self.rules = rules
@@ -92,7 +92,7 @@ class ReadPage(beam.DoFn):
 
 
 def read_page(record: warc.Record, rules: WebPairRules) -> html.Page | Drop:
-    """Bytes to page, or why not."""
+    """Parses a page's bytes, or says why it is dropped."""
     if len(record.body) > rules.max_page_bytes:
         return Drop(Reason.TOO_LARGE, f"{len(record.body)} bytes")
     if not markup.mentions_image(record.body):
@@ -111,7 +111,7 @@ def read_page(record: warc.Record, rules: WebPairRules) -> html.Page | Drop:
 
 
 class KeepLanguage(beam.DoFn):
-    """PageAt -> itself, if it is in the wanted language."""
+    """Passes the pages on that are in the rules' language: PageAt -> PageAt."""
 
     def __init__(self, rules: WebPairRules) -> None:
         self.rules = rules
@@ -122,24 +122,24 @@ class KeepLanguage(beam.DoFn):
     def process(self, at: PageAt) -> Iterator[Any]:
         rules, page = self.rules, at.page
         yield entered(LANGUAGE)
-        found = page_language(
+        language = page_language(
             self.detector,
             page.text,
             page.declared_language,
-            wanted=rules.language,
+            language=rules.language,
             min_probability=rules.min_language_probability,
             min_chars=rules.min_language_chars,
             max_chars=rules.max_language_chars,
         )
-        if isinstance(found, Drop):
-            yield from dropped(LANGUAGE, page.url, found)
+        if isinstance(language, Drop):
+            yield from dropped(LANGUAGE, page.url, language)
         else:
             yield left(LANGUAGE)
             yield at
 
 
 class FindDominant(beam.DoFn):
-    """PageAt -> (id, Candidate) of its dominant pictures that have any text."""
+    """Finds dominant pictures that have any text: PageAt -> (id, Candidate)."""
 
     def __init__(self, rules: WebPairRules) -> None:
         self.rules = rules
@@ -172,8 +172,8 @@ class FindDominant(beam.DoFn):
 
 
 def texts_of(image: html.PageImage) -> tuple[tuple[TextSource, str], ...]:
-    """Every raw text of a picture with its source, each once."""
-    found: list[tuple[TextSource, str]] = [
+    """Returns every raw text of a picture with its source, each once."""
+    texts: list[tuple[TextSource, str]] = [
         ("figcaption", image.caption),
         ("alt", image.alt),
         ("title", image.title),
@@ -181,11 +181,11 @@ def texts_of(image: html.PageImage) -> tuple[tuple[TextSource, str], ...]:
         *(("surrounding", text) for text in image.surrounding),
     ]
     seen: set[str] = set()
-    return tuple((s, t) for s, t in found if t and not (t in seen or seen.add(t)))  # type: ignore[func-returns-value]
+    return tuple((s, t) for s, t in texts if t and not (t in seen or seen.add(t)))  # type: ignore[func-returns-value]
 
 
 class MeasurePictures(beam.DoFn):
-    """Record of a picture -> (URL key, Picture); those dropped too, as ``unusable``."""
+    """Measures pictures: Record -> (URL key, Picture); drops go to ``unusable``, too."""
 
     def __init__(self, rules: WebPairRules) -> None:
         self.rules = rules

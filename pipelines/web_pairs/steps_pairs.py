@@ -28,8 +28,8 @@ class Text:
     others: tuple[str, ...]
 
 
-def wanted_urls(item: tuple[str, Candidate]) -> Iterator[tuple[str, str]]:
-    """(URL key, candidate's id) for each URL under which its picture may be found."""
+def candidate_urls(item: tuple[str, Candidate]) -> Iterator[tuple[str, str]]:
+    """Yields (URL key, candidate's id) for each URL under which its picture may lie."""
     key, candidate = item
     for url_key in sorted({urls.join_key(url) for url in candidate.urls}):
         yield url_key, key
@@ -38,44 +38,44 @@ def wanted_urls(item: tuple[str, Candidate]) -> Iterator[tuple[str, str]]:
 def match_urls(
     item: tuple[str, Mapping[str, Iterable[Any]]],
 ) -> Iterator[tuple[str, Picture | Drop]]:
-    """What lies under one URL, given to each candidate that asks for it."""
-    found = best_picture(item[1]["pictures"])
-    if found is not None:
-        for candidate_id in item[1]["wanted"]:
-            yield candidate_id, found
+    """Gives what lies under one URL to each candidate that asks for it."""
+    picture = best_picture(item[1]["pictures"])
+    if picture is not None:
+        for candidate_id in item[1]["candidate_ids"]:
+            yield candidate_id, picture
 
 
-def best_picture(found: Iterable[Picture | Drop]) -> Picture | Drop | None:
-    """The largest picture of one URL or of one candidate; else why there is none."""
-    return min(found, key=_size_rank, default=None)
+def best_picture(outcomes: Iterable[Picture | Drop]) -> Picture | Drop | None:
+    """Returns the largest picture of one URL or of one candidate; else why there is none."""
+    return min(outcomes, key=_size_rank, default=None)
 
 
-def _size_rank(found: Picture | Drop) -> tuple[int, int, str, str, str, int]:
-    if isinstance(found, Drop):
-        return (1, 0, found.reason.value, found.detail or "", "", 0)
-    area = found.width * found.height
-    return (0, -area, found.image_id, found.url, found.archive, found.offset)
+def _size_rank(outcome: Picture | Drop) -> tuple[int, int, str, str, str, int]:
+    if isinstance(outcome, Drop):
+        return (1, 0, outcome.reason.value, outcome.detail or "", "", 0)
+    area = outcome.width * outcome.height
+    return (0, -area, outcome.image_id, outcome.url, outcome.archive, outcome.offset)
 
 
 class JoinPictures(beam.DoFn):
-    """(id, candidates and what was found under their URLs) -> (Candidate, Picture)."""
+    """Joins candidates with what lies under their URLs -> (Candidate, Picture)."""
 
     def process(self, item: tuple[str, Mapping[str, Iterable[Any]]]) -> Iterator[Any]:
         for candidate in item[1]["candidates"]:
             yield entered(JOIN)
-            found = best_picture(item[1]["found"])
-            if isinstance(found, Picture):
+            picture = best_picture(item[1]["pictures"])
+            if isinstance(picture, Picture):
                 yield left(JOIN)
-                yield candidate, found
+                yield candidate, picture
             else:
                 why = Drop(Reason.MISSING_IMAGE)
-                if found is not None:
-                    why = Drop(Reason.REJECTED_IMAGE, f"{found.reason}: {found.detail}")
+                if picture is not None:
+                    why = Drop(Reason.REJECTED_IMAGE, f"{picture.reason}: {picture.detail}")
                 yield from dropped(JOIN, candidate.urls[0], why)
 
 
 class FindTexts(beam.DoFn):
-    """(Candidate, Picture) -> its captions as Text."""
+    """Finds captions: (Candidate, Picture) -> Text."""
 
     def __init__(self, rules: WebPairRules) -> None:
         self.rules = rules
@@ -136,7 +136,7 @@ class ScoreTexts(beam.DoFn):
 
 
 class KeepBestText(beam.DoFn):
-    """(image id, its pairs) -> (text key, best Pair)."""
+    """Chooses each picture's best text: (image id, its pairs) -> (text key, Pair)."""
 
     def process(self, item: tuple[str, Iterable[Pair]]) -> Iterator[Any]:
         best: Pair | None = None
@@ -160,17 +160,17 @@ class DropSharedTexts(beam.DoFn):
         self.max_images = max_images
 
     def process(self, item: tuple[str, Iterable[Pair]]) -> Iterator[Any]:
-        held: list[Pair] = []
+        pairs: list[Pair] = []
         for count, pair in enumerate(item[1], start=1):
             yield entered(SHARED_TEXT)
-            held.append(pair)
+            pairs.append(pair)
             if count > self.max_images:  # from here on memory stays bounded
-                for one in held:
+                for one in pairs:
                     key = pair_id_of(one.picture.image_id, one.text)
                     yield from dropped(
                         SHARED_TEXT, key, Drop(Reason.SHARED_TEXT, f"{one.picture.url} {one.text}")
                     )
-                held.clear()
-        for pair in held:
+                pairs.clear()
+        for pair in pairs:
             yield left(SHARED_TEXT)
             yield pair

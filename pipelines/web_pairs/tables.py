@@ -23,7 +23,7 @@ SOURCE, SPLIT = "lait", "train"
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """A row of ``pairs``."""
+    """Makes a row of ``pairs``."""
     return {
         "pair_id": pair_id_of(pair.picture.image_id, pair.text),
         "image_id": pair.picture.image_id,
@@ -39,7 +39,7 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def shard_of(key: str, shards: int) -> int:
-    """The shard of a row: the same on every machine, and even."""
+    """Returns the shard of a row: the same on every machine, and even."""
     return zlib.crc32(key.encode("utf-8", "surrogatepass")) % shards
 
 
@@ -61,7 +61,7 @@ class ToShards(beam.PTransform[Any, Any]):
 
 
 class WriteRows(beam.DoFn):
-    """(shard number, rows) -> Shard of a table of plain rows, sorted by all of ``order``."""
+    """Writes (shard number, rows) as a Shard of a table, sorted by all of ``order``."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class WriteImages(beam.DoFn):
 
 
 def image_row(pair: Pair, max_bytes: int) -> dict[str, Any]:
-    """A row of ``images``. Raises OSError if the archive is no longer what was read before."""
+    """Makes a row of ``images``. Raises OSError if the archive has changed since it was read."""
     picture = pair.picture
     try:
         with open_archive(picture.archive) as file:

@@ -24,12 +24,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Print one line and exit with status 2."""
+        """Prints one line and exits with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
-    """Run ``command`` on the arguments and return its exit status.
+    """Runs ``command`` on the arguments and returns its exit status.
 
     ``argv`` defaults to the process's own. A user's mistake gives status 2 and the operating
     system's refusals (a full disk, a missing permission) status 1, both as one line without a

@@ -59,7 +59,7 @@ class Progress:
         print(self.line(self._last_line - self._start), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
-        """The plain line after ``seconds`` of work."""
+        """Returns the plain line after ``seconds`` of work."""
         rate = (self.done - self._started_with) / seconds if seconds > 0 else 0.0
         of_total = "" if self.total is None else f"/{self.total}"
         parts = [f"{self.label}: {self.done}{of_total} {self.unit}s", f"{rate:.3g}/s"]

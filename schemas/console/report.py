@@ -80,7 +80,7 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "", notice:
 
 
 def write_page(path: str | Path, title: str, sections: Sequence[Section], **about: str) -> None:
-    """Write :func:`page` atomically."""
+    """Writes :func:`page` atomically."""
     write_text(path, page(title, sections, **about))
 
 
@@ -103,7 +103,7 @@ def settings_table(settings: Mapping[str, Any]) -> Markup:
 
 
 def funnel_table(funnel: Sequence[Mapping[str, Any]]) -> Markup:
-    """A funnel (list of stage, in, out, rejects by reason, optional unit) as a table with bars."""
+    """Draws a funnel (stage, in, out, rejects by reason, optional unit) as a table with bars."""
     return Markup(_FUNNEL.render(funnel=[{"unit": "", **stage} for stage in funnel]))
 
 
@@ -113,7 +113,7 @@ def picture_uri(data: bytes, media_type: str) -> str:
 
 
 def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
-    """A JPEG thumbnail of at most ``side`` pixels as a data: URI.
+    """Returns a JPEG thumbnail of at most ``side`` pixels as a data: URI.
 
     Raises Rejected for what cannot be decoded.
     """
@@ -135,11 +135,11 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
     if images is None:
         return {}
     uris: dict[str, str] = {}
-    wanted = pa.array(sorted(image_ids), pa.string())
+    ids = pa.array(sorted(image_ids), pa.string())
     for batch in iter_batches(
         images, IMAGES, columns=["image_id", "bytes"], batch_rows=64, flag="--images"
     ):
-        shown = batch.filter(pc.is_in(batch.column("image_id"), value_set=wanted))
+        shown = batch.filter(pc.is_in(batch.column("image_id"), value_set=ids))
         for row in shown.to_pylist():
             try:
                 if row["bytes"] is not None:
@@ -196,7 +196,7 @@ def _label(axes: Any, title: str, x_label: str, y_label: str) -> None:
 
 
 def bar_chart(values: Mapping[str, float], *, title: str, x_label: str = "count") -> Markup:
-    """Horizontal bars, the first entry on top."""
+    """Draws horizontal bars, the first entry on top."""
     if not _can_draw():
         return _no_chart(title)
     figure, axes = _figure(height=max(1.2, 0.6 + 0.26 * len(values)))

@@ -34,7 +34,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """The same for a folder of files: it appears with all of them, or not at all.
+    """Makes a folder that appears with all of its files, or not at all.
 
     ``replace``: a folder that is there goes just before. Without it OSError is raised unless it is
     empty.
@@ -58,7 +58,7 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to the disk."""
+    """Flushes a file or a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -67,7 +67,7 @@ def sync(path: Path) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write ``content`` atomically."""
+    """Writes ``content`` atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
@@ -80,12 +80,12 @@ def write_text(path: str | Path, content: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write ``value`` atomically as indented JSON. Raises ValueError for NaN and infinities."""
+    """Writes ``value`` atomically as indented JSON. Raises ValueError for NaN and infinities."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
-    """Delete what killed writers left under temporary names in ``folder``; return what went."""
+    """Deletes what killed writers left under temporary names in ``folder``; returns it."""
     leftovers = sorted(Path(folder).glob(f"{TEMPORARY_PREFIX}*"))
     for path in leftovers:
         path.unlink()

@@ -24,7 +24,7 @@ MANIFEST = "_manifest.json"
 def write_manifest(
     folder: str | Path, shards: Sequence[Shard], *, job: str, settings: Mapping[str, Any]
 ) -> None:
-    """List ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values)."""
+    """Lists ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values)."""
     write_json(
         Path(folder) / MANIFEST,
         {
@@ -38,7 +38,7 @@ def write_manifest(
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a finished folder, ``shards`` as :class:`Shard`; InputError without one."""
+    """Reads a finished folder's manifest, ``shards`` as :class:`Shard`; else InputError."""
     path = Path(folder) / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -75,12 +75,12 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
     if not path.is_file():
         return [f"{path}: listed in the manifest, but missing"]
     try:
-        found = describe_shard(path, shard.table)
-        if found != shard:
+        actual = describe_shard(path, shard.table)
+        if actual != shard:
             wrong = [
-                f"{f.name} is {getattr(found, f.name)}, manifest says {getattr(shard, f.name)}"
+                f"{f.name} is {getattr(actual, f.name)}, manifest says {getattr(shard, f.name)}"
                 for f in dataclasses.fields(Shard)
-                if getattr(found, f.name) != getattr(shard, f.name)
+                if getattr(actual, f.name) != getattr(shard, f.name)
             ]
             return [f"{path}: {', '.join(wrong)}"]
         file, spec = pq.ParquetFile(path), TABLES[shard.table]

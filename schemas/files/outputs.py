@@ -30,7 +30,7 @@ class State(Enum):
 def prepare_output(
     folder: str | Path, *, job: str, settings: Mapping[str, Any], fresh: bool = False
 ) -> State:
-    """Make ``folder`` ready for a run of ``job`` and say what it holds.
+    """Makes ``folder`` ready for a run of ``job`` and says what it holds.
 
     Leftovers of killed writers are removed. ``fresh`` deletes what an earlier run of vlmill wrote.
     Raises InputError if the folder holds another run's output or files that are not vlmill's.
@@ -56,7 +56,7 @@ def prepare_output(
 
 
 def remove_output(folder: Path) -> None:
-    """Delete a run's shards, manifest, plan and reports; refuse a folder without a plan."""
+    """Deletes a run's shards, manifest, plan and reports; refuses a folder without a plan."""
     if not (folder / PLAN).exists():
         return
     shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
@@ -68,8 +68,8 @@ def remove_output(folder: Path) -> None:
 
 def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     try:
-        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        old_job, old = found["job"], dict(found["settings"])
+        old_plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        old_job, old = old_plan["job"], dict(old_plan["settings"])
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder / PLAN} is damaged ({error}); use --fresh") from None
     new = plan["settings"]

@@ -25,16 +25,16 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
     text, path = str(argument), Path(argument)
     said = f"{flag} {text}".strip()
     if path.is_dir():
-        found = _in_folder(path, spec, said)
+        paths = _in_folder(path, spec, said)
         # One folder may hold several tables, so a name decides and not each file's content.
     else:
-        found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(text))
-    found = [p for p in found if p.is_file() and not p.name.startswith(".")]
-    if not found:
+        paths = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(text))
+    paths = [p for p in paths if p.is_file() and not p.name.startswith(".")]
+    if not paths:
         raise InputError(f"{said}: no table of {spec.name} there; give a folder, a file or a glob")
-    for file in found:
+    for file in paths:
         check_version(_metadata(file), spec, str(file))
-    return found
+    return paths
 
 
 def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:
@@ -59,12 +59,12 @@ def _metadata(path: Path) -> dict[bytes, bytes] | None:
 
 
 def producer_of(path: str | Path) -> dict[str, Any]:
-    """What a shard's metadata says of its producer: software, settings, fingerprints."""
+    """Returns what a shard's metadata says of its producer: software, settings, fingerprints."""
     return _json_metadata(Path(path), b"vlmill.producer")
 
 
 def arrays_of(path: str | Path) -> dict[str, Any]:
-    """Dtype and width of a shard's binary arrays."""
+    """Returns dtype and width of a shard's binary arrays."""
     return _json_metadata(Path(path), b"vlmill.arrays")
 
 
@@ -86,13 +86,18 @@ def iter_batches(
     batch_rows: int = 1_000,
     flag: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """Record batches of a table, shard by shard in name order; memory is bounded by one batch."""
+    """Yields a table's record batches, shard by shard in name order; memory is bounded by one.
+
+    Raises InputError for a file that is damaged, and where text in it is not UTF-8.
+    """
     for path in find_shards(argument, spec, flag):
         with pq.ParquetFile(path) as file:
             try:
-                yield from file.iter_batches(
+                for batch in file.iter_batches(
                     batch_size=batch_rows, columns=None if columns is None else list(columns)
-                )
+                ):
+                    batch.validate(full=True)  # text that is no UTF-8 would fail in whoever uses it
+                    yield batch
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
@@ -100,7 +105,7 @@ def iter_batches(
 def read_table(
     argument: str | Path, spec: Table, *, columns: Sequence[str] | None = None, flag: str = ""
 ) -> pa.Table:
-    """A whole table, or some columns of it, in memory."""
+    """Reads a whole table, or some columns of it, into memory."""
     batches = list(iter_batches(argument, spec, columns=columns, batch_rows=65_536, flag=flag))
     names = spec.schema.names if columns is None else list(columns)
     schema = pa.schema([spec.schema.field(name) for name in names])

@@ -38,7 +38,7 @@ class Shard:
 
 
 def shard_name(table: Table, index: int, total: int) -> str:
-    """``NAME-00000-of-00016.parquet``."""
+    """Names a shard, as in ``NAME-00000-of-00016.parquet``."""
     if not 0 <= index < total:
         raise ValueError(f"shard {index} of {total}: the index must be in 0..{total - 1}")
     return f"{table.name}-{index:05d}-of-{total:05d}.parquet"
@@ -47,7 +47,7 @@ def shard_name(table: Table, index: int, total: int) -> str:
 def file_metadata(
     spec: Table, producer: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Key-value metadata of a shard's file."""
+    """Returns the key-value metadata of a shard's file."""
     return {
         "vlmill.table": spec.name,
         "vlmill.version": spec.version,
@@ -109,7 +109,7 @@ class ShardWriter:
             self._writer.add_key_value_metadata(self._places.metadata())
 
     def write(self, rows: pa.Table | Sequence[dict[str, Any]]) -> None:
-        """Append rows as one row group. Raises ValueError for rows that break the contract."""
+        """Appends rows as one row group. Raises ValueError for rows that break the contract."""
         if isinstance(rows, pa.Table):
             table = conform(rows, self.spec)
         else:
@@ -143,7 +143,7 @@ def write_shard(
     arrays: Mapping[str, Any] | None = None,
     compression: str = "none",
 ) -> Shard:
-    """Write a whole shard at once (:class:`ShardWriter` for what should not be in memory)."""
+    """Writes a whole shard at once (:class:`ShardWriter`: without having it in memory)."""
     writer = ShardWriter(
         folder, spec, index, total, producer=producer, arrays=arrays, compression=compression
     )

@@ -42,7 +42,7 @@ class UprightPicture(NamedTuple):
 
 
 def decode(data: bytes, bounds: Bounds) -> UprightPicture:
-    """The first frame, upright.
+    """Decodes the first frame, upright.
 
     Grey, palette and CMYK pictures are converted, 16 bits are cut to the upper 8, alpha is dropped:
     what OpenCV's reader gives the original detectors. Raises Rejected.
@@ -53,7 +53,7 @@ def decode(data: bytes, bounds: Bounds) -> UprightPicture:
 
 @contextmanager
 def opened(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
-    """A picture whose header has been read, not its pixels. Raises Rejected.
+    """Opens a picture: its header has been read, not its pixels. Raises Rejected.
 
     What pillow raises while it is used is raised as Rejected, too.
     """
@@ -79,13 +79,13 @@ def opened(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
 
 
 def upright(image: Image.Image, bounds: Bounds) -> UprightPicture:
-    """The pixels of an opened picture. Raises Rejected."""
+    """Decodes an opened picture, upright. Raises Rejected."""
     stored, left = load(image, bounds)
     return UprightPicture(image=turned(to_rgb(image), left), orientation=stored)
 
 
 def check_size(image: Image.Image, bounds: Bounds) -> None:
-    """Refuse by the header alone: decoding is what would cost the memory. Raises Rejected."""
+    """Refuses by the header alone: decoding is what would cost the memory. Raises Rejected."""
     if image.width * image.height > bounds.max_pixels:
         raise Rejected(
             Reason.TOO_LARGE,
@@ -94,7 +94,7 @@ def check_size(image: Image.Image, bounds: Bounds) -> None:
 
 
 def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
-    """Decode an opened picture; gives the orientation that it is stored in and what is left of it.
+    """Decodes an opened picture; gives the orientation that it is stored in and what is left of it.
 
     They differ where pillow has turned the picture itself: of a TIFF nothing is left. Raises
     Rejected.
@@ -109,7 +109,7 @@ def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 
 
 def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
-    """Width and height of an opened picture upright, which is decoded for it: that it is whole.
+    """Returns an opened picture's upright width and height; decodes it, so that it is whole.
 
     Raises Rejected.
     """
@@ -118,7 +118,7 @@ def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB. Raises Rejected for floating-point pixels, whose range is unknown."""
+    """Converts any mode to RGB. Raises Rejected for floating-point pixels: of unknown range."""
     if image.mode.startswith("I"):  # 16-bit grey, held in 16 or 32 bits
         grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

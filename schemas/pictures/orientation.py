@@ -37,7 +37,7 @@ def turned(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def turned_size(width: int, height: int, orientation: int) -> tuple[int, int]:
-    """Width and height of the upright picture, from those of the stored one (and back)."""
+    """Turns width and height of the stored picture into those of the upright one (and back)."""
     return (height, width) if orientation in LYING else (width, height)
 
 

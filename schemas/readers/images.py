@@ -21,7 +21,7 @@ CACHED_GROUPS = 1024  # of which it is known where their pictures lie: 12 bytes 
 
 
 class ImageReader:
-    """The encoded bytes of pictures, by image_id or by row number in the order of the shards.
+    """Reads the encoded bytes of pictures, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. The index takes some 100 bytes a picture. Files are
     mapped: a picture of a shard that knows their places costs one copy of its bytes, of another the
@@ -83,13 +83,11 @@ class ImageReader:
 
     @property
     def image_ids(self) -> list[str]:
-        """All ids, in the order of shards and rows."""
+        """Returns all ids, in the order of shards and rows."""
         return self._ids.ids()
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Row numbers of pictures, :data:`~vlmill.schemas.readers.row_index.ABSENT` without a
-        row.
-        """
+        """Returns row numbers of pictures, ``row_index.ABSENT`` for those without a row."""
         return self._ids.find(image_ids)
 
     def group_starts(self) -> Numbers:

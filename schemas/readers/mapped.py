@@ -20,7 +20,7 @@ class Footer(NamedTuple):
 
 
 def read_footer(path: Path) -> Footer:
-    """Open a shard. Raises InputError where its places cannot be read."""
+    """Opens a shard. Raises InputError where its places cannot be read."""
     file = pq.ParquetFile(path, memory_map=True)
     return Footer(file, ShardPlaces(path, file.metadata))
 
@@ -35,7 +35,7 @@ class MappedShard:
 
     @property
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """The whole file."""
+        """Returns the whole file."""
         if self._bytes is None:
             with self.path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -43,7 +43,7 @@ class MappedShard:
         return self._bytes
 
     def holds(self, offset: int, size: int) -> bool:
-        """Whether a value of ``size`` bytes begins at ``offset``, by the length in front of it."""
+        """Says whether the length in front of ``offset`` is that of a value of ``size`` bytes."""
         if not size:
             return True
         assert self.bytes is not None and self._map is not None

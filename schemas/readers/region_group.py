@@ -94,35 +94,37 @@ class RegionGroup:
         self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
     def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
-        """Row ``number`` of the group, its boxes and of the further columns those asked for.
+        """Returns row ``number`` of the group: its boxes, and those of the columns asked for.
 
         Arrays are read-only views where the file allows it.
         """
         boxes = self.boxes(number)
         width, height = self.size(number)
-        found: dict[str, Array | None] = {}
+        arrays: dict[str, Array | None] = {}
         for name in columns:
             if name in self._lists:
-                found[name] = self._lists[name][number]
+                arrays[name] = self._lists[name][number]
             elif name == "global_feature":
-                whole = self._values(name, "features", number, 1)
-                found[name] = None if whole is None else whole[0]
+                # Another width than the regions' where networks of their own give it.
+                like = name if name in self._arrays else "features"
+                whole = self._values(name, like, number, 1)
+                arrays[name] = None if whole is None else whole[0]
             else:
-                found[name] = self._values(name, name, number, len(boxes))
+                arrays[name] = self._values(name, name, number, len(boxes))
         return RegionRow(
-            image_id=self._ids[number], width=width, height=height, boxes=boxes, **found
+            image_id=self._ids[number], width=width, height=height, boxes=boxes, **arrays
         )
 
     def image_id(self, number: int) -> str:
-        """A row's picture."""
+        """Returns the image_id of a row."""
         return self._ids[number]
 
     def size(self, number: int) -> tuple[int, int]:
-        """Width and height of a row's picture."""
+        """Returns width and height of a row's picture."""
         return self._sizes["width"][number], self._sizes["height"][number]
 
     def boxes(self, number: int) -> Array:
-        """A row's boxes, float32 [R, 4]. InputError if they are not as many as they should be."""
+        """Returns a row's boxes, float32 [R, 4]. Raises InputError for another number of them."""
         boxes, count = self._boxes[number], self._sizes["num_boxes"][number]
         assert boxes is not None
         if len(boxes) != count:
@@ -165,18 +167,18 @@ class RegionGroup:
         return from_stored(values, self._arrays[like]["dtype"])
 
     def feature_place(self, number: int) -> tuple[int, int] | None:
-        """:meth:`place` of a row's features. InputError if they are not as many as its boxes."""
+        """Returns :meth:`place` of features. Raises InputError if not as many as boxes."""
         place = self.place("features", number)
         if place is not None:
             count = self._sizes["num_boxes"][number]
             self._check_size("features", "features", number, count, place[1])
         return place
 
-    def _check_size(self, name: str, like: str, number: int, count: int, found: int) -> None:
+    def _check_size(self, name: str, like: str, number: int, count: int, actual: int) -> None:
         kind, width = self._kind(like)
-        if found != count * width * kind.itemsize:
+        if actual != count * width * kind.itemsize:
             raise InputError(
-                f"{self._shard.path}, {self.image_id(number)}: {name} has {found} bytes, {count} "
+                f"{self._shard.path}, {self.image_id(number)}: {name} has {actual} bytes, {count} "
                 f"boxes x {width} {self._arrays[like]['dtype']} are {count * width * kind.itemsize}"
             )
 

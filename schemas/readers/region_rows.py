@@ -67,11 +67,13 @@ def region_arrays(
     feature_dim: int,
     class_probs_dim: int | None = None,
     top_k: int | None = None,
+    global_dim: int | None = None,
 ) -> dict[str, Any]:
-    """The ``arrays`` metadata of a regions shard
+    """Returns the ``arrays`` metadata of a regions shard
     (:class:`~vlmill.schemas.files.shards.ShardWriter`).
 
-    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept.
+    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept,
+    ``global_dim`` the width of a whole picture's feature where it is not the regions'.
     """
     if dtype not in FEATURE_DTYPES:
         raise ValueError(f"dtype {dtype}: must be one of {', '.join(FEATURE_DTYPES)}")
@@ -81,6 +83,8 @@ def region_arrays(
         if top_k is not None:
             arrays["class_probs"] = {"dtype": dtype, "dim": top_k, "of": class_probs_dim}
             arrays["class_prob_ids"] = {"dtype": "uint16", "dim": top_k}
+    if global_dim is not None:
+        arrays["global_feature"] = {"dtype": dtype, "dim": global_dim}
     return arrays
 
 
@@ -105,14 +109,14 @@ def to_stored(values: Array, dtype: str) -> Array:
 
 
 def from_stored(array: Array, dtype: str) -> Array:
-    """What :func:`to_stored` stored: the same array, or float32 where it was bfloat16."""
+    """Returns what :func:`to_stored` stored: the same array, or float32 for bfloat16."""
     if dtype != "bfloat16":
         return array
     return (array.astype("<u4") << 16).view("<f4")
 
 
 def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
-    """Rows as a table of the regions contract, features and class_probs stored as ``dtype``.
+    """Encodes rows as a table of the regions contract; ``dtype``: of features and class_probs.
 
     Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
     not finite (after conversion: 70,000 overflows float16).

@@ -34,7 +34,7 @@ OPEN_FOOTERS = 64
 
 
 class RegionReader:
-    """Random access to a regions table by image_id, or by row number in the order of the shards.
+    """Reads any row of a regions table, by image_id or by row number in the order of the shards.
 
     ``argument`` is a folder, a file or a glob. Files are mapped into memory: of shards that know
     the places of their values features and probabilities are read-only views, without a copy. The
@@ -99,7 +99,7 @@ class RegionReader:
 
     @property
     def feature_dim(self) -> int:
-        """D, the width of a region's feature."""
+        """Returns D, the width of a region's feature."""
         try:
             return int(self.arrays["features"]["dim"])
         except (KeyError, TypeError, ValueError):
@@ -107,19 +107,19 @@ class RegionReader:
 
     @property
     def image_ids(self) -> list[str]:
-        """All ids, in the order of shards and rows."""
+        """Returns all ids, in the order of shards and rows."""
         return self._ids.ids()
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Row numbers of pictures, :data:`ABSENT` for those that have none."""
+        """Returns row numbers of pictures, :data:`ABSENT` for those that have none."""
         return self._ids.find(image_ids)
 
     def box_counts(self) -> npt.NDArray[np.int32]:
-        """R of each row, from the index: no row is read."""
+        """Returns R of each row from the index: no row is read."""
         return self._ids.counts("num_boxes")
 
     def num_boxes(self, image_id: str) -> int:
-        """R of a picture, from the index: its row is not read. KeyError if absent."""
+        """Returns R of a picture from the index: its row is not read. Raises KeyError."""
         return int(self.box_counts()[self._number(image_id)])
 
     def _number(self, image_id: str) -> int:
@@ -135,7 +135,7 @@ class RegionReader:
         return (self.row(number) for number in range(len(self)))
 
     def __getitem__(self, image_id: str) -> RegionRow:
-        """The row of a picture. KeyError if absent."""
+        """Returns the row of a picture. Raises KeyError if it has none."""
         return self.row(self._number(image_id))
 
     def row(self, number: int) -> RegionRow:
@@ -164,15 +164,15 @@ class RegionReader:
         return group.stored_bytes(name, within)
 
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """The mapped bytes of a :meth:`place`."""
+        """Returns the mapped bytes of a :meth:`place`."""
         return self._shards[shard].bytes[offset : offset + size]
 
     def read_ahead(self, shard: int, offset: int, size: int) -> None:
-        """Have the system read the bytes of a :meth:`place` in the background."""
+        """Has the system read the bytes of a :meth:`place` in the background."""
         self._shards[shard].read_ahead(offset, size)
 
     def group_starts(self) -> Numbers:
-        """The first row of each row group: rows of one group lie together in the file."""
+        """Returns the first row of each row group: rows of one group lie together in the file."""
         return np.array(self._starts[:-1], dtype=np.int64)
 
     def _group_of(self, number: int) -> int:
@@ -181,7 +181,7 @@ class RegionReader:
         return bisect_right(self._starts, number) - 1
 
     def located(self, number: int) -> tuple[RegionGroup, int]:
-        """The row group of a row, and the row's number in it: for what needs some columns only."""
+        """Returns a row's group and its number in it: for what needs some columns only."""
         at = self._group_of(number)
         group = self._cache.get(at)
         if group is None:

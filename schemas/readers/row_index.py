@@ -16,7 +16,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RowIndex:
-    """The ids of a table's rows, in the order of shards and rows, and the rows by their ids.
+    """Holds the ids of a table's rows, in the order of shards and rows, and finds rows by id.
 
     Takes some 100 bytes a row. ``columns`` are int32 columns that it keeps too. Raises InputError
     for an id that has two rows.
@@ -47,39 +47,41 @@ class RowIndex:
         return isinstance(image_id, str) and bool(self.find([image_id])[0] != ABSENT)
 
     def ids(self) -> list[str]:
-        """All ids."""
+        """Returns all ids."""
         ids: list[str] = self._ids.to_pylist()
         return ids
 
     def counts(self, column: str) -> npt.NDArray[np.int32]:
-        """A kept column."""
-        found: npt.NDArray[np.int32] = self._counts[column]
-        return found
+        """Returns one of the ``columns``."""
+        counts: npt.NDArray[np.int32] = self._counts[column]
+        return counts
 
     def number(self, image_id: str) -> int:
-        """The row of an id. KeyError if absent."""
-        found = int(self.find([image_id])[0])
-        if found == ABSENT:
+        """Returns the row of an id. Raises KeyError if it has none."""
+        number = int(self.find([image_id])[0])
+        if number == ABSENT:
             raise KeyError(image_id)
-        return found
+        return number
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Row numbers, :data:`ABSENT` where there is none."""
-        wanted = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
-        found = np.full(len(image_ids), ABSENT, dtype=np.int64)
-        places = np.searchsorted(self._keys, wanted)
+        """Returns row numbers, :data:`ABSENT` where there is none."""
+        keys = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
+        numbers = np.full(len(image_ids), ABSENT, dtype=np.int64)
+        places = np.searchsorted(self._keys, keys)
         for i, at in enumerate(places.tolist()):
-            while at < len(self._keys) and self._keys[at] == wanted[i]:
+            while at < len(self._keys) and self._keys[at] == keys[i]:
                 if self._ids[int(self._order[at])].as_py() == image_ids[i]:
-                    found[i] = self._order[at]
+                    numbers[i] = self._order[at]
                     break
                 at += 1
-        return found
+        return numbers
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
     try:
-        return pq.read_table(path, columns=list(columns), partitioning=None)
+        table = pq.read_table(path, columns=list(columns), partitioning=None)
+        table.validate(full=True)  # ids that are no UTF-8
+        return table
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is damaged: {reason}") from None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vlmill.models import MODELS, PRESETS, VARIANTS, PixelInputs, VLInputs, load_reference, preset
 from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer
 from vlmill.models.published import FAMILIES, export_reference
+from vlmill.train.objectives.contrast import contrast_and_matching
 
 PAIRS, TOKENS, REGIONS, WIDTH, SIDE = 3, 5, 4, 16, 32
 WORDS, POSITIONS = 50, 12
@@ -289,10 +290,7 @@ def test_pairs_that_vlmo_cannot_read(changes: dict[str, Any], message: str) -> N
 def test_what_a_vlmo_step_cannot_be_made_of() -> None:
     model, inputs = vlmo(), pictures(lambda inputs: inputs)()
     with pytest.raises(ValueError, match=r"masked_tokens has shape \(3, 2\), tokens \(3, 5\)"):
-        model.pretraining(inputs, inputs.tokens[:, :2])
-    everything = torch.ones(PAIRS, PAIRS, dtype=torch.bool)
-    with pytest.raises(ValueError, match="excluded leaves 3 of 3 pairs no negative"):
-        model.pretraining(inputs, inputs.tokens, excluded=everything)
+        contrast_and_matching(model, inputs, inputs.tokens[:, :2])
     with pytest.raises(ValueError, match=r"token_mask has shape \(3, 2\), tokens \(3, 5\)"):
         model.text_vectors(inputs.tokens, inputs.token_mask[:, :2])
     with pytest.raises(ValueError, match="contrast=False: this VLMo has no such head"):

@@ -9,17 +9,23 @@ import numpy as np
 import pytest
 import torch
 from tests.factories import write_images
+from tests.models import bert_files
+from torchvision.models import resnet101
 
+from vlmill.models.vlbert.backbone import torchvision_name
+from vlmill.models.vlbert.config import MEAN_BGR, RegionCnnConfig
+from vlmill.models.vlbert.region_cnn import RegionCnn
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.cli import main
 from vlmill.train.loading.masking.words import Lexicon
-from vlmill.train.loading.pictures.boxed import MEAN_BGR
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
-from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.vocabulary import SPECIAL, train_vocabulary
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 TINY = (
     *("model.model.width=16", "model.model.num_layers=1", "model.model.num_heads=2"),
     *("model.model.intermediate_width=16", "model.model.num_wavelengths=2"),
+    *("model.model.num_positions=80", "model.model.num_region_classes=7"),
     *("model.model.region_width=16", "model.cnn.blocks=[1,1,1,1]", "model.cnn.widths=[1,2,3,4]"),
     *("model.cnn.stem_channels=4", "model.cnn.pool_size=2"),
     # Published pictures start silent, and would teach the region network nothing in two steps.
@@ -56,15 +63,52 @@ def write_rows(tables: Tables) -> str:
     return write_images(tables.folder / "images", 11)
 
 
+def write_bert(folder: Path) -> Path:
+    """A published BERT of the sizes of `TINY`."""
+    folder.mkdir()
+    model = bert_files.tiny(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=80,
+    )
+    words = [*SPECIAL, *(f"word{i}" for i in range(50 - len(SPECIAL)))]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    return bert_files.write(model, folder / "pytorch_model.bin", "original")
+
+
+def write_resnet(path: Path, cnn: RegionCnnConfig) -> Path:
+    """A ResNet of these sizes under torchvision's names, with random weights."""
+    torch.manual_seed(1)
+    state = RegionCnn(cnn).state_dict()
+    torch.save({torchvision_name(name): tensor for name, tensor in state.items()}, path)
+    return path
+
+
+def convert(folder: Path, *words: str) -> int:
+    bert = folder / "bert"
+    checkpoint = bert / "pytorch_model.bin" if bert.is_dir() else write_bert(bert)
+    command = ["convert", "--family", "bert", "--checkpoint", str(checkpoint)]
+    return main([*command, "--as", "vl-bert-base-end-to-end", *words])
+
+
 def test_it_trains_on_pictures_boxes_and_texts(tables: Tables, tmp_path: Path) -> None:
+    recipe, start = tiny(), tmp_path / "init"
+    resnet = write_resnet(tmp_path / "resnet.pth", recipe.model.cnn)
+    fields = [field.removeprefix("model.") for field in TINY if field.startswith("model.")]
+    assert convert(tmp_path, "--backbone", str(resnet), "--output", str(start), *fields) == 0
     inputs = Inputs(
-        pairs=(images := write_rows(tables)) and tables.pairs, regions=tables.regions, images=images
+        pairs=(images := write_rows(tables)) and tables.pairs,
+        regions=tables.regions,
+        images=images,
+        init=start,
     )
     assert "on 13 pairs; 1 rejected" in pretrain(tiny(), inputs, tmp_path / "out")
     (reject,) = read_table(str(tmp_path / "out"), REJECTS).to_pylist()
     assert reject["reason"] == "no_regions"  # of images, as it has regions
     line = read_log(tmp_path / "out" / "log.jsonl")[0]
-    assert {"loss/mlm", "loss/text_mlm", "loss/mrkl"} <= set(line) and np.isfinite(line["loss"])
+    assert {"loss/mlm", "loss/text_mlm", "loss/mrce"} <= set(line) and np.isfinite(line["loss"])
     pretrain(tiny("steps=0"), inputs, tmp_path / "start")
     first, last = (load_checkpoint(tmp_path / name).model for name in ("start", "out"))
     changed = {
@@ -75,6 +119,53 @@ def test_it_trains_on_pictures_boxes_and_texts(tables: Tables, tmp_path: Path) -
         if not torch.equal(a, b)
     }
     assert changed == {"res3", "res4", "res5"}  # the stem and res2 are constant
+    given = torch.load(resnet)
+    for name, tensor in first.cnn.state_dict().items():
+        assert torch.equal(tensor, given[torchvision_name(name)])
+    last_res2 = last.cnn.res2[0].conv1.weight
+    assert torch.equal(last_res2, given["layer1.0.conv1.weight"])
+
+
+def test_random_weights_are_not_kept_constant(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_rows(tables)
+    inputs = Inputs(pairs=tables.pairs, regions=tables.regions, images=images)
+    with pytest.raises(InputError, match=r"frozen_stages=2: they are never trained.*--backbone"):
+        pretrain(tiny(), inputs, tmp_path / "out")
+    fields = [field.removeprefix("model.") for field in TINY if field.startswith("model.")]
+    assert convert(tmp_path, "--output", str(tmp_path / "start"), *fields) == 2
+    assert "the first 2 stages of its region network are never" in capsys.readouterr().err
+    free = [*fields, "cnn.frozen_stages=0"]
+    assert convert(tmp_path, "--output", str(tmp_path / "start"), *free) == 0
+
+
+@pytest.mark.slow
+def test_torchvisions_resnet_101_is_trained_on(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole region network, below a small VL-BERT that learns to match."""
+    torch.manual_seed(0)
+    torch.save(resnet101().state_dict(), tmp_path / "resnet101.pth")
+    images, start, out = write_rows(tables), tmp_path / "start", tmp_path / "out"
+    small = [f for f in TINY if not f.startswith(("model.cnn.", "model.model.region_width"))]
+    heads = ["model.model.pooler=true", "model.model.matching=true"]
+    strides = ["model.cnn.stride_in_1x1=false", "model.cnn.pool_size=2"]
+    model = [f for f in [*small, *heads, *strides] if f.startswith("model.")]
+    fields = [field.removeprefix("model.") for field in model]
+    backbone = ["--backbone", str(tmp_path / "resnet101.pth")]
+    backbone += ["--backbone-conventions", "torchvision"]
+    assert convert(tmp_path, *backbone, "--output", str(start), *fields) == 0
+    assert "2 tensors unused" in capsys.readouterr().out  # fc, and nothing else of the ResNet
+    flags = ["--pairs", tables.pairs, "--regions", tables.regions, "--images", images]
+    run = [*small, *RUN, *SIDES, "objectives.itm=1", "negative_share=0.5", *heads, *strides]
+    command = ["pretrain", "vl-bert-end-to-end", *flags, "--init", str(start), *run]
+    assert main([*command, "--output", str(out)]) == 0
+    loss = [line["loss"] for line in read_log(out / "log.jsonl")]
+    assert len(loss) == 2 and np.isfinite(loss).all()
+    before, after = load_checkpoint(start).model.cnn, load_checkpoint(out).model.cnn
+    assert torch.equal(before.res2[0].conv1.weight, after.res2[0].conv1.weight)
+    assert not torch.equal(before.res5[2].conv3.weight, after.res5[2].conv3.weight)
 
 
 def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> PretrainBatches:
@@ -82,13 +173,14 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
     reader = ImageReader(images)
     prepare_samples(
         folder,
-        pairs=tables.pairs,
-        pictures=regions,
-        images=reader,
-        negatives=None,
-        tokenizer=tokenizer,
-        wanted=Wanted(max_tokens=16, texts=True),
-        rejects=None,
+        WhatToPrepare(
+            pairs=tables.pairs,
+            pictures=regions,
+            images=reader,
+            tokenizer=tokenizer,
+            max_tokens=16,
+            takes_texts=True,
+        ),
     )
     return PretrainBatches(
         samples=folder,

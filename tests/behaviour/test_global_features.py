@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from tests.factories import write_images
 
+from vlmill.extract.cli import command as extract
 from vlmill.models.imagebert.model import ImageBert
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter
@@ -20,7 +22,7 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Recipe, Stage, change_recipe
 from vlmill.train.run.job import pretrain
@@ -31,6 +33,16 @@ if TYPE_CHECKING:
     from tests.factories import Tables
 
 NAMES = tuple(f"picture-{i}" for i in range(12))
+
+
+def extracted(folder: Path, *flags: str) -> tuple[str, list[str]]:
+    """Regions of photographs' stand-ins by ``extract-rois run``, and the pictures' ids."""
+    write_images(folder / "images", 6)
+    detector = ["--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "5"]
+    command = ["run", str(folder / "images"), "--output", str(folder / "extracted"), *detector]
+    assert extract([*command, *flags]) == 0
+    assert extract(["verify", str(folder / "extracted")]) == 0
+    return str(folder / "extracted"), RegionReader(folder / "extracted").image_ids
 
 
 def with_globals(recipe: Recipe, *more: str) -> Recipe:
@@ -45,12 +57,13 @@ def make(tables: Tables, stage: Stage) -> PretrainBatches:
     with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tables.folder / "prepared",
-            pairs=tables.pairs,
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=tables.pairs,
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=tables.folder / "prepared",
@@ -144,3 +157,31 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
     capsys.readouterr()
     assert main([*evaluate, "--output", str(tmp_path / "other")]) == 2
     assert "picture-0 has no global_feature" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_from_pictures_by_three_networks_to_metrics(tables: Tables, tmp_path: Path) -> None:
+    """All of ImageBERT's networks, and the recipe of its table 4 made small."""
+    networks = ["--global-cnn", "densenet121,resnet152,googlenet"]
+    regions, pictures = extracted(tmp_path, *networks)
+    assert len(pictures) == 6
+    rows = [(name, f"{number} cats in a row") for number, name in enumerate(pictures)]
+    tables.write_pairs(rows, {"source": ["cc", "sbu"] * 3})
+    inputs = ["--pairs", tables.pairs, "--regions", regions]
+    sizes = ("width=16", "num_heads=2", "intermediate_width=16", "num_layers=1")
+    run = ["steps=2", "batch_size=4", "workers=0", "vocabulary_size=60", "log_every=1"]
+    small = [*run, *(f"model.{size}" for size in sizes)]
+    for recipe, widths in (
+        ("imagebert-cc-sbu-global", []),
+        ("imagebert-small", ["model.global_widths=[1024,2048,1024]"]),
+    ):
+        out = tmp_path / recipe
+        command = ["pretrain", recipe, *inputs, "--output", str(out), *small, *widths]
+        assert main(command) == 0
+        loaded = load_checkpoint(out)
+        assert loaded.config.global_widths == (1024, 2048, 1024)
+        assert [linear.in_features for linear in loaded.model.global_features] == [1024, 2048, 1024]
+        evaluate = ["evaluate", "retrieval", "--checkpoint", str(out), *inputs]
+        assert main([*evaluate, "--output", str(out / "retrieval")]) == 0
+        metrics = json.loads((out / "retrieval" / "metrics.json").read_text())
+        assert metrics["images"] == 6 and 0 <= metrics["image_retrieval/r1"] <= 1

@@ -40,6 +40,12 @@ MODULES = (
 # What a process imports that makes batches, or decodes pictures: `train-vl` itself, once more, too.
 WORKERS = ("vlmill.train.loading.loader", "vlmill.extract.run.workers")
 NEEDED_BY_WORKERS = {"jaxtyping", "numpy", "PIL", "pyarrow", "tokenizers", "torch"}
+# What runs, evaluates and converts any variant.
+NO_PICTURES = (
+    "vlmill.train.run.job",
+    "vlmill.train.tasks.retrieval.evaluation",
+    "vlmill.train.convert.conversion",
+)
 TRAIN, EXTRACT = "vlmill.train.cli", "vlmill.extract.cli"
 COMMANDS = {
     (TRAIN, "--help"): 0,
@@ -56,6 +62,7 @@ COMMANDS = {
     (EXTRACT, "run", "--help"): 0,
     (EXTRACT, "import", "--help"): 0,
     (EXTRACT, "show", "--help"): 0,
+    (EXTRACT, "compare", "--help"): 0,
     (EXTRACT, "run", "--nonsense"): 2,
     ("vlmill.pipelines.web_pairs", "--help"): 0,
     ("vlmill.pipelines.hard_negatives", "--help"): 0,
@@ -102,6 +109,13 @@ def test_a_reader_of_tables_loads_neither_torch_nor_beam(tmp_path: Path) -> None
 def test_workers_load_what_they_need(module: str, tmp_path: Path) -> None:
     loaded, status = loaded_by(IMPORT, [module], tmp_path)
     assert status == 0 and "torch" in loaded and loaded <= NEEDED_BY_WORKERS
+
+
+@pytest.mark.parametrize("module", NO_PICTURES)
+def test_what_reads_no_pictures_loads_no_operators_on_them(module: str, tmp_path: Path) -> None:
+    """VL-BERT end to end loads torchvision when it pools its first regions."""
+    loaded, status = loaded_by(IMPORT, [module], tmp_path)
+    assert status == 0 and "torch" in loaded and "torchvision" not in loaded
 
 
 def test_the_measure_sees_what_is_loaded(tmp_path: Path) -> None:

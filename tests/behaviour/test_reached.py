@@ -23,7 +23,6 @@ FINE_TUNING = {
     "vlmill.models.vilbert.tasks.Vilbert12in1.gqa_logits": "GQA",
     "vlmill.models.vilbert.tasks.Vilbert12in1.two_picture_logits": "NLVR2",
     "vlmill.models.vilbert.tasks.VilbertClassifier.label_logits": "VQA and NLVR2",
-    "vlmill.models.vlbert.published.load_backbone": "VL-BERT's pixels",
     "vlmill.schemas.answers.process_answer": "VQA",
     "vlmill.schemas.answers.soft_score": "VQA",
     "vlmill.train.objectives.losses.summed_binary_cross_entropy": "VQA",
@@ -39,14 +38,6 @@ FINE_TUNING = {
     "vlmill.train.tasks.vlbert_texts.expression_text": "RefCOCO+ of VL-BERT",
     "vlmill.train.tasks.vlbert_texts.vcr_text": "VCR of VL-BERT",
     "vlmill.train.tasks.vlbert_texts.vqa_text": "VQA of VL-BERT",
-}
-# Second forms of rules, and rules that no run follows yet: each goes, or a run takes it. Beside
-# each is what a run has in its place. The list is empty once every rule has one form.
-TO_BE_UNIFIED = {
-    "vlmill.train.loading.masking.words.MaskedTokens.labels": "the labels of collate",
-    "vlmill.train.objectives.losses.mean_of_samples": "mean_divergence",
-    "vlmill.train.objectives.losses.mean_soft_cross_entropy": "mean_divergence",
-    "vlmill.train.objectives.losses.soft_cross_entropies": "mean_divergence",
 }
 
 
@@ -85,25 +76,14 @@ def proved_by_parity() -> frozenset[str]:
 def test_parity_proves_what_commands_reach() -> None:
     proved = proved_by_parity()
     assert len(proved) > 50
-    listed = FINE_TUNING.keys() | TO_BE_UNIFIED.keys()
-    unreached = sorted(proved - reached_by_commands() - listed)
+    unreached = sorted(proved - reached_by_commands() - FINE_TUNING.keys())
     assert not unreached, f"recordings prove what no command reaches: {', '.join(unreached)}"
 
 
-@pytest.mark.parametrize("name", [*FINE_TUNING, *TO_BE_UNIFIED])
+@pytest.mark.parametrize("name", FINE_TUNING)
 def test_what_is_listed_is_there_and_reached_by_no_command(name: str) -> None:
     assert name in tree().definitions() | tree().methods(), f"{name} is gone: take it off the list"
     assert name not in reached_by_commands(), f"{name} is reached: take it off the list"
-
-
-@pytest.mark.parametrize("name", TO_BE_UNIFIED)
-def test_what_is_to_be_unified_is_still_proved(name: str) -> None:
-    assert name in proved_by_parity(), f"no recording needs {name}: delete it, here and there"
-
-
-def test_no_name_is_listed_twice() -> None:
-    assert not FINE_TUNING.keys() & TO_BE_UNIFIED.keys()
-    assert all([*FINE_TUNING.values(), *TO_BE_UNIFIED.values()])
 
 
 def reached_in(sources: dict[str, str], *roots: str) -> set[str]:

@@ -24,6 +24,7 @@ from vlmill.train.loading.pictures.boxed import boxed_picture
 from vlmill.train.loading.pictures.crop import evaluation_picture, training_pictures
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
+from vlmill.train.loading.stored import StoredFeatures
 from vlmill.train.recipes.spec import Feeding
 
 HEIGHT, WIDTH = 64, 96
@@ -51,11 +52,15 @@ def cropped(data: bytes) -> Array:
 
 def boxed(data: bytes, boxes: Array) -> dict[str, Array]:
     """What VL-BERT is fed end to end, at the size that the picture has."""
-    nothing = np.zeros(len(boxes), dtype=np.bool_)
     row = RegionRow(image_id="a", width=WIDTH, height=HEIGHT, boxes=boxes)
-    masks = MaskedRegions(masked=nothing, zeroed=nothing)
     count = len(boxes)
-    regions = SampledRegions(count=count, kept=count, boxes=boxes, masks=masks, row=row)
+    regions = SampledRegions(
+        row=row,
+        features=StoredFeatures(num_regions=count, place=None),
+        boxes=boxes,
+        masks=MaskedRegions.none(count),
+        num_shown=count,
+    )
     return boxed_picture(data, regions, BOXED)
 
 

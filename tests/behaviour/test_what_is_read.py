@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from tests.models.pair_cases import READERS, enlarge, padded_pairs
-from torch import Tensor
+from torch import Tensor, nn
 
-from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
+from vlmill.models import VARIANTS, PixelInputs, preset
 from vlmill.models.layers.packing import Layout, layout_of
+from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, cells_of, cells_read
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "width": 24, "num_layers": 2, "num_heads": 4}
@@ -24,21 +25,16 @@ def some(mask: Tensor) -> Tensor:
 
 def doubled(inputs: Any) -> Any:
     """Inputs in double precision: what rounding does depends on the rows that are computed."""
-    held = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-    numbers = {n: v.double() for n, v in held.items() if v is not None and v.is_floating_point()}
-    return dataclasses.replace(inputs, **numbers)
+    return inputs.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
-def readings(
-    model: Any, inputs: VLInputs | PixelInputs, where: Cells, **options: Any
-) -> tuple[list[Tensor], list[Tensor]]:
+def readings(model: nn.Module, encoded: Encoded, where: Cells) -> tuple[list[Tensor], list[Tensor]]:
     """What is read, and the gradients of a loss over it."""
     model.zero_grad()
-    encoded = model(inputs, **options)
     text, regions = encoded.text.flatten(0, 1), encoded.regions.flatten(0, 1)
-    found = [text[where.text], regions[where.regions], encoded.pooled]
-    torch.stack([part.sin().sum() for part in found]).sum().backward()  # type: ignore[no-untyped-call]
-    return found, [p.grad for p in model.parameters() if p.grad is not None]
+    parts = [text[where.text], regions[where.regions], encoded.pooled]
+    torch.stack([part.sin().sum() for part in parts]).sum().backward()  # type: ignore[no-untyped-call]
+    return parts, [p.grad for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -51,11 +47,12 @@ def test_what_is_read_is_the_same(name: str, pack: bool) -> None:
     words, shown = some(inputs.token_mask), some(inputs.region_mask)
     where, read = Cells(cells_of(words), cells_of(shown)), cells_read(words, shown)
     options = {"task": torch.arange(3)} if "num_tasks" in READERS[name] else {}
-    expected = readings(model, inputs, where, **options)
-    found = readings(model, inputs, where, read=read, pack=pack, **options)
-    torch.testing.assert_close(found, expected)
+    expected = readings(model, model(inputs, **options), where)
+    marked = dataclasses.replace(inputs, read_tokens=read.text, read_regions=read.regions)
+    encoded = model(marked, pack=pack, **options)
+    torch.testing.assert_close(readings(model, encoded, where), expected)
     unread = ~words & (torch.arange(7) > 0)
-    assert not model(inputs, read=read, pack=pack, **options).text[unread].any()
+    assert not encoded.text[unread].any()
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -66,22 +63,25 @@ def test_of_pixels_too(pack: bool) -> None:
     tokens = torch.randint(1, 50, mask.shape, generator=torch.Generator().manual_seed(0))
     pixels = torch.randn(3, 3, 32, 32)
     inputs = doubled(PixelInputs(tokens=tokens, token_mask=mask, pixels=pixels))
-    patches = torch.ones(3, model(inputs).regions.shape[1], dtype=torch.bool)
+    encoded = model(inputs)
+    patches = torch.ones(3, encoded.regions.shape[1], dtype=torch.bool)
     where = Cells(cells_of(some(mask)), cells_of(some(patches)))
-    expected = readings(model, inputs, where)
+    expected = readings(model, encoded, where)
+    text, image = model.encoder.embed_text(tokens), model.encoder.embed_image(inputs.pixels)
     read = cells_read(some(mask), some(patches))
-    found = readings(model, inputs, where, read=read, pack=pack)
-    torch.testing.assert_close(found, expected)
+    encoded = model.encoder.fuse(text, mask, image, read=read, pack=pack)
+    torch.testing.assert_close(readings(model, encoded, where), expected)
 
 
-def test_rows_that_are_kept_know_their_sequence() -> None:
+def test_rows_that_are_read_know_their_sequence() -> None:
     real = torch.tensor([[True, True, False], [True, True, True]])
-    wanted = torch.tensor([[False, True, False], [True, False, True]])
+    places = cells_of(torch.tensor([[False, True, False], [True, False, True]]))
     grid = torch.arange(6.0).view(2, 3, 1)
-    for layout in (layout_of(real), Layout((2, 3)), Layout((2, 3), real)):
-        kept = layout.keep(cells_of(wanted))
-        assert kept is not None
-        assert kept.take(layout.pack(grid)).flatten().tolist() == [1.0, 3.0, 5.0]
-        owners = kept.layout.sequence_of_rows()
+    packed, whole = layout_of(real, read=places), Layout((2, 3), read=places)
+    for layout in (packed, whole, whole._replace(key_mask=real)):
+        read = layout.read_rows()
+        assert read is not None
+        assert read.take(layout.pack(grid)).flatten().tolist() == [1.0, 3.0, 5.0]
+        owners = read.layout.sequence_of_rows()
         assert owners is not None and owners.tolist() == [0, 1, 1]
-    assert Layout((2, 3)).keep(None) is None
+    assert Layout((2, 3)).read_rows() is None

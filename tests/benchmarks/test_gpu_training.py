@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models import VARIANTS, VLInputs
 from vlmill.train.devices.throughput import operations_counter
-from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.vocabulary import read_vocabulary
 
 CPU = torch.device("cpu")
@@ -38,8 +38,8 @@ def tiny(tmp_path: Path) -> Setting:
     return Setting(device=CPU, tiny=True, folder=tmp_path)
 
 
-def batch_of(masks: dict[str, torch.Tensor]) -> StoredBatch:
-    return StoredBatch(tensors=masks, whole_image="none", pair_ids=())
+def batch_of(masks: dict[str, torch.Tensor]) -> HostBatch:
+    return HostBatch(tensors=masks, whole_image="none", pair_ids=())
 
 
 @pytest.mark.parametrize("variant", OF_REGIONS)
@@ -119,7 +119,7 @@ def test_medians_of_rounds_and_of_steps() -> None:
 
 
 def test_each_round_takes_every_batch() -> None:
-    batches, taken = [batch_of({}), batch_of({})], list[StoredBatch]()
+    batches, taken = [batch_of({}), batch_of({})], list[HostBatch]()
     times = timed_rounds(taken.append, batches, 3, CPU)
     assert taken == batches * 3
     assert [len(steps) for steps in times.rounds] == [2, 2, 2]
@@ -190,7 +190,7 @@ def test_shares_of_waiting_by_hand() -> None:
 
 
 def test_steps_are_taken_on_what_the_loader_makes() -> None:
-    batches, taken = [batch_of({}) for _ in range(3)], list[StoredBatch]()
+    batches, taken = [batch_of({}) for _ in range(3)], list[HostBatch]()
     waited = waited_for(iter(batches), taken.append, 2, CPU)
     assert taken == batches[:2]
     assert 0 <= waited.host_s <= waited.total_s

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import learning
 import pytest
-from proof.arms import WANTED, Arm, long_arms, recipe_of, short_arms
+from proof.arms import MARGINS, Arm, ablation_arms, base_arms, recipe_of
 from proof.runs import train_minutes
 from proof.summary import Spread, difference, probe_lines, retrieval_lines, table
+from shell import KEYS
 from worlds import NOISY
 
 from vlmill.train.recipes import recipe_named
@@ -44,9 +45,9 @@ ORACLES = {
 
 
 def test_every_arm_is_a_recipe_of_its_own() -> None:
-    arms = (*short_arms(tuple(WANTED)), *long_arms())
+    arms = (*base_arms(tuple(MARGINS)), *ablation_arms())
     recipes = {(arm.recipe, arm.name): recipe_of(arm, seed=1, steps=7) for arm in arms}
-    assert len({(a.recipe, a.name) for a in long_arms()}) == len(long_arms())
+    assert len({(a.recipe, a.name) for a in ablation_arms()}) == len(ablation_arms())
     assert {recipe.seed for recipe in recipes.values()} == {1}
     for (name, arm), recipe in recipes.items():
         base = recipe_named(name).stages[0]
@@ -109,6 +110,7 @@ def test_a_finished_run_is_not_repeated(
     assert learning.main(flags) == 0
     printed = capsys.readouterr().out
     lines = [json.loads(line) for line in printed.splitlines()]
+    assert all(line.keys() >= set(KEYS) for line in lines)
     assert [line["name"].rpartition("seed-0/")[2] for line in lines] == [
         "image_retrieval/r1",
         "text_retrieval/r1",
@@ -128,7 +130,7 @@ def test_a_finished_run_is_not_repeated(
     [
         ["--variants", "bert-small"],
         ["--arms", "stage-1"],
-        ["--long", "--arms", "stage-3"],
+        ["--ablations", "--arms", "stage-3"],
         ["--seeds", "0,0"],
         ["--held-out", "1"],
         ["--steps", "0"],

@@ -199,7 +199,7 @@ def test_labels_do_not_cover_each_other() -> None:
 
 
 def test_detectron2_is_refused_as_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--backend", "detectron2", "--d2-config", "c.yaml", "--weights", "w.pth"]
+    files = ["--backend", "detectron2", "--config", "c.yaml", "--weights", "w.pth"]
     arguments = ["run", tmp_path, "--output", tmp_path / "o", *files, "--precision", "fast"]
     (tmp_path / "a.jpg").write_bytes(b"")
     assert extract_rois(*arguments) == 2

@@ -75,8 +75,8 @@ def test_of_packed_rows_to_themselves(columns: int) -> None:
 
     def packed(attention: SelfAttention, grid: Tensor) -> list[Tensor]:
         layout = packed_layout(mask)
-        rows, kept = layout.pack(grid), layout.keep(there(read))
-        return [attention(rows, layout), attention(rows, layout, kept=kept)]
+        rows, part = layout.pack(grid), layout._replace(read=there(read)).read_rows()
+        return [attention(rows, layout), attention(rows, layout, read=part)]
 
     def padded(attention: SelfAttention, grid: Tensor) -> list[Tensor]:
         out = attention(grid, Layout((4, columns), mask)).flatten(0, 1)

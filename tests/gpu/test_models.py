@@ -9,6 +9,7 @@ from tests.models.pair_cases import FEATURES, VOCABULARY, enlarge, loss_of, padd
 from torch import Tensor
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
+from vlmill.train.objectives.contrast import contrast_and_matching
 
 pytestmark = pytest.mark.gpu
 # Of the largest value of each tensor. In float32 on a CPU: 3e-5 of outputs, 5e-5 of gradients.
@@ -70,7 +71,7 @@ def region_results(model: Any, inputs: VLInputs, pack: bool) -> tuple[dict[str, 
 
 def pixel_results(model: Any, inputs: PixelInputs, pack: bool) -> tuple[dict[str, Tensor], Tensor]:
     """The same of VLMo's pretraining step."""
-    out = model.pretraining(inputs, inputs.tokens, next_pair, pack=pack)
+    out = contrast_and_matching(model, inputs, inputs.tokens, next_pair, pack=pack)
     words = out.masked_text[inputs.token_mask]
     outputs = {
         "text": out.text.own,
@@ -78,12 +79,8 @@ def pixel_results(model: Any, inputs: PixelInputs, pack: bool) -> tuple[dict[str
         "match": out.match_logits,
         "words": words,
     }
-    scores = out.scale * out.text.own @ out.image.own.T
-    fused = out.fused_scale * out.text.fused @ out.image.fused.T
-    pairs = torch.arange(len(scores), device=scores.device)
-    loss = torch.nn.functional.cross_entropy(scores, pairs)
-    loss = loss + torch.nn.functional.cross_entropy(fused, pairs)
-    loss = loss + out.match_logits.square().mean() + model.mlm_logits(words).square().mean()
+    loss = out.contrast.loss + out.match_logits.square().mean()
+    loss = loss + model.mlm_logits(words).square().mean()
     return outputs, loss
 
 

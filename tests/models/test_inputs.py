@@ -8,7 +8,7 @@ import pytest
 import torch
 from jaxtyping import config
 
-from vlmill.models import VLInputs
+from vlmill.models import PixelInputs, VLInputs
 from vlmill.models.places import cells_of
 
 
@@ -87,9 +87,25 @@ def test_a_batch_moves_whole() -> None:
         text_regions=segments,
         masked_regions=masked,
         global_features=torch.zeros(2, 3),
+        read_tokens=torch.tensor([0, 5]),
+        read_regions=torch.tensor([0]),
     )
-    moved = whole.to("meta")
-    assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}
+    parts = batch()
+    texts = {"tokens": parts["tokens"], "token_mask": parts["token_mask"]}
+    for moved in (
+        whole.to("meta"),
+        PixelInputs(**texts, pixels=torch.zeros(2, 3, 8, 8)).to("meta"),
+    ):
+        assert {getattr(moved, f.name).device.type for f in dataclasses.fields(moved)} == {"meta"}
+
+
+def test_only_what_leaves_the_host_gets_places() -> None:
+    inputs = VLInputs(**batch())
+    assert inputs.to("cpu").real is None
+    there = inputs.to("meta").real
+    assert there is not None and there.text.shape == (int(inputs.token_mask.sum()),)
+    half = dataclasses.replace(inputs, real_regions=cells_of(inputs.region_mask)).to("meta")
+    assert half.real is not None
 
 
 @pytest.mark.usefixtures("outside_of_tests")

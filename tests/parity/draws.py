@@ -4,11 +4,12 @@ import random
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from tests.parity.golden import NotComparable
+from tests.parity.golden import NotComparable, expect
 
-from vlmill.train.loading.arrays import Flags
-from vlmill.train.loading.masking.words import Replacement
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.masking.words import MaskedTokens, Replacement
 from vlmill.train.loading.random import Numbers, Uniforms
 from vlmill.train.recipes.spec import Masking
 
@@ -20,14 +21,16 @@ class Recorded(Uniforms):
         self.uniforms, self.whole = list(uniforms), list(integers)
 
     def random(self) -> float:
+        expect(self.uniforms, "a number is drawn here that the recording has not drawn")
         return float(self.uniforms.pop(0))
 
     def many(self, count: int) -> Numbers:
         return np.array([self.random() for _ in range(count)])
 
     def integers(self, low: int, high: int) -> int:
+        expect(self.whole, "an integer is drawn here that the recording has not drawn")
         value = int(self.whole.pop(0))
-        assert low <= value < high
+        expect(low <= value < high, f"a recorded draw is {value}, ours is from {low} to {high - 1}")
         return value
 
     def shuffle(self, x: list[int]) -> None:
@@ -73,14 +76,33 @@ class Python:
         self.source.shuffle(x)
 
 
-def collator_draws(masked: Flags, replacement: Replacement, generator: torch.Generator) -> Recorded:
-    """What the collator of `transformers` draws for a whole row, as single draws of its masked."""
-    shape = (1, len(masked))
+def collator_row(
+    length: int, replacement: Replacement, generator: torch.Generator
+) -> tuple[npt.NDArray[np.float64], Numbers]:
+    """What the collator of `transformers` draws for a row: each token's fate, and a random id."""
+    shape = (1, length)
     is_mask, is_other = (
         torch.bernoulli(torch.full(shape, share), generator=generator).bool()[0].numpy()
-        for share in (0.8, 0.5)
+        for share in (replacement.to_mask, replacement.to_random / (1 - replacement.to_mask))
     )
     ids = torch.randint(replacement.vocab_size, shape, generator=generator)[0].numpy()
-    is_random = is_other & ~is_mask
-    fates = np.where(is_mask, 0.0, np.where(is_random, replacement.to_mask, 0.99))
+    unchanged = replacement.to_mask + replacement.to_random
+    other = np.where(is_other, replacement.to_mask, unchanged)
+    return np.where(is_mask, 0.0, other), ids
+
+
+def collator_draws(masked: Flags, replacement: Replacement, generator: torch.Generator) -> Recorded:
+    """What the collator draws for a whole row, as single draws of its masked tokens."""
+    fates, ids = collator_row(len(masked), replacement, generator)
+    is_random = (fates >= replacement.to_mask) & (
+        fates < replacement.to_mask + replacement.to_random
+    )
     return Recorded(fates[masked].tolist(), ids[masked & is_random].tolist())
+
+
+def labels_of(text: MaskedTokens, ignored: int) -> Ids:
+    """Gives what is to be guessed as the recordings have it: a label for each token [T].
+
+    A run has the places alone and what stood there.
+    """
+    return np.where(text.masked, text.original, ignored)

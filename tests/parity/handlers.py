@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import torch
 from tests.parity import detectors, models_interbert, models_vilbert, operators
-from tests.parity.golden import GoldenSet, NotComparable, Results
+from tests.parity.golden import GoldenSet, NotComparable, naming
 from tests.parity.models_beit import beit
 from tests.parity.models_dvae import dvae
 from tests.parity.models_vlbert import vlbert
 from tests.parity.models_vlmo import vlmo
+from tests.parity.results import Results
 from tests.parity.training import TRAINING
 
 Handler = Callable[[GoldenSet, Results], None]
@@ -42,8 +43,12 @@ def compare(golden: GoldenSet) -> dict[str, object]:
     try:
         handler = HANDLERS.get(golden.part, {}).get(golden.family)
         if handler is None:
-            raise NotComparable(f"no comparison for {golden.part} of family {golden.family}")
-        handler(golden, results)
+            raise NotComparable(
+                f"{golden.root}/index.json: sets.{golden.name} is of part {golden.part} and family "
+                f"{golden.family}, for which there is no comparison"
+            )
+        with naming(golden.folder):
+            handler(golden, results)
     except Exception as error:  # any failure is the set's, and the report has to be written
         results.fail(error)
     finally:
@@ -59,4 +64,5 @@ def compare(golden: GoldenSet) -> dict[str, object]:
         "status": "failed" if results.complaints else "passed",
         "reason": "; ".join(results.complaints),
         "tensors": results.tensors,
+        "exchanges": results.exchanges,
     }

@@ -4,54 +4,48 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
 from tests.parity.models_vlmo import recorded_layers
+from tests.parity.networks import Case, compare_gradients, open_model
+from tests.parity.results import Results
 from torch import Tensor
 
 from vlmill.models.beit.model import Beit
 from vlmill.models.beit.published import links
-from vlmill.models.convert.keymap import export_state
-from vlmill.models.published import load_reference
 
 
 def beit(golden: GoldenSet, results: Results) -> None:
     """Either of the sets; which one the configuration tells."""
     results.given("*.in.*")
-    model: Any = load_reference("beit", golden.weights, golden.config)
+    model: Any = open_model(golden)
     compare = classes if model.config.num_classes else visual_tokens
-    for case in golden.cases:
-        inputs = {
-            key.removeprefix(f"{case}.in."): value
-            for key, value in golden.tensors.items()
-            if key.startswith(f"{case}.in.")
-        }
-        outputs = compare(model, inputs)
-        results.check_all({f"{case}.out.{name}": value for name, value in outputs.items()})
-        if case == "case0" and golden.gradients:
+    for name in golden.cases:
+        outputs = compare(case := Case(name, golden, results, model))
+        case.check(**outputs)
+        if name == golden.gradient_case:
             outputs["loss"].backward()  # type: ignore[no-untyped-call]
-            ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-            exported = export_state(ours, links(model))
-            assert exported.keys() == golden.gradients.keys()
-            results.check_all({key: exported[name] for name, key in golden.gradients.items()})
+            compare_gradients(golden, results, model, links(model))
 
 
-def classes(model: Beit, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def classes(case: Case) -> dict[str, Tensor]:
     """Hidden states of all layers, the pooled vector and the logits."""
+    model: Beit = case.model
     with recorded_layers(model.layers) as layers:
-        states = model(inputs["image"])
+        states = model(case["in.image"])
     pooled = model.pooled(states)
     return {
         "hidden": torch.stack(layers),
         "pooled": pooled,
-        "logits": model.class_logits(inputs["image"]),
+        "logits": model.class_logits(case["in.image"]),
     }
 
 
-def visual_tokens(model: Beit, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def visual_tokens(case: Case) -> dict[str, Tensor]:
     """States, logits of all and of masked patches, labels and loss."""
-    masked = inputs["bool_masked_pos"]
-    states = model(inputs["image"], masked)
-    patches, labels = states[:, 1:], inputs["visual_tokens"][masked]
+    model: Beit = case.model
+    masked = case["in.bool_masked_pos"]
+    states = model(case["in.image"], masked)
+    patches, labels = states[:, 1:], case["in.visual_tokens"][masked]
     logits = model.visual_logits(patches[masked])
     return {
         "features": states,

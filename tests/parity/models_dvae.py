@@ -2,21 +2,24 @@
 
 from typing import Any
 
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.networks import Case, open_model
+from tests.parity.results import Results
 
 from vlmill.models.beit.dvae import DalleTokenizer, map_pixels
-from vlmill.models.published import load_reference
 
 
 def dvae(golden: GoldenSet, results: Results) -> None:
     """Logits and token ids; DALL-E's mapped pixels, too."""
     results.given("*.in.*")
-    model: Any = load_reference("dvae", golden.weights, golden.config)
+    model: Any = open_model(golden)
     is_dalle = isinstance(model, DalleTokenizer)
-    for case in golden.cases:
-        name = "image_0_1" if is_dalle else "image_normalised"
-        pixels = golden.tensors[f"{case}.in.{name}"]
-        results.check(f"{case}.out.logits", model(pixels))
-        results.check(f"{case}.out.codebook_indices", model.tokens(pixels))
+    for name in golden.cases:
+        case = Case(name, golden, results, model)
+        pixels = case["in.image_0_1" if is_dalle else "in.image_normalised"]
+        tokens = case.settle(
+            "codebook_indices", model.tokens(pixels), "logits", lambda logits: logits.movedim(1, -1)
+        )
+        case.check(logits=model(pixels), codebook_indices=tokens)
         if is_dalle:
-            results.check(f"{case}.out.mapped_pixels", map_pixels(pixels))
+            case.check(mapped_pixels=map_pixels(pixels))

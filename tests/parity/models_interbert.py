@@ -5,15 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tests.parity.golden import GoldenSet, Results
-from tests.parity.vl_cases import (
-    Case,
-    check_gradients,
-    divergence,
-    masked_word_loss,
-    on_grid,
-    open_cases,
-)
+from tests.parity.golden import GoldenSet
+from tests.parity.networks import Case, check_gradients, open_cases
+from tests.parity.results import Results
+from tests.parity.vl_cases import divergence, masked_word_loss, on_grid, recorded_pairs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +31,7 @@ def pretraining(case: Case) -> None:
     """Outputs of every layer and row, the losses where there are labels, and all gradients."""
     model: InterBert = case.model
     with recorded_modules(case, model, with_layers=True):
-        encoded = model(case.pairs(), pack=False)
+        encoded = model(recorded_pairs(case), pack=False)
     check_streams(case, encoded)
     words = on_grid(model.mlm_logits, encoded.text)
     head = model.region_features if model.regress_features else model.region_class_logits
@@ -56,7 +51,7 @@ def pretraining(case: Case) -> None:
     }
     total = torch.stack(list(losses.values())).sum(0)
     case.check(**losses, total_loss=total)
-    if case.name == "case0":
+    if case.name == case.golden.gradient_case:
         check_gradients(case, total, links(model))
 
 
@@ -111,7 +106,7 @@ def check_streams(case: Case, encoded: EncodedPair) -> None:
 def tasks(case: Case) -> None:
     """All heads, VCR's and retrieval's losses and choices."""
     model: InterBertTasks = case.model
-    trunk, pairs = model.trunk, case.pairs()
+    trunk, pairs = model.trunk, recorded_pairs(case)
     assert isinstance(trunk, InterBert)
     with recorded_modules(case, trunk, with_layers=False):
         encoded = model(pairs, pack=False)
@@ -126,17 +121,34 @@ def tasks(case: Case) -> None:
         linguisic_prediction=on_grid(trunk.mlm_logits, encoded.text),
         linguisic_logit=model.token_scores(encoded.text)[..., None],
     )
+    case.check(match_score=trunk.match_logit(encoded.pooled).sigmoid())
     if "out.vcr_loss" in case:
-        of_four = scores.view(-1, 4)
-        case.check(
-            vcr_loss=F.cross_entropy(of_four, case["in.target"]),
-            vcr_prediction=of_four.argmax(1),
-            vcr_probability=of_four.softmax(1),
-        )
-    if "out.match_score" in case:
-        case.check(match_score=trunk.match_logit(encoded.pooled).sigmoid())
+        vcr(case, scores)
     if "out.retrieval_loss" in case:
-        case.check(
-            retrieval_loss=F.cross_entropy(matching, case["in.target"].flatten()),
-            retrieval_choice=matching[:, 0].view(-1, 4).argmax(1),
-        )
+        retrieval(case, matching)
+
+
+def vcr(case: Case, scores: Tensor) -> None:
+    """A question's answers stand one below the other, as many as there are for each target."""
+    target = case["in.target"]
+    of_answers = scores.view(len(target), -1)
+    chosen = case.settle(
+        "vcr_prediction", of_answers.argmax(1), "vil_logit", lambda s: s.view(len(target), -1)
+    )
+    case.check(
+        vcr_loss=F.cross_entropy(of_answers, target),
+        vcr_prediction=chosen,
+        vcr_probability=of_answers.softmax(1),
+    )
+
+
+def retrieval(case: Case, matching: Tensor) -> None:
+    """A row of targets for each group: 0 for the pair that matches."""
+    target = case["in.target"]
+    chosen = case.settle(
+        "retrieval_choice",
+        matching[:, 0].view(target.shape).argmax(1),
+        "vil_binary_prediction",
+        lambda recorded: recorded[:, 0].view(target.shape),
+    )
+    case.check(retrieval_loss=F.cross_entropy(matching, target.flatten()), retrieval_choice=chosen)

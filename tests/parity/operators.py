@@ -1,7 +1,15 @@
-"""Single operators of the detectors: pooling, suppression, anchors, box coders, resizes."""
+"""Single operators of the detectors: pooling, suppression, anchors, box coders, resizes.
+
+Which operator with which argument stands in the names of the recordings, sizes in their shapes.
+"""
+
+import math
+import re
+from fractions import Fraction
 
 import torch
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet, expect
+from tests.parity.results import Results
 from torch import Tensor
 
 from vlmill.extract.pictures.resize import resize_bilinear, resize_pillow, resize_torch
@@ -16,57 +24,59 @@ from vlmill.models.detector.faster_rcnn import pool_regions
 from vlmill.models.detector.nms import first_survivors
 from vlmill.models.detector.resnet import stem_pool
 
-RATIOS = (0.5, 1.0, 2.0)
-SIZES = {"a": (64.0, 128.0, 256.0, 512.0), "b": (32.0, 64.0, 128.0, 256.0, 512.0)}
-MEAN = (102.9801, 115.9465, 122.7717)
-POOLINGS: dict[str, tuple[Pooling, int]] = {
-    "pool": ("pool", 0),
-    "align_aligned0": ("align", 0),
-    "align_aligned2": ("align", 2),
-    "align_legacy0": ("align-legacy", 0),
-    "align_legacy2": ("align-legacy", 2),
-}
+MEAN = DetectorConfig().pixel_mean  # Caffe's, as no set of operators tells it
+POOLINGS: dict[str, Pooling] = {"pool": "pool", "aligned": "align", "legacy": "align-legacy"}
+POOLING = re.compile(r"roi\.out\.(?:align_)?(pool|aligned|legacy)(\d*)")
+PLAIN = (1.0, 1.0, 1.0, 1.0)  # weights of a box coder
 
 
 def operators(golden: GoldenSet, results: Results) -> None:
-    """The set ``frcnn/ops``."""
+    """Every recorded operator."""
     recorded = golden.tensors
-    pooling(recorded, results)
-    suppression(recorded, results)
-    boxes_and_anchors(recorded, results)
     for key in recorded:
         name, _, what = key.partition(".out.")
-        if name.startswith("pool") and what:
+        if found := POOLING.fullmatch(key):
+            pooling(golden, results, key, POOLINGS[found[1]], int(found[2] or 0))
+        elif name == "nms" and what:
+            suppression(golden, results, key)
+        elif key.startswith("anchor.out.caffe_"):
+            results.check(key, caffe_anchors(golden, key))
+        elif key.startswith("anchor.out.d2_"):
+            results.check(key, grid_of_anchors(golden, key))
+        elif name == "coder" and what:
+            results.check(key, decoded(golden, what))
+        elif name.startswith("pool") and what:
             ceil = what == "caffe"
             results.check(key, stem_pool(recorded[f"{name}.in.x"], ceil_pool=ceil))
         elif name.startswith("resize_") and what:
-            results.check(key, resized(recorded, name, what))
+            results.check(key, resized(golden, name, what))
 
 
-def pooling(recorded: dict[str, Tensor], results: Results) -> None:
-    """All pictures' regions at once, in the order of the rows."""
-    features, rois = recorded["roi.in.map"], recorded["roi.in.rois"]
-    assert recorded["roi.in.scale"].item() == 1 / DetectorConfig().stride
-    for name, (kind, samples) in POOLINGS.items():
-        config = DetectorConfig(pooling=kind, sampling_ratio=samples)
-        results.check(f"roi.out.{name}", pool_regions(features, rois, config))
+def pooling(golden: GoldenSet, results: Results, key: str, kind: Pooling, samples: int) -> None:
+    """All pictures' regions at once, in the order of the rows; scaled to our network's stride."""
+    features, rois = golden.tensors["roi.in.map"], golden.tensors["roi.in.rois"]
+    rows, columns = golden.tensors[key].shape[-2:]
+    expect(rows == columns, f"{golden.folder}: {key}: {rows} x {columns} bins, want a square")
+    config = DetectorConfig(pooling=kind, sampling_ratio=samples, pool_size=rows)
+    boxes = rois[:, 1:] * (golden.tensors["roi.in.scale"].item() * config.stride)
+    scaled = torch.cat((rois[:, :1], boxes), dim=1)
+    results.check(key, pool_regions(features, scaled, config))
 
 
-def suppression(recorded: dict[str, Tensor], results: Results) -> None:
+def suppression(golden: GoldenSet, results: Results, key: str) -> None:
     """``legacy`` lists kept boxes by index, the others by score."""
+    recorded = golden.tensors
     boxes, scores = recorded["nms.in.boxes"], recorded["nms.in.scores"]
-    for key in recorded:
-        name, _, limit = key.removeprefix("nms.out.").partition("_")
-        if not key.startswith("nms.out."):
-            continue
-        tie = limit == "tie"
-        threshold = recorded["nms.in.tie_threshold"].item() if tie else float(limit)
-        if name == "batched":
-            labels = recorded["nms.in.labels"]
-            kept = survivors(boxes, one_column_a_class(scores, labels), threshold, caffe=False)
-        else:
-            kept = survivors(boxes, scores[:, None], threshold, caffe=name != "tv")
-        results.check(key, kept.sort().values if name == "legacy" else kept)
+    name, _, limit = key.removeprefix("nms.out.").partition("_")
+    tie = limit == "tie"
+    threshold = recorded["nms.in.tie_threshold"].item() if tie else float(limit)
+    if name == "batched":
+        labels = recorded["nms.in.labels"]
+        columns = one_column_a_class(scores, labels)
+        ids = survivors(boxes, columns, threshold, caffe=False)
+    else:
+        ids = survivors(boxes, scores[:, None], threshold, caffe=name != "tv")
+    results.check(key, ids.sort().values if name == "legacy" else ids)
 
 
 def one_column_a_class(scores: Tensor, labels: Tensor) -> Tensor:
@@ -88,30 +98,78 @@ def survivors(boxes: Tensor, scores: Tensor, threshold: float, *, caffe: bool) -
     return places[values > -torch.inf] // scores.shape[1]
 
 
-def boxes_and_anchors(recorded: dict[str, Tensor], results: Results) -> None:
-    legacy = legacy_cell_anchors((4.0, 8.0, 16.0, 32.0), RATIOS)
-    results.check("anchor.out.caffe_4_8_16_32", legacy)
-    for name, sizes in SIZES.items():
-        for shift in (0.0, 0.5):
-            anchors = grid_anchors(centred_cell_anchors(sizes, RATIOS), 3, 4, 16, shift)
-            results.check(f"anchor.out.d2_{name}_{shift}", anchors)
-    small, plain = recorded["coder.in.deltas_small"], (1.0, 1.0, 1.0, 1.0)
-    for name, deltas, weights, offset, bound in (
-        ("caffe", small, plain, 1.0, None),
-        ("d2_1_1_1_1", small, plain, 0.0, MAX_LOG_SCALE),
-        ("d2_10_10_5_5", recorded["coder.in.deltas"], (10.0, 10.0, 5.0, 5.0), 0.0, MAX_LOG_SCALE),
-    ):
-        boxes = recorded["coder.in.boxes"]
-        decoded = decode_boxes(boxes, deltas, weights=weights, offset=offset, max_log_scale=bound)
-        results.check(f"coder.out.{name}", decoded)
+def caffe_anchors(golden: GoldenSet, key: str) -> Tensor:
+    """One cell's anchors: scales from the key, base and ratios from the recorded boxes.
+
+    Sides are rounded, so that a ratio is known within bounds, between which all give the same.
+    """
+    scales = [float(scale) for scale in key.removeprefix("anchor.out.caffe_").split("_")]
+    boxes = golden.tensors[key].double()
+    base = int(boxes[0, 0] + boxes[0, 2]) + 1
+    ratios = []
+    for x1, y1, x2, y2 in boxes[:: len(scales)].tolist():
+        width, height = (x2 - x1 + 1) / scales[0], (y2 - y1 + 1) / scales[0]
+        low = max((base / (width + 0.5)) ** 2, (height - 0.5) / width)
+        high = min((base / (width - 0.5)) ** 2, (height + 0.5) / width)
+        ratios.append((low + high) / 2)
+    return legacy_cell_anchors(scales, ratios, base)
 
 
-def resized(recorded: dict[str, Tensor], name: str, what: str) -> Tensor:
+def grid_of_anchors(golden: GoldenSet, key: str) -> Tensor:
+    """Anchors of every cell of a grid, in cells' order; the key ends with the grid's offset.
+
+    The recorded boxes tell the rest: those of the first cell share their centre, and the next
+    cells' centres lie a stride further.
+    """
+    boxes = golden.tensors[key].double()
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    # Centres are sums of rounded corners, strides are pixels.
+    same = torch.isclose(centres, centres[0], rtol=0.0, atol=0.01)
+    num_anchors = int((same.all(dim=1)).sum())
+    columns = int(same[:, 1].sum()) // num_anchors
+    rows = len(boxes) // (num_anchors * columns)
+    cells = centres[::num_anchors]
+    steps = torch.cat([cells[:columns, 0].diff(), cells[:, 1].diff()])
+    stride = round(float(steps.max())) if len(steps) else DetectorConfig().stride
+    width, height = (boxes[:num_anchors, 2:] - boxes[:num_anchors, :2]).unbind(dim=1)
+    areas = (width * height).sqrt().tolist()
+    per_size = sum(math.isclose(area, areas[0], rel_tol=1e-4) for area in areas)
+    ratios = [simplest(ratio) for ratio in (height / width).tolist()[:per_size]]
+    sizes = [simplest(size) for size in areas[::per_size]]
+    offset = float(key.rpartition("_")[2])
+    return grid_anchors(centred_cell_anchors(sizes, ratios), rows, columns, stride, offset)
+
+
+def simplest(value: float) -> float:
+    """A number that was rounded to 32 bits, without that: the nearest of the plain fractions."""
+    return float(Fraction(value).limit_denominator(1000))
+
+
+def decoded(golden: GoldenSet, what: str) -> Tensor:
+    """Caffe's coder, or Detectron2's with the weights in its name.
+
+    Deltas that are not divided by weights are the recorded small ones.
+    """
+    weights = tuple(float(weight) for weight in what.split("_")[1:]) or PLAIN
+    expect(len(weights) == 4, f"{golden.folder}: coder.out.{what}: want four weights in the name")
+    deltas = golden.tensors["coder.in.deltas_small" if weights == PLAIN else "coder.in.deltas"]
+    caffe = what == "caffe"
+    return decode_boxes(
+        golden.tensors["coder.in.boxes"],
+        deltas,
+        weights=(weights[0], weights[1], weights[2], weights[3]),
+        offset=float(caffe),
+        max_log_scale=None if caffe else MAX_LOG_SCALE,
+    )
+
+
+def resized(golden: GoldenSet, name: str, what: str) -> Tensor:
     """One of the three resizes, to the recorded size where the size is an argument."""
-    picture, target = recorded[f"{name}.in.image"], recorded[f"{name}.out.{what}"]
+    picture = golden.tensors[f"{name}.in.image"]
+    target = golden.tensors[f"{name}.out.{what}"]
     if what == "cv2_float_minus_mean":
         centred = picture.float() - torch.tensor(MEAN)
-        return resize_bilinear(centred, recorded[f"{name}.in.scale"].item())
+        return resize_bilinear(centred, golden.tensors[f"{name}.in.scale"].item())
     if what == "pil_uint8":
         return torch.tensor(resize_pillow(picture.numpy(), *target.shape[:2]))
     return resize_torch(picture.float(), *target.shape[1:]).permute(2, 0, 1)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import GOLDEN
-from tests.parity.golden import GoldenSet, Results, read_index
+from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
+from tests.parity.results import Results
 
 ENTRIES = json.loads((GOLDEN / "index.json").read_text())["sets"]
 CopySet = Callable[[str], GoldenSet]
@@ -26,7 +27,7 @@ def copy_set(tmp_path: Path) -> CopySet:
     def copy(name: str) -> GoldenSet:
         shutil.copytree(GOLDEN / name, tmp_path / name)
         golden = GoldenSet(tmp_path, name, ENTRIES[name])
-        recorded = golden.tensors
+        recorded = dict(golden.tensors)
         if golden.cases:
             recorded = {k: v for k, v in recorded.items() if k.startswith(golden.cases[-1])}
         save_file(recorded, golden.folder / "cases.safetensors")

@@ -1,11 +1,13 @@
 """InterBERT's samples: masks of segments and groups, regions merged, text assembled, ranks."""
 
+import re
 from typing import Any
 
 import numpy as np
 import torch
-from tests.parity.draws import Recorded, laid_out
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.draws import Recorded, labels_of, laid_out
+from tests.parity.golden import GoldenSet, expect, naming
+from tests.parity.results import Results
 
 from vlmill.train.loading.batch import whole_picture
 from vlmill.train.loading.boxes import overlaps, padded_locations
@@ -20,20 +22,15 @@ from vlmill.train.loading.masking.words import (
 )
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.recipes.spec import Masking
-from vlmill.train.tasks.retrieval.metrics import rank_summary, ranks_among
+from vlmill.train.tasks.retrieval.metrics import KS, rank_summary, ranks_among
 from vlmill.train.tasks.vcr.texts import choice_texts, merge_regions, name_objects
 
-CAPTIONS = {
-    "10": [f"w{i}" for i in range(7)],
-    "11": [f"w{i}" for i in range(20, 23)],
-    "20": [f"w{i}" for i in range(30, 36)],
-}
-OWN, LENGTH, ROWS = "10", 12, 12  # of the three recorded samples
 IGNORED = -1
+CAPTION = r'"([^"]+)": ([^",;]+)'  # of a pool: its id and its words
 
 
 def data_ops(golden: GoldenSet, results: Results) -> None:
-    """The set ``interbert/data_ops``: the released rules, fed the recorded draws."""
+    """The released rules of the data, fed the recorded draws."""
     results.given("text_cases:vocab", "text_cases:text", "text_cases:*.tokens")
     results.given("text_cases:*draws*", "text_cases:*.vocab_choice_indices")
     results.given("text_cases:vcr.*.question", "text_cases:vcr.*.answers")
@@ -41,15 +38,44 @@ def data_ops(golden: GoldenSet, results: Results) -> None:
     kinds = {"pre": sample, "mom": object_masks, "mrm": group_masks, "vcr": merged_regions}
     for case in sorted({key.split(".")[0] for key in golden.tensors}):
         if case[:3] in kinds:
-            kinds[case[:3]](golden, results, case)
-    results.check("iou.out.iou", torch.from_numpy(overlaps_of(golden)))
-    ranks(golden, results)
-    for name in ("span", "mlm15"):
-        for i in range(sum(key.startswith(f"text_cases:{name}.") for key in golden.values)):
-            if f"text_cases:{name}.{i}.tokens" in golden.values:
-                word_masks(golden, results, f"text_cases:{name}.{i}", name)
-    for i in range(sum(key.endswith(".max_length") for key in golden.values)):
-        texts_of_choices(golden, results, f"text_cases:vcr.{i}")
+            with naming(case):
+                kinds[case[:3]](golden, results, case)
+    if "iou.out.iou" in golden.tensors:
+        results.check("iou.out.iou", torch.from_numpy(overlaps_of(golden)))
+    if "rank.in.scores" in golden.tensors:
+        ranks(golden, results)
+    for case in text_cases(golden, r"span|mlm\d+", "tokens"):
+        with naming(case):
+            word_masks(golden, results, case)
+    for case in text_cases(golden, "vcr", "max_length"):
+        texts_of_choices(golden, results, case)
+
+
+def text_cases(golden: GoldenSet, kinds: str, name: str) -> list[str]:
+    """The keys of the cases of text that have a value ``name``, of the ``kinds`` asked for."""
+    pattern = re.compile(rf"(text_cases:(?:{kinds})\.\d+)\.{name}")
+    return [found[1] for key in golden.values if (found := pattern.fullmatch(key))]
+
+
+def captions_of(golden: GoldenSet) -> tuple[str, dict[str, list[str]]]:
+    """The sample's own id and the words of the pool's captions, which README.md tells.
+
+    Words are listed, or are ``w0..w6`` for seven.
+    """
+    own, pool = golden.words(r'sample id "([^"]+)"[^;]*; pool ([^;]+);')
+    captions: dict[str, list[str]] = {}
+    for caption, words in re.findall(CAPTION, pool):
+        ends = re.fullmatch(r"w(\d+)\.\.w(\d+)", words.strip())
+        numbered = [f"w{n}" for n in range(int(ends[1]), int(ends[2]) + 1)] if ends else None
+        captions[caption] = numbered or words.split()
+    expect(own in captions, f"{golden.folder / 'README.md'}: the pool has no caption {own!r}")
+    return own, captions
+
+
+def shares(golden: GoldenSet) -> tuple[float, float]:
+    """The share of anchors, and the overlap from which on a region belongs to one's group."""
+    share, threshold = golden.words(r"anchor if < ([\d.]+).*?IoU ≥ ([\d.]+)")
+    return float(share), float(threshold)
 
 
 def replacement(golden: GoldenSet) -> Replacement:
@@ -77,20 +103,24 @@ class Captions:
 
 def sample(golden: GoldenSet, results: Results, case: str) -> None:
     """A whole sample of pretraining with spans and groups."""
-    given = {
-        key.removeprefix(f"{case}.in."): value.numpy()
-        for key, value in golden.tensors.items()
-        if key.startswith(f"{case}.in.")
-    }
-    low, high, drawn = given["integer_draws_lo_hi_value"].T
-    assert (low <= drawn).all() and (drawn <= high).all()
-    integers = [*drawn.tolist(), *given["vocab_choice_draws"].tolist()]
-    draws = Recorded(given["uniform_draws"], integers)
-    ids = list(CAPTIONS)
+
+    def recorded(name: str) -> Any:
+        return golden.tensors[f"{case}.in.{name}"].numpy()
+
+    length = len(golden.tensors[f"{case}.out.input_ids"])
+    num_rows = len(golden.tensors[f"{case}.out.image_loc"])
+    key = "integer_draws_lo_hi_value"
+    low, high, drawn = recorded(key).T
+    in_range = (low <= drawn).all() and (drawn <= high).all()
+    expect(in_range, f"{golden.folder}: {case}.in.{key}: a value is outside its range")
+    integers = [*drawn.tolist(), *recorded("vocab_choice_draws").tolist()]
+    draws = Recorded(recorded("uniform_draws"), integers)
+    own, captions = captions_of(golden)
+    ids = list(captions)
     # A run asks two numbers more where it takes another caption, for what it draws that from.
     asked = Recorded([draws.random(), 0.5, 0.5], draws.whole)
     row, _, matching = choose_pairing(
-        ids.index(OWN),
+        ids.index(own),
         np.arange(len(ids)),
         Captions(ids),
         asked,
@@ -99,14 +129,14 @@ def sample(golden: GoldenSet, results: Results, case: str) -> None:
         text_share=1.0,
     )
     draws.whole = asked.whole
-    tokens = numbered(golden, CAPTIONS[ids[row]][: LENGTH - 2])
+    tokens = numbered(golden, captions[ids[row]][: length - 2])
     text = replace_masked(tokens, one_span(len(tokens), draws), draws, replacement(golden))
     check_text(golden, results, case, tokens, text)
     results.check(f"{case}.out.is_next", torch.tensor(int(not matching)))
-    check_regions(results, case, given, draws)
+    check_regions(golden, results, case, draws)
     draws.finish()
-    words = torch.arange(LENGTH) < len(tokens) + 2
-    regions = torch.arange(ROWS) < len(given["boxes_xyxy"])
+    words = torch.arange(length) < len(tokens) + 2
+    regions = torch.arange(num_rows) < len(recorded("boxes_xyxy"))
     results.check(f"{case}.out.input_mask", words.long())
     results.check(f"{case}.out.image_mask", regions.long())
     results.check(f"{case}.out.multimodal_mask", torch.cat([regions, words]).long())
@@ -115,30 +145,35 @@ def sample(golden: GoldenSet, results: Results, case: str) -> None:
 def check_text(
     golden: GoldenSet, results: Results, case: str, tokens: Any, text: MaskedTokens
 ) -> None:
-    cls, sep = numbered(golden, ["[CLS]", "[SEP]"])
-    padding = [0] * (LENGTH - 2 - len(tokens))
+    cls, sep, pad = numbered(golden, ["[CLS]", "[SEP]", "[PAD]"])
+    padding = [pad] * (len(golden.tensors[f"{case}.out.input_ids"]) - 2 - len(tokens))
     results.check(f"{case}.out.input_ids", torch.tensor([cls, *text.tokens, sep, *padding]))
-    labels = [IGNORED, *text.labels(tokens, IGNORED), IGNORED, *(IGNORED for _ in padding)]
+    labels = [IGNORED, *labels_of(text, IGNORED), IGNORED, *(IGNORED for _ in padding)]
     results.check(f"{case}.out.lm_label_ids", torch.tensor(labels))
 
 
-def check_regions(results: Results, case: str, given: dict[str, Any], draws: Recorded) -> None:
+def check_regions(golden: GoldenSet, results: Results, case: str, draws: Recorded) -> None:
     """Groups by overlaps in whole pixels; every region without a feature is to be guessed."""
-    boxes, features = given["boxes_xyxy"], given["feature_sum_check"]
-    width, height = given["image_wh"].tolist()
+    boxes, features, size = (
+        golden.tensors[f"{case}.in.{name}"].numpy()
+        for name in ("boxes_xyxy", "feature_sum_check", "image_wh")
+    )
+    width, height = size.tolist()
+    num_rows = len(golden.tensors[f"{case}.out.image_loc"])
     (locations,) = padded_locations([boxes], [(int(width), int(height))], len(boxes))
     overlap = overlaps(locations[:, :4], pixel=(1 / width, 1 / height))
-    masks = mask_groups(overlap, draws, inclusive=True)
+    share, threshold = shares(golden)
+    masks = mask_groups(overlap, draws, anchor_share=share, threshold=threshold, inclusive=True)
     masked = torch.from_numpy(features).masked_fill(torch.from_numpy(masks.zeroed)[:, None], 0)
     labels = np.where(masks.masked, 1, IGNORED)
     hidden, count = torch.from_numpy(masks.zeroed)[None], torch.tensor([len(features)])
     (whole,) = whole_picture(masked[None], count, hidden, "mean")
     results.check_all(
         {
-            f"{case}.out.image_loc": rows(locations),
-            f"{case}.out.image_feat_first_dims": rows(masked.numpy()),
+            f"{case}.out.image_loc": rows(locations, num_rows),
+            f"{case}.out.image_feat_first_dims": rows(masked.numpy(), num_rows),
             f"{case}.out.image_label": torch.from_numpy(
-                np.pad(labels, (0, ROWS - len(labels)), constant_values=IGNORED)
+                np.pad(labels, (0, num_rows - len(labels)), constant_values=IGNORED)
             ),
             f"{case}.out.global_feat_first_dims": whole,
             f"{case}.out.global_loc": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]),
@@ -146,14 +181,16 @@ def check_regions(results: Results, case: str, given: dict[str, Any], draws: Rec
     )
 
 
-def rows(values: Any) -> torch.Tensor:
-    return torch.from_numpy(np.pad(values, ((0, ROWS - len(values)), (0, 0))))
+def rows(values: Any, count: int) -> torch.Tensor:
+    """``values`` [R, ...] with zeros below up to ``count`` rows."""
+    return torch.from_numpy(np.pad(values, ((0, count - len(values)), (0, 0))))
 
 
 def object_masks(golden: GoldenSet, results: Results, case: str) -> None:
-    """15 % and 90 %, a region for itself."""
+    """A region for itself; of the masked ones a share keeps its feature."""
+    share, to_zero = (int(n) / 100 for n in golden.words(r"(\d+) % rule with (\d+)/\d+"))
     uniforms = golden.tensors[f"{case}.in.uniform_draws"].tolist()
-    masks = masked_by(np.array(uniforms), share=0.15, to_zero=0.9)
+    masks = masked_by(np.array(uniforms), share=share, to_zero=to_zero)
     results.check(f"{case}.out.label", torch.from_numpy(np.where(masks.masked, 1, IGNORED)))
     results.check(f"{case}.out.zeroed", torch.from_numpy(masks.zeroed))
 
@@ -168,10 +205,26 @@ def overlaps_of(golden: GoldenSet) -> Any:
 def group_masks(golden: GoldenSet, results: Results, case: str) -> None:
     """On the boxes of ``iou``, without padded ones."""
     uniforms = golden.tensors[f"{case}.in.uniform_draws"].tolist()
-    overlap = overlaps_of(golden)[: len(uniforms), : len(uniforms)]
-    masks = mask_groups(overlap, Recorded(uniforms), inclusive=True)
+    share, threshold = shares(golden)
+    overlap = settled_overlaps(golden, results, case, threshold)[: len(uniforms), : len(uniforms)]
+    masks = mask_groups(
+        overlap, Recorded(uniforms), anchor_share=share, threshold=threshold, inclusive=True
+    )
     results.check(f"{case}.out.label", torch.from_numpy(np.where(masks.masked, 1, IGNORED)))
     results.check(f"{case}.out.zeroed", torch.from_numpy(masks.zeroed))
+
+
+def settled_overlaps(golden: GoldenSet, results: Results, case: str, threshold: float) -> Any:
+    """Our overlaps; the recorded ones where these are as near to the threshold as they may be off.
+
+    Only what falls on the other side of it counts as an exchange.
+    """
+    ours, recorded = overlaps_of(golden), golden.tensors["iou.out.iou"]
+    margin = (recorded.double() - threshold).abs()
+    near = (margin <= golden.allowed("iou.out.iou", recorded)).numpy()
+    fallen = near & ((ours >= threshold) != (recorded.numpy() >= threshold))
+    results.exchange(f"{case}.out.label", margin.numpy()[fallen].tolist())
+    return np.where(near, recorded.numpy(), ours)
 
 
 def merged_regions(golden: GoldenSet, results: Results, case: str) -> None:
@@ -184,9 +237,10 @@ def merged_regions(golden: GoldenSet, results: Results, case: str) -> None:
     )
     most = int(golden.tensors[f"{case}.in.max_regions"])
     features, locations = merge_regions(detected, annotated, most)
-    results.check(f"{case}.out.feat", rows(features))
-    results.check(f"{case}.out.loc", rows(locations))
-    results.check(f"{case}.out.mask", (torch.arange(ROWS) < len(features)).long())
+    num_rows = len(golden.tensors[f"{case}.out.mask"])
+    results.check(f"{case}.out.feat", rows(features, num_rows))
+    results.check(f"{case}.out.loc", rows(locations, num_rows))
+    results.check(f"{case}.out.mask", (torch.arange(num_rows) < len(features)).long())
 
 
 def ranks(golden: GoldenSet, results: Results) -> None:
@@ -194,23 +248,31 @@ def ranks(golden: GoldenSet, results: Results) -> None:
     ours = ranks_among(golden.tensors["rank.in.scores"].numpy(), right)
     results.check("rank.out.rank0", torch.from_numpy(ours.optimistic))
     summary = rank_summary(ours)
-    figures = [100 * summary[f"r{k}"] for k in (1, 5, 10)]
-    figures += [summary["median_rank"], summary["mean_rank"]]
-    results.check("rank.out.r1_r5_r10_medr_meanr", torch.tensor(figures, dtype=torch.float64))
+    figures = {f"r{k}": 100 * summary[f"r{k}"] for k in KS}
+    figures |= {"medr": summary["median_rank"], "meanr": summary["mean_rank"]}
+    for key in golden.tensors:
+        names = key.removeprefix("rank.out.").split("_")
+        if names[-1] in figures:
+            strange = [name for name in names if name not in figures]
+            expect(not strange, f"{golden.folder}: {key}: no figure {', '.join(strange)} here")
+            values = [figures[name] for name in names]
+            results.check(key, torch.tensor(values, dtype=torch.float64))
 
 
-def word_masks(golden: GoldenSet, results: Results, key: str, name: str) -> None:
+def word_masks(golden: GoldenSet, results: Results, key: str) -> None:
     """One span, or each token for itself."""
     fields = ("tokens", "uniform_draws", "vocab_choice_indices", "integer_draws_lo_hi_value")
     recorded = {field: golden.values.get(f"{key}.{field}", []) for field in fields}
     integers = [draw[2] for draw in recorded["integer_draws_lo_hi_value"]]
     draws = Recorded(recorded["uniform_draws"], [*integers, *recorded["vocab_choice_indices"]])
     tokens, fate = numbered(golden, recorded["tokens"]), replacement(golden)
+    name = key.removeprefix("text_cases:").partition(".")[0]
     if name == "span":
         text = replace_masked(tokens, one_span(len(tokens), draws), draws, fate)
     else:
         every = np.ones(len(tokens), dtype=np.bool_)
-        numbers = laid_out(every, every, draws, Masking(), fate.vocab_size)
+        masking = Masking(words=int(name.removeprefix("mlm")) / 100)
+        numbers = laid_out(every, every, draws, masking, fate.vocab_size)
         lexicon = Lexicon(
             mask_id=fate.mask_id,
             size=fate.vocab_size,
@@ -219,12 +281,12 @@ def word_masks(golden: GoldenSet, results: Results, key: str, name: str) -> None
         )
         drawn = Recorded(numbers.ravel().tolist())
         (text,) = mask_texts(
-            [tokens], [drawn], Masking(), lexicon, longest=len(tokens), specials=False
+            [tokens], [drawn], masking, lexicon, longest=len(tokens), specials=False
         )
     draws.finish()
     vocabulary = golden.values["text_cases:vocab"]
     results.check(f"{key}.masked_tokens", [vocabulary[i] for i in text.tokens])
-    results.check(f"{key}.labels", text.labels(tokens, IGNORED).tolist())
+    results.check(f"{key}.labels", labels_of(text, IGNORED).tolist())
 
 
 def texts_of_choices(golden: GoldenSet, results: Results, key: str) -> None:

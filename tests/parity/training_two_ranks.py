@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.golden import GoldenSet
+from tests.parity.results import Results
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -69,18 +70,19 @@ def outputs(
     )
     diagonal = torch.arange(len(inputs.tokens))
     taken = draw or (lambda *weights: (diagonal, diagonal))
-    found, matching = contrast_and_matching(model, inputs, taken, exact=False)
-    found.loss.backward()  # type: ignore[no-untyped-call]
-    for_texts, for_images = found.weights(len(inputs.tokens))
+    made = contrast_and_matching(model, inputs, None, taken, exact=False)
+    contrast, matching = made.contrast, made.match_logits
+    contrast.loss.backward()  # type: ignore[no-untyped-call]
+    for_texts, for_images = contrast.weights(len(inputs.tokens))
     gradients = {
         f"itc_grad.{link.theirs[0]}": model.get_parameter(link.ours).grad for link in links(model)
     }
     return {
-        "i2t_logits": found.scores.detach(),
-        "t2i_logits": found.scores.detach().T.contiguous(),
+        "i2t_logits": contrast.scores.detach(),
+        "t2i_logits": contrast.scores.detach().T.contiguous(),
         "weights_t2i": for_texts,
         "weights_i2t": for_images,
-        "itc_loss": found.loss.detach(),
+        "itc_loss": contrast.loss.detach(),
         "itm_logits": matching.detach(),
         "itm_loss": matching_loss(matching).detach(),
     } | {name: grad for name, grad in gradients.items() if grad is not None}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tests.parity.draws import Recorded, laid_out
-from tests.parity.golden import GoldenSet, Results
+from tests.parity.draws import Recorded, labels_of, laid_out
+from tests.parity.golden import GoldenSet, naming
+from tests.parity.results import Results
 from tokenizers import Tokenizer
 
 from vlmill.models.vlbert.end_to_end import without_pixels
@@ -18,12 +19,18 @@ from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regio
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.boxes import Size, scales
-from vlmill.train.loading.collate import plan
-from vlmill.train.loading.features import assemble, source_of
+from vlmill.train.loading.collate import collate
+from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.pictures.boxed import boxed_picture
-from vlmill.train.loading.sample import Sample, columns_of, joined_texts, sample_regions
+from vlmill.train.loading.sample import (
+    Sample,
+    columns_of,
+    fit_together,
+    joined_texts,
+    sample_regions,
+)
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
 
@@ -54,9 +61,11 @@ def pretraining_samples(golden: GoldenSet, results: Results) -> None:
     with TemporaryDirectory() as folder:
         regions = region_table(golden, folder)
         for case in entries(golden, "conceptual_captions"):
-            caption(golden, results, tokenizer, regions, case)
+            with naming(case):
+                caption(golden, results, tokenizer, regions, case)
     for case in entries(golden, "text_corpus"):
-        text_alone(golden, results, tokenizer, case)
+        with naming(case):
+            text_alone(golden, results, tokenizer, case)
 
 
 def entries(golden: GoldenSet, prefix: str) -> list[str]:
@@ -149,7 +158,7 @@ def paired(draws: Recorded, row: int, rows: int, *, relation: bool) -> tuple[int
         hard_share=0.0,
         text_share=1.0,
     )
-    assert image_row == row
+    assert image_row == row  # no sample of ours changes the picture
     draws.whole = asked.whole
     return text_row, matching
 
@@ -177,21 +186,23 @@ def caption(
     group, within = table.located(sample)
     # A run that never mirrors asks no number for it.
     of_regions = Recorded([mirror] * bool(feeding.flip) + draws.uniforms, draws.whole)
-    regions, length = sample_regions(
-        group.row(within, columns_of(feeding)), text, of_regions, feeding, MASKING
-    )
+    regions = sample_regions(group, within, of_regions, feeding, MASKING, columns_of(feeding))
     of_regions.finish()
-    whole = Sample(pair_id=case, original=ids, tokens=text, regions=None, matching=matching)
-    picture = boxed_picture(picture_of(golden, sample), regions, feeding)
-    planned = plan(
-        [whole.with_regions(regions, length)],
-        [source_of(group, within, regions.count, regions.order)],
+    text, regions = fit_together(text, regions, feeding)
+    shown_sample = Sample(
+        pair_id=case,
+        text=text,
+        regions=regions,
+        pixels=boxed_picture(picture_of(golden, sample), regions, feeding),
+        matching=matching,
+    )
+    planned = collate(
+        [shown_sample],
         feeding,
         mismatched_words=MASKING.mismatched_words,
         mismatched_regions=MASKING.mismatched_regions,
-        pixels=[picture],
     )
-    batch = assemble(planned, table).to("cpu")
+    batch = read_features(planned, table).to("cpu")
     inputs, pictures = batch.inputs, batch.picture_regions
     assert inputs.masked_regions is not None and pictures is not None
     hidden = inputs.masked_regions
@@ -253,4 +264,4 @@ def text_alone(golden: GoldenSet, results: Results, tokenizer: Tokenizer, case: 
     draws.finish()
     text = masked(tokenizer, ids, numbers[:longest], specials=False)
     results.check(f"{case}.ids", text.tokens.tolist())
-    results.check(f"{case}.mlm_labels", text.labels(ids, IGNORED).tolist())
+    results.check(f"{case}.mlm_labels", labels_of(text, IGNORED).tolist())

@@ -171,6 +171,21 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
 
 
+def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag: str) -> bool:
+    """Whether ``--regions`` and the checkpoint are known to come from one detector.
+
+    Raises InputError if they are known to come from two.
+    """
+    expected = checkpoint.detector_fingerprint
+    if fingerprint is not None and expected is not None and fingerprint != expected:
+        raise InputError(
+            f"--regions come from detector {fingerprint[:16]}, {flag} {checkpoint.path} was "
+            f"trained on {expected[:16]}; extract the regions with that detector, or take another "
+            "checkpoint"
+        )
+    return fingerprint is not None and expected is not None
+
+
 def publish(output: str | Path, checkpoint: Path) -> None:
     """Put a checkpoint's weights, vocabulary and settings at the top of ``output``, as links."""
     for name in (MODEL, VOCABULARY, SETTINGS):  # the settings last: they say that all is there

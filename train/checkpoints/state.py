@@ -18,17 +18,17 @@ def training_state(
     Every process has random numbers of its own for dropout. All processes have to call this.
     """
     state: dict[str, Tensor] = {}
-    held = {} if optimizer is None else optimizer.state
+    moments = {} if optimizer is None else optimizer.state
     for name, parameter in model.named_parameters():
-        for key, value in held.get(parameter, {}).items():
+        for key, value in moments.get(parameter, {}).items():
             state[f"optimizer.{key}.{name}"] = whole(value)
     if accelerator.scaler is not None:
         for key, value in accelerator.scaler.state_dict().items():
             state[f"scaler.{key}"] = torch.tensor(value, dtype=torch.float64)
-    own = {"cpu": torch.get_rng_state()}
+    generators = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        own["cuda"] = torch.cuda.get_rng_state()
-    for kind, numbers in own.items():
+        generators["cuda"] = torch.cuda.get_rng_state()
+    for kind, numbers in generators.items():
         sent = accelerator.gather(numbers[None].to(accelerator.device))
         for process, one in enumerate(sent.cpu()):
             state[f"rng.{kind}.{process}"] = one
@@ -65,9 +65,9 @@ def restore_training_state(
                 here = key == "step" and not fused
                 optimizer.state[parameter][key] = value if here else laid_out_like(value, parameter)
     if accelerator.scaler is not None:
-        held = accelerator.scaler.state_dict()
-        kept = {key: type(value)(state[f"scaler.{key}"].item()) for key, value in held.items()}
-        accelerator.scaler.load_state_dict(kept)
+        scales = accelerator.scaler.state_dict()
+        saved = {key: type(value)(state[f"scaler.{key}"].item()) for key, value in scales.items()}
+        accelerator.scaler.load_state_dict(saved)
     torch.set_rng_state(state[f"rng.cpu.{process}"])
     if torch.cuda.is_available() and f"rng.cuda.{process}" in state:
         torch.cuda.set_rng_state(state[f"rng.cuda.{process}"])

@@ -7,6 +7,8 @@ from pathlib import Path
 from vlmill.models import PRESETS
 from vlmill.schemas.console.command import Parser
 
+# The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
+CONVENTIONS = ("released", "torchvision")
 # The names of `vlmill.models.published.FAMILIES`, which loads every model.
 FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
 
@@ -28,6 +30,9 @@ examples:
   train-vl convert --family beit --checkpoint beit_base_patch16_224_pt22k.pth --as vlmo-base \\
       --vocab vocab.txt --output start/vlmo max_text_tokens=196
       VLMo from BEiT, for its second stage, texts alone.
+  train-vl convert --family bert --checkpoint bert-base-uncased/ --as vl-bert-base-end-to-end \\
+      --backbone resnet101-pt-vgbua-0000.model --output start/vl-bert-end-to-end
+      Its region network starts from a ResNet's weights, or from a detector's.
   train-vl convert --family bert --checkpoint pytorch_model.bin --as imagebert-base --explain
       Prints where each parameter comes from, and what of the file goes nowhere; without --output
       nothing is written.
@@ -39,6 +44,12 @@ executed) or a folder that holds one; the configuration and the vocabulary are l
 it. --output FILE.safetensors writes the weights alone, which is all that a tokenizer of pictures
 (family dvae, without --config) has: training takes it as picture_tokenizer=FILE. The same
 arguments write the same bytes.
+
+--backbone reads ResNets under the names of torchvision, Detectron2 and MSRA (Caffe2), and the
+detectors of extract-rois. Names do not say how a ResNet was trained: without
+--backbone-conventions it is as the released one, pixels blue first, 0 to 255 less their mean, the
+stride in the 1x1; torchvision's own weights need --backbone-conventions torchvision and
+cnn.stride_in_1x1=false.
 
 families: {", ".join(FAMILIES)}
 presets: {", ".join(sorted(PRESETS))}
@@ -62,6 +73,19 @@ def add_convert_arguments(parser: Parser) -> None:
     )
     add("--vocab", type=Path, metavar="FILE", help="the published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
+    add(
+        "--backbone",
+        type=Path,
+        metavar="FILE",
+        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, which its region network "
+        "starts from",
+    )
+    add(
+        "--backbone-conventions",
+        choices=CONVENTIONS,
+        help="how that ResNet was trained (default: released, VL-BERT's own; a detector and MSRA's "
+        "files say it themselves)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="with --as: of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
     add("--output", type=Path, metavar="DIR|FILE.safetensors")

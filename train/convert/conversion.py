@@ -9,13 +9,20 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.models import MODELS, PRESETS, VARIANTS, preset
+from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.bert.published import DECODER_BIAS
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
-from vlmill.models.published import FAMILIES, CheckpointMismatch, export_reference, read_reference
+from vlmill.models.published import (
+    FAMILIES,
+    CheckpointMismatch,
+    export_reference,
+    family_of,
+    read_reference,
+)
+from vlmill.models.registry import variant_of
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.train.checkpoints.files import (
@@ -27,6 +34,7 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
     save_tensors,
 )
+from vlmill.train.convert.backbone import check_backbone, start_region_network
 from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
 from vlmill.train.convert.published import (
     CONFIGS,
@@ -39,26 +47,6 @@ from vlmill.train.convert.published import (
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.plain import flatten, override, to_plain
 
-# The families of our models.
-OFFICIAL = {
-    "beit": "beit",
-    "bert": "bert",
-    "interbert": "interbert",
-    "vilbert": "vilbert",
-    "vilbert-single-stream": "vilbert",
-    "vl-bert": "vl-bert",
-    "vl-bert-end-to-end": "vl-bert",
-    "vlmo": "vlmo",
-    "interbert-tasks": "interbert",
-    "vilbert-12in1-tasks": "vilbert",
-    "vilbert-classifier": "vilbert",
-    "vilbert-tasks": "vilbert",
-    "vl-bert-refcoco": "vl-bert",
-    "vl-bert-vcr": "vl-bert",
-    "vl-bert-vqa": "vl-bert",
-    "vlmo-nlvr2": "vlmo",
-    "vlmo-vqa": "vlmo",
-}
 # What a new model can start from.
 STARTS: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Origin]]] = {
     "beit": initialise_from_beit,
@@ -107,6 +95,8 @@ def _check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise InputError("--as and --to reference: write ours first, then convert that")
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
+    if args.backbone is not None and args.preset is None:
+        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
     if stray := [word for word in words if "=" not in word]:
@@ -120,12 +110,12 @@ def _check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
 def _require_free(output: Path) -> None:
     """Refuse a folder that holds anything but an earlier conversion: replacing it deletes it."""
     try:
-        held = {path.name for path in output.iterdir()}
+        names = {path.name for path in output.iterdir()}
     except FileNotFoundError:
         return
     except NotADirectoryError:
         raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
-    if not held <= {MODEL, SETTINGS, VOCABULARY}:
+    if not names <= {MODEL, SETTINGS, VOCABULARY}:
         raise InputError(f"--output {output} holds other files; give a new folder")
 
 
@@ -166,6 +156,7 @@ def _start(
     """A new model that starts from BERT or BEiT."""
     state = FAMILIES[args.family].prepare(read_weights(weights))
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), words)
+    check_backbone(args, config)
     torch.manual_seed(args.seed)
     variant = next(v for v in VARIANTS.values() if v.config is type(config))
     model: nn.Module = variant.model(config).eval()
@@ -176,6 +167,9 @@ def _start(
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
     unused = unused_tensors(state, origins, (*FAMILIES[args.family].ignored, *TIED))
+    if args.backbone is not None:
+        of_network, beside_it = start_region_network(args, model)
+        origins, unused = origins | of_network, unused + beside_it
     return Converted(model, origins, unused)
 
 
@@ -203,9 +197,9 @@ def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
 def _ours(args: argparse.Namespace) -> nn.Module:
     """The model of a checkpoint of ours that ``--family`` has a layout for."""
     loaded = load_checkpoint(args.checkpoint)
-    own = OFFICIAL.get(loaded.variant)
-    if own != args.family:
-        remedy = f"give --family {own}" if own else "it has no official layout"
+    family = family_of(loaded.config)
+    if family != args.family:
+        remedy = f"give --family {family}" if family else "it has no official layout"
         raise InputError(f"--checkpoint {args.checkpoint} is of {loaded.variant}; {remedy}")
     model: nn.Module = loaded.model
     return model
@@ -245,8 +239,8 @@ def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer 
         with atomic_path(output) as temporary:
             save_tensors(model.state_dict(), temporary)
         return f"{output}: {summary(converted)}"
-    variants = [name for name, variant in MODELS.items() if variant.model is type(model)]
-    if not variants:
+    variant = variant_of(model)
+    if variant is None:
         raise InputError(
             f"--output {output}: a {type(model).__name__} has no folder format; give FILE{SUFFIX}, "
             "as which training takes a tokenizer of pictures"
@@ -254,11 +248,11 @@ def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer 
     tokenizer = _vocabulary_of(args, model, tokenizer)
     save_checkpoint(
         output,
-        variant=variants[0],
+        variant=variant,
         model=model,
         tokenizer=tokenizer,
         training=TrainingRecord(
             recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
         ),
     )
-    return f"{output}: {variants[0]}, {summary(converted)}"
+    return f"{output}: {variant}, {summary(converted)}"

@@ -27,16 +27,16 @@ def weights_file(checkpoint: Path) -> Path:
         raise InputError(
             f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
         )
-    found = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
-    if not found:
+    files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
+    if not files:
         raise InputError(f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS)}; give the file")
-    return found[0]
+    return files[0]
 
 
-def beside(given: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
+def beside(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
     """The file that was given, or one of these names beside the weights, or None."""
     candidates = [weights.with_name(name) for name in names]
-    return given or next((path for path in candidates if path.is_file()), None)
+    return path or next((file for file in candidates if file.is_file()), None)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -32,6 +32,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def is_shared(local: Tensor) -> bool:
+    """Whether other processes hold such rows too; what has no values is never sent."""
+    return world_size() > 1 and local.device.type != "meta"
+
+
 def gather_first(local: Tensor, *, exact: bool = True) -> Tensor:
     """The rows [W * B, ...] of all processes, one's own first, the others in the order of ranks.
 
@@ -40,7 +45,7 @@ def gather_first(local: Tensor, *, exact: bool = True) -> Tensor:
     VLMo's code, and the encoders' is that over W (a temperature's is exact either way). Whole
     numbers have no gradient.
     """
-    if world_size() == 1:
+    if not is_shared(local):
         return local
     rank = dist.get_rank()
     if local.is_floating_point() and exact:

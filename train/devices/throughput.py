@@ -52,15 +52,16 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
     right = torch.randn(inner, columns, device=device, generator=draws).to(dtype)
     best, started = 0.0, time.perf_counter()
     while time.perf_counter() - started < MEASURED_S:
-        _wait(device)
+        wait_for(device)
         begun = time.perf_counter()
         left @ right
-        _wait(device)
+        wait_for(device)
         best = max(best, 2 * rows * inner * columns / (time.perf_counter() - begun))
     return best
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -76,7 +77,7 @@ def without_values(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-class HostBatch(Protocol):
+class MovableBatch(Protocol):
     """A batch in host memory."""
 
     @property
@@ -89,7 +90,7 @@ class HostBatch(Protocol):
         ...
 
 
-def run_without_values(step: Any, batch: HostBatch) -> None:
+def run_without_values(step: Any, batch: MovableBatch) -> None:
     """Forward and backward of a `PretrainingStep` on the meta device.
 
     There is nothing to wait for: a layer that asks the device for a value raises.
@@ -114,7 +115,7 @@ class Throughput:
         self._operations = 0
         self._rate = 0.0
 
-    def count(self, parts: Sequence[HostBatch]) -> None:
+    def count(self, parts: Sequence[MovableBatch]) -> None:
         """Counts the products of a step, if none has been counted yet."""
         step = self._step
         if step is None:

@@ -2,6 +2,7 @@
 
 Reading order: ``store`` (tables joined and tokenised once), ``order`` (which pair comes when),
 ``pairing`` (with which picture), ``random`` (numbers by counting), ``masking``, ``boxes``,
-``sample`` (one pair, masked), ``pictures``, ``collate`` (samples to a batch), ``batch``,
-``features`` (copied from the mapped files), ``stage_batches`` and ``loader``.
+``stored`` (where features lie), ``sample`` (one pair, masked), ``pictures``, ``collate`` (samples
+to a batch), ``batch``, ``features`` (copied from the mapped files), ``stage_batches`` and
+``loader``.
 """

@@ -1,28 +1,25 @@
-"""A batch as it is stored, and as the model takes it.  B pairs, T tokens, R regions (the whole
+"""A batch in host memory, and as the model takes it.  B pairs, T tokens, R regions (the whole
 picture among them), D feature width, S pixels a side; N, M masked positions, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
-from vlmill.models.places import Cells
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.pictures.boxed import picture_regions_of
+from vlmill.train.loading.stored import StoredFeatures
 
 NAMED = 8  # pictures that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainBatch:
+class Batch:
     """Inputs with masks applied, and what is to be guessed.
 
     ``masked_tokens`` int64 [N] are positions in the flattened [B * T] text, ``masked_regions``
@@ -30,31 +27,30 @@ class PretrainBatch:
     mismatched ones too. ``token_targets`` int64 [N], ``class_targets`` int64 [M] (-100: none; with
     distributions class 0 is background), ``feature_targets`` float32 [M, D]. ``matching`` float32,
     1 for pairs that belong together, of all rows but the last ``num_texts``, which are texts alone.
-    ``read``: where losses and what is pooled read the last hidden states.
 
-    ``inputs`` has no regions (R = 0) where pairs come with pixels, or texts alone. What a batch
-    lacks is None: ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32
-    [M, K], ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
+    ``inputs`` says where losses and what is pooled read the last hidden states. It has no regions
+    (R = 0) where pairs come with pixels, or texts alone. What a batch lacks is None:
+    ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32 [M, K],
+    ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
     ``patch_mask`` bool [B, n, n] of masked picture modelling, whose places ``masked_patches`` int64
-    counts row by row. ``picture_regions``: the pictures of
-    all rows but the texts alone, for a model that computes the regions' features itself.
+    counts row by row. ``picture_regions``: the pictures of all rows but the texts alone, for a
+    model that computes the regions' features itself.
     """
 
     inputs: VLInputs
-    masked_tokens: Tensor
-    token_targets: Tensor
-    masked_regions: Tensor
-    class_targets: Tensor
-    feature_targets: Tensor
-    matching: Tensor
-    read: Cells
+    masked_tokens: Int[Tensor, " N"]
+    token_targets: Int[Tensor, " N"]
+    masked_regions: Int[Tensor, " M"]
+    class_targets: Int[Tensor, " M"]
+    feature_targets: Float[Tensor, "M D"]
+    matching: Float[Tensor, " P"]
     pair_ids: tuple[str, ...]
-    original_tokens: Tensor | None = None
-    class_distributions: Tensor | None = None
-    pixels: Tensor | None = None
-    token_pixels: Tensor | None = None
-    patch_mask: Tensor | None = None
-    masked_patches: Tensor | None = None
+    original_tokens: Int[Tensor, "B T"] | None = None
+    class_distributions: Float[Tensor, "M K"] | None = None
+    pixels: Float[Tensor, "B 3 S S"] | None = None
+    token_pixels: Float[Tensor, "B 3 S2 S2"] | None = None
+    patch_mask: Bool[Tensor, "B n n"] | None = None
+    masked_patches: Int[Tensor, " Q"] | None = None
     num_texts: int = 0
     picture_regions: PictureRegions | None = None
 
@@ -71,114 +67,132 @@ class PretrainBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredBatch:
-    """A batch as it is stored, in host memory."""
+class HostBatch:
+    """A batch in host memory, before and after its features are read.
+
+    `collate` makes it of samples, small enough to be sent between processes: the features of the
+    pictures ``image_ids`` lie where ``stored`` says. `features.read_features` gives it with these
+    among the ``tensors``, as they are stored, and nothing in ``stored``. ``num_classes`` are those
+    of a whole distribution of which the highest probabilities are kept.
+    """
 
     tensors: dict[str, Tensor]
-    whole_image: str
     pair_ids: tuple[str, ...]
-    image_ids: tuple[str, ...] = ()  # of the rows with features
+    whole_image: str = "none"
+    image_ids: tuple[str, ...] = ()
+    stored: tuple[StoredFeatures, ...] = ()
     num_texts: int = 0
     num_classes: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As arrays: PyTorch would send each tensor in a piece of shared memory of its own.
+        return vars(self) | {"tensors": {name: t.numpy() for name, t in self.tensors.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: torch.from_numpy(array) for name, array in state["tensors"].items()}
+        vars(self).update(state | {"tensors": tensors})
 
     def not_finite(self) -> list[str]:
         """Pictures with features or boxes that are not finite: read when something went wrong."""
         names = ("features", "region_locations", "global_features")
-        held = [self.tensors[name] for name in names if name in self.tensors]
-        return not_finite(self.image_ids, *held)
+        of_pictures = [self.tensors[name] for name in names if name in self.tensors]
+        return not_finite(self.image_ids, *of_pictures)
 
-    def checked(self) -> StoredBatch:
-        """The batch itself. Raises InputError for pictures that :meth:`not_finite` names."""
+    def checked(self) -> "HostBatch":
+        """Returns the batch. Raises InputError for pictures that :meth:`not_finite` names."""
         if bad := self.not_finite():
             raise InputError(said_of(bad))
         return self
 
-    def to(self, device: torch.device | str) -> PretrainBatch:
-        """On ``device`` as the model takes it.
+    def to(self, device: torch.device | str) -> Batch:
+        """Moves the batch to ``device`` and makes it what the model takes.
 
         On a CPU :meth:`checked` first: models refuse such values there and cannot say whose they
         are. Elsewhere reading them would make the device wait; the loss tells.
         """
         if torch.device(device).type == "cpu":
             self.checked()
-        held = {k: v.to(device, non_blocking=True) for k, v in self.tensors.items()}
-        batch, tokens = len(held["tokens"]), held["tokens"]
-        if "features" in held:
-            features, targets, locations, mask, hidden = self._features(held)
+        tensors = {k: v.to(device, non_blocking=True) for k, v in self.tensors.items()}
+        batch, tokens = len(tensors["tokens"]), tensors["tokens"]
+        if "features" in tensors:
+            features, targets, locations, mask, hidden = self._features(tensors)
         else:
             features = torch.zeros(batch, 0, 1, device=device)
             locations = torch.zeros(batch, 0, 5, device=device)
             mask = torch.zeros(batch, 0, dtype=torch.bool, device=device)
             targets, hidden = features.new_zeros(0, 1), None
         none = tokens.new_zeros(0)
-        of_pictures = held.get("global_features")
-        return PretrainBatch(
+        of_pictures = tensors.get("global_features")
+        return Batch(
             inputs=VLInputs(
                 tokens=tokens,
-                token_mask=held["token_mask"],
+                token_mask=tensors["token_mask"],
                 region_features=features,
                 region_locations=locations,
                 region_mask=mask,
                 masked_regions=hidden if self.whole_image == "rest" else None,
                 global_features=None if of_pictures is None else of_pictures.float(),
-                real_tokens=held["real_tokens"],
-                real_regions=held.get("real_regions", none),
+                real_tokens=tensors["real_tokens"],
+                real_regions=tensors.get("real_regions", none),
+                read_tokens=tensors["read_tokens"],
+                read_regions=tensors.get("read_regions", none),
             ),
-            masked_tokens=held["masked_tokens"],
-            token_targets=held["token_targets"],
-            masked_regions=held.get("masked_regions", none),
-            class_targets=held.get("class_targets", none),
+            masked_tokens=tensors["masked_tokens"],
+            token_targets=tensors["token_targets"],
+            masked_regions=tensors.get("masked_regions", none),
+            class_targets=tensors.get("class_targets", none),
             feature_targets=targets,
-            matching=held["matching"],
-            read=Cells(held["read_tokens"], held.get("read_regions", none)),
+            matching=tensors["matching"],
             pair_ids=self.pair_ids,
-            original_tokens=held["original_tokens"],
-            class_distributions=self._distributions(held),
-            pixels=_normalised(held.get("pixels")),
-            token_pixels=_unit(held.get("token_pixels")),
-            patch_mask=held.get("patch_mask"),
-            masked_patches=held.get("masked_patches"),
+            original_tokens=tensors["original_tokens"],
+            class_distributions=self._distributions(tensors),
+            pixels=_normalised(tensors.get("pixels")),
+            token_pixels=_unit(tensors.get("token_pixels")),
+            patch_mask=tensors.get("patch_mask"),
+            masked_patches=tensors.get("masked_patches"),
             num_texts=self.num_texts,
-            picture_regions=picture_regions_of(held),
+            picture_regions=picture_regions_of(tensors),
         )
 
-    def _features(self, held: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        features, hidden = held["features"].float(), held["hidden"]
-        locations, mask = held["region_locations"], held["region_mask"]
+    def _features(
+        self, tensors: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        features, hidden = tensors["features"].float(), tensors["hidden"]
+        locations, mask = tensors["region_locations"], tensors["region_mask"]
         shown = mask.shape[1]
-        targets = features[:, :shown].flatten(0, 1)[held["masked_regions"]]
+        targets = features[:, :shown].flatten(0, 1)[tensors["masked_regions"]]
         # Only the feature goes: location, segment and position stay (a choice the papers leave).
         features.masked_fill_(hidden[..., None], 0)
         if self.whole_image != "none":
             features[:, 0] = whole_picture(
-                features[:, 1:], held["region_counts"], hidden, self.whole_image
+                features[:, 1:], tensors["region_counts"], hidden, self.whole_image
             )
         return features[:, :shown], targets, locations, mask, hidden[:, :shown]
 
-    def _distributions(self, held: dict[str, Tensor]) -> Tensor | None:
-        if "class_probs" not in held:
+    def _distributions(self, tensors: dict[str, Tensor]) -> Tensor | None:
+        if "class_probs" not in tensors:
             return None
-        probs = held["class_probs"].float()
-        if "class_prob_ids" not in held or self.num_classes is None:
+        probs = tensors["class_probs"].float()
+        if "class_prob_ids" not in tensors or self.num_classes is None:
             return probs
         whole = probs.new_zeros(len(probs), self.num_classes)
-        return whole.scatter_(1, held["class_prob_ids"].long(), probs)
+        return whole.scatter_(1, tensors["class_prob_ids"].long(), probs)
 
 
 def not_finite(image_ids: Sequence[str], *of_pictures: Tensor) -> list[str]:
-    """The pictures with a value that is not finite in one of the tensors, each [B, ...]."""
-    found = torch.zeros(len(image_ids), dtype=torch.bool)
+    """Finds the pictures with a value that is not finite in one of the tensors, each [B, ...]."""
+    is_bad = torch.zeros(len(image_ids), dtype=torch.bool)
     for tensor in of_pictures:
         rows = tensor[: len(image_ids)].flatten(1)
         # A sum of finite numbers is finite, but for an overflow; it is read a hundred times as
         # fast as every number is asked.
         for at in torch.nonzero(~torch.isfinite(rows.sum(1, dtype=torch.float32))).flatten():
-            found[at] |= not bool(torch.isfinite(rows[at]).all())
-    return [image_id for image_id, bad in zip(image_ids, found.tolist(), strict=True) if bad]
+            is_bad[at] |= not bool(torch.isfinite(rows[at]).all())
+    return [image_id for image_id, bad in zip(image_ids, is_bad.tolist(), strict=True) if bad]
 
 
 def said_of(image_ids: Sequence[str]) -> str:
-    """What a user is told of pictures that :func:`not_finite` names."""
+    """Says to a user which pictures :func:`not_finite` names, and what to do."""
     more = f" and {len(image_ids) - NAMED} others" if len(image_ids) > NAMED else ""
     return (
         f"--regions: {', '.join(image_ids[:NAMED])}{more}: features or boxes are not finite; "
@@ -186,7 +200,12 @@ def said_of(image_ids: Sequence[str]) -> str:
     )
 
 
-def whole_picture(features: Tensor, counts: Tensor, hidden: Tensor, kind: str) -> Tensor:
+def whole_picture(
+    features: Float[Tensor, "B R D"],
+    counts: Int[Tensor, " B"],
+    hidden: Bool[Tensor, "B R2"],
+    kind: str,
+) -> Float[Tensor, "B D"]:
     """The picture's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
 
     ``mean`` counts hidden regions too (ViLBERT, InterBERT), ``rest`` does not (VL-BERT, where
@@ -205,30 +224,3 @@ def _unit(pixels: Tensor | None) -> Tensor | None:
 def _normalised(pixels: Tensor | None) -> Tensor | None:
     """VLMo's and BEiT's: (x - 0.5) / 0.5 of values in 0..1."""
     return None if pixels is None else pixels.float() / 127.5 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where the features of a picture's regions lie, or the bytes themselves.
-
-    Read are the row's first ``count`` regions, or those at the places ``order`` [count], in this
-    order.
-    """
-
-    image_id: str
-    count: int
-    place: tuple[int, int, int] | None
-    data: npt.NDArray[np.uint8] | None = None
-    order: Ids | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedBatch:
-    """A batch without its features: plain arrays, small enough to be sent between processes."""
-
-    arrays: Arrays
-    sources: tuple[Source, ...]
-    whole_image: str
-    pair_ids: tuple[str, ...]
-    num_texts: int
-    num_classes: int | None  # of a whole distribution of which the highest are kept

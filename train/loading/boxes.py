@@ -12,23 +12,31 @@ from vlmill.train.loading.arrays import Array, Flags
 
 
 def padded_locations(
-    boxes: Sequence[Array], sizes: Sequence[tuple[int, int]], longest: int
+    boxes: Sequence[Array],
+    sizes: Sequence[tuple[int, int]],
+    longest: int,
+    *,
+    first: Array | None = None,
 ) -> Array:
     """Corners and areas as fractions of the pictures, padded with zeros [B, R, 5] (ImageBERT,
     sec. 3.2).
 
-    Of all pictures at once: one by one they would cost as much as the features.
+    ``first`` [B, 4] are boxes that come before the others. Of all pictures at once: one by one they
+    would cost as much as the features.
     """
     corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
+    start = 0
+    if first is not None and longest:
+        start, corners[:, 0] = 1, first
     for i, of_picture in enumerate(boxes):
-        corners[i, : len(of_picture)] = of_picture
+        corners[i, start : start + len(of_picture)] = of_picture
     size = np.maximum(np.array(sizes, dtype=np.float32).reshape(-1, 2), 1)
     corners /= np.concatenate([size, size], axis=1)[:, None]
     np.clip(corners, 0, 1, out=corners)
-    found = np.empty((len(boxes), longest, 5), dtype=np.float32)
-    found[..., :4] = corners
-    found[..., 4] = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
-    return found
+    locations = np.empty((len(boxes), longest, 5), dtype=np.float32)
+    locations[..., :4] = corners
+    locations[..., 4] = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
+    return locations
 
 
 def overlaps(boxes: Array, *, pixel: tuple[float, float] = (0.0, 0.0)) -> Array:

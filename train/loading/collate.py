@@ -1,11 +1,11 @@
-"""Samples to planned batches.  B pairs, T tokens, R regions (the whole picture among them), K
+"""Samples are collated to a batch.  B rows, T tokens, R regions (the whole picture among them), K
 classes.
 
 A batch is made in three steps, so that features are copied once on their way to the device.
-:func:`plan` gathers what is small in whichever process reads the pairs, and where the features lie;
-`features.assemble` copies these from the mapped files into the batch's tensor, as they are stored;
-`batch.StoredBatch.to` moves all to the device and there, and nowhere else, makes them what
-the model takes: float32, masked, with the whole picture's region.
+:func:`collate` gathers what is small in whichever process reads the pairs, and where the features
+lie; `features.read_features` copies these from the mapped files into the batch's tensor, as they
+are stored; `batch.HostBatch.to` moves all to the device and there, and nowhere else, makes them
+what the model takes: float32, masked, with the whole picture's region.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from vlmill.train.loading.arrays import Array, Arrays, Flags
-from vlmill.train.loading.batch import PlannedBatch, Source
+from vlmill.train.loading.arrays import Array, Arrays, Flags, Ids
+from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.pictures.boxed import padded_pictures
 from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, global_feature_of
@@ -26,49 +27,55 @@ from vlmill.train.recipes.spec import Feeding
 NO_BOXES = np.empty((0, 4), dtype=np.float32)
 
 
-def plan(
+def collate(
     samples: Sequence[Sample],
-    sources: Sequence[Source],
     feeding: Feeding,
     *,
-    mismatched_words: bool,
-    mismatched_regions: bool,
+    mismatched_words: bool = False,
+    mismatched_regions: bool = False,
     pad_to: int = 1,
-    pixels: Sequence[Arrays] = (),
     num_classes: int | None = None,
     global_features: bool = False,
-) -> PlannedBatch:
-    """Pad to the longest text and the most regions of the batch, or a multiple of ``pad_to``.
+) -> HostBatch:
+    """Pads to the longest text and the most regions of the batch, or a multiple of ``pad_to``.
 
-    Texts alone (samples without regions among samples with some) come last. ``pixels`` holds each
-    sample's arrays of pixels, which are stacked. With ``global_features`` the rows' come along;
-    InputError, naming the picture, where one has none.
+    Texts alone (samples without regions among samples with some) come last. What is masked of a
+    text and a picture that do not match is asked only where ``mismatched_words`` and
+    ``mismatched_regions`` say so. With ``global_features`` the pictures' come along; InputError,
+    naming the picture, where one has none.
     """
     arrays = _texts(samples, pad_to, mismatched_words)
-    with_regions = [s.regions for s in samples if s.regions is not None]
-    if with_regions:
+    pictures = [sample.regions for sample in samples if sample.regions is not None]
+    if pictures:
         arrays |= _regions(samples, feeding, pad_to, mismatched_regions)
         if global_features:
             arrays["global_features"] = _global_features(samples)
-    if pixels and "picture" in pixels[0]:
-        arrays |= padded_pictures(pixels, arrays["region_mask"].shape[1])
-    else:
-        for name in pixels[0] if pixels else ():
-            arrays[name] = np.stack([one[name] for one in pixels])
-        if "patch_mask" in arrays:
-            arrays["masked_patches"] = np.flatnonzero(arrays["patch_mask"])
-    num_texts = len(samples) - len(with_regions) if with_regions else 0
+    arrays |= _pixels([sample.pixels for sample in samples if sample.pixels], arrays)
+    num_texts = len(samples) - len(pictures) if pictures else 0
     arrays["matching"] = np.array(
-        [s.matching for s in samples[: len(samples) - num_texts]], dtype=np.float32
+        [sample.matching for sample in samples[: len(samples) - num_texts]], dtype=np.float32
     )
-    return PlannedBatch(
-        arrays=arrays,
-        sources=tuple(sources),
+    return HostBatch(
+        tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
+        pair_ids=tuple(sample.pair_id for sample in samples),
         whole_image=feeding.whole_image,
-        pair_ids=tuple(s.pair_id for s in samples),
+        image_ids=tuple(regions.row.image_id for regions in pictures),
+        stored=tuple(regions.features for regions in pictures),
         num_texts=num_texts,
         num_classes=num_classes,
     )
+
+
+def _pixels(pictures: Sequence[Arrays], arrays: Arrays) -> Arrays:
+    """Pictures with boxes padded beside the regions of ``arrays``, those of one size stacked."""
+    if not pictures:
+        return {}
+    if "picture" in pictures[0]:
+        return padded_pictures(pictures, arrays["region_mask"].shape[1])
+    stacked = {name: np.stack([picture[name] for picture in pictures]) for name in pictures[0]}
+    if "patch_mask" in stacked:
+        stacked["masked_patches"] = np.flatnonzero(stacked["patch_mask"])
+    return stacked
 
 
 def _padded(length: int, pad_to: int) -> int:
@@ -76,14 +83,15 @@ def _padded(length: int, pad_to: int) -> int:
 
 
 def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
-    lengths = np.array([len(sample.original) for sample in samples])
+    texts = [sample.text for sample in samples]
+    lengths = np.array([len(text.tokens) for text in texts])
     longest = _padded(int(lengths.max()), pad_to)
     mask = np.arange(longest) < lengths[:, None]
     tokens, original = np.zeros(mask.shape, dtype=np.int64), np.zeros(mask.shape, dtype=np.int64)
-    tokens[mask] = np.concatenate([sample.tokens.tokens for sample in samples])
-    original[mask] = np.concatenate([sample.original for sample in samples])
+    tokens[mask] = np.concatenate([text.tokens for text in texts])
+    original[mask] = np.concatenate([text.original for text in texts])
     masked = np.zeros_like(mask)
-    masked[mask] = np.concatenate([sample.tokens.masked for sample in samples])
+    masked[mask] = np.concatenate([text.masked for text in texts])
     masked &= _asked(samples, mismatched)
     places = np.flatnonzero(masked)
     return {
@@ -97,7 +105,7 @@ def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
     }
 
 
-def _with_first(read: Flags, pooled: Flags) -> npt.NDArray[np.int64]:
+def _with_first(read: Flags, pooled: Flags) -> Ids:
     """The places that are read, and the first of each row that is ``pooled`` [B]."""
     first = np.zeros_like(read)
     first[:, :1] = pooled[:, None]
@@ -111,30 +119,30 @@ def _asked(samples: Sequence[Sample], mismatched: bool) -> Flags:
 
 def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatched: bool) -> Arrays:
     whole = int(feeding.whole_image != "none")
-    found = [sample.regions for sample in samples]
-    there = [regions for regions in found if regions is not None]
-    counts = np.array([regions.count if regions else 0 for regions in found])
-    ends = np.array([whole + regions.kept if regions else 0 for regions in found])
+    pictures = [sample.regions for sample in samples]
+    present = [regions for regions in pictures if regions is not None]
+    counts = np.array([len(regions.boxes) if regions else 0 for regions in pictures])
+    ends = np.array([whole + regions.num_shown if regions else 0 for regions in pictures])
     shown = _padded(int(ends.max()), pad_to)
     read = max(whole + int(counts.max()), shown)
     columns = np.arange(read)
     hidden = np.zeros((len(samples), read), dtype=np.bool_)
     # Rows without regions end before the whole picture's column, so that nothing is put there.
     hidden[(columns >= whole) & (columns < whole + counts[:, None])] = np.concatenate(
-        [regions.masks.zeroed for regions in there]
+        [regions.masks.zeroed for regions in present]
     )
     mask = columns[:shown] < ends[:, None]
-    own = mask & (columns[:shown] >= whole)
+    is_region = mask & (columns[:shown] >= whole)
     masked = np.zeros_like(mask)
-    masked[own] = np.concatenate([regions.masks.masked[: regions.kept] for regions in there])
+    masked[is_region] = np.concatenate([r.masks.masked[: r.num_shown] for r in present])
     masked &= _asked(samples, mismatched)
     places = np.flatnonzero(masked)
     background = feeding.region_targets == "distribution"
     classes = np.full(mask.shape, IGNORED, dtype=np.int64)
-    classes[own] = np.concatenate([_classes(regions) for regions in there])
+    classes[is_region] = np.concatenate([_classes(regions) for regions in present])
     targets = classes.ravel()[places]
     arrays: Arrays = {
-        "region_locations": _locations(found, shown),
+        "region_locations": _locations(pictures, feeding, shown),
         "region_mask": mask,
         "hidden": hidden,
         "region_counts": counts,
@@ -143,38 +151,46 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
         "read_regions": _with_first(masked, ends > 0),
         "class_targets": np.where(targets < 0, IGNORED, targets + background),
     }
-    return arrays | (_distributions(found, masked[:, whole:]) if background else {})
+    return arrays | (_distributions(pictures, masked[:, whole:]) if background else {})
 
 
 def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
     """Of the shown regions; negative where there is none."""
-    found = regions.row.class_ids
-    if found is None:
-        return np.full(regions.kept, IGNORED)
-    return found[: regions.kept] if regions.order is None else found[regions.order[: regions.kept]]
+    classes, order = regions.row.class_ids, regions.features.order
+    if classes is None:
+        return np.full(regions.num_shown, IGNORED)
+    return classes[slice(regions.num_shown) if order is None else order[: regions.num_shown]]
 
 
 def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
     """Those of whole pictures, as stored [B, G]; zeros for texts alone."""
-    found = [global_feature_of(one.regions.row) for one in samples if one.regions is not None]
-    held = np.zeros((len(samples), len(found[0])), dtype=found[0].dtype)
-    held[[one.regions is not None for one in samples]] = found
-    return held
+    has_picture = [sample.regions is not None for sample in samples]
+    stored = [global_feature_of(s.regions.row) for s in samples if s.regions is not None]
+    features = np.zeros((len(samples), len(stored[0])), dtype=stored[0].dtype)
+    features[has_picture] = stored
+    return features
 
 
-def _locations(found: Sequence[SampledRegions | None], longest: int) -> Array:
-    boxes = [regions.boxes if regions else NO_BOXES for regions in found]
-    rows = [regions.row if regions else None for regions in found]
-    return padded_locations(boxes, [(r.width, r.height) if r else (1, 1) for r in rows], longest)
+def _locations(pictures: Sequence[SampledRegions | None], feeding: Feeding, longest: int) -> Array:
+    """Of the shown regions; the whole picture's first, which VL-BERT ends at the last pixel."""
+    boxes = [regions.boxes[: regions.num_shown] if regions else NO_BOXES for regions in pictures]
+    rows = [regions.row if regions else None for regions in pictures]
+    first = None
+    if feeding.whole_image != "none":
+        less = int(feeding.whole_image == "rest")
+        corners = [(0, 0, r.width - less, r.height - less) if r else (0,) * 4 for r in rows]
+        first = np.array(corners, dtype=np.float32)
+    sizes = [(row.width, row.height) if row else (1, 1) for row in rows]
+    return padded_locations(boxes, sizes, longest, first=first)
 
 
-def _distributions(found: Sequence[SampledRegions | None], masked: Flags) -> Arrays:
+def _distributions(pictures: Sequence[SampledRegions | None], masked: Flags) -> Arrays:
     """The stored distributions of the regions to be guessed, of ``masked`` [B, R]; nothing where
     the table has none.
     """
     picked = [
-        (regions.row, regions.places(np.flatnonzero(flags)))
-        for regions, flags in zip(found, masked, strict=True)
+        (regions.row, regions.features.rows_of(np.flatnonzero(flags)))
+        for regions, flags in zip(pictures, masked, strict=True)
         if regions
     ]
     if any(row.class_probs is None for row, _ in picked):

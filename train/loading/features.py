@@ -5,6 +5,7 @@ is first written to, and for 13 MB of features that takes longer than to copy th
 a picture of 0.4 MB, of 53 us without).
 """
 
+import dataclasses
 import math
 import threading
 import weakref
@@ -14,15 +15,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.region_group import RegionGroup
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
-from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.batch import PlannedBatch, Source, StoredBatch
-from vlmill.train.loading.boxes import padded_locations
-from vlmill.train.loading.sample import global_feature_of, surest_first
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.collate import collate
+from vlmill.train.loading.sample import (
+    Sample,
+    columns_of,
+    global_feature_of,
+    surest_first,
+    take_regions,
+)
+from vlmill.train.loading.stored import StoredFeatures, no_features
+from vlmill.train.recipes.spec import Feeding
 
 KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use
 LARGER = 1.5  # times as large as needed: a block may be
@@ -67,26 +75,22 @@ def features_of(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
     Raises InputError if the row has none.
     """
     if row.features is None:
-        raise _lacking(row.image_id)
+        raise no_features(row.image_id)
     stored = torch.empty(row.features[:count].shape, dtype=getattr(torch, row.features.dtype.name))
     stored.numpy()[...] = row.features[:count]
     return stored.float().numpy()  # PyTorch's conversion is 40 times as fast as NumPy's
 
 
-def _lacking(image_id: str) -> InputError:
-    return InputError(f"--regions: {image_id} has no features; extract them with them")
+def read_features(
+    batch: HostBatch, reader: RegionReader | None, *, pin_memory: bool = False
+) -> HostBatch:
+    """Copies the features of a batch from the mapped files, each picture's bytes in one piece.
 
-
-def assemble(
-    planned: PlannedBatch, reader: RegionReader | None, *, pin_memory: bool = False
-) -> StoredBatch:
-    """Copy the features from the mapped files, each picture's bytes in one piece.
-
-    Nothing looks at the features here: `StoredBatch.not_finite` does, where a loss is not finite.
+    Nothing looks at the features here: `HostBatch.not_finite` does, where a loss is not finite.
     """
     # Allocated by torch, whose memory is aligned: sums over numpy's may differ in the last bit from
     # one run to the next, as the order of a vectorised sum depends on where its input begins.
-    tensors = {name: torch.from_numpy(value).clone() for name, value in planned.arrays.items()}
+    tensors = {name: tensor.clone() for name, tensor in batch.tensors.items()}
     if pin_memory:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     if "hidden" in tensors:
@@ -94,16 +98,9 @@ def assemble(
         shape = (*tensors["hidden"].shape, reader.feature_dim)
         dtype = STORED[reader.arrays["features"]["dtype"]]
         features = _empty(shape, dtype, pin_memory=pin_memory)
-        fill(features, planned.sources, reader, whole=int(planned.whole_image != "none"))
+        fill(features, batch.stored, reader, whole=int(batch.whole_image != "none"))
         tensors["features"] = features
-    return StoredBatch(
-        tensors=tensors,
-        whole_image=planned.whole_image,
-        pair_ids=planned.pair_ids,
-        image_ids=tuple(source.image_id for source in planned.sources),
-        num_texts=planned.num_texts,
-        num_classes=planned.num_classes,
-    )
+    return dataclasses.replace(batch, tensors=tensors, stored=())
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
@@ -113,69 +110,50 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> T
 
 
 def region_batch(
-    reader: RegionReader, numbers: Sequence[int], max_regions: int, *, pin_memory: bool = False
-) -> dict[str, Tensor]:
-    """The regions of some rows, with no text and no masks: for evaluation and fine-tuning.
+    reader: RegionReader,
+    numbers: Sequence[int],
+    feeding: Feeding,
+    *,
+    global_features: bool = False,
+    pin_memory: bool = False,
+) -> HostBatch:
+    """Reads the pictures of some rows of the table, with no text and nothing masked.
 
-    ``features`` [B, R, D] as stored, ``locations`` float32 [B, R, 5], ``mask`` bool [B, R].
-    Features are not looked at: `batch.not_finite` names pictures where they are to blame.
+    They are named by their image_id. All regions that ``feeding`` asks for are shown, as a text
+    may leave them less room than another.
     """
-    places = [reader.located(number) for number in numbers]
-    boxes = [group.boxes(at)[:max_regions] for group, at in places]
-    counts = [len(found) for found in boxes]
-    sources = [
-        source_of(group, at, count) for (group, at), count in zip(places, counts, strict=True)
-    ]
-    shape = (len(places), max(counts, default=0))
-    mask = np.arange(shape[1]) < np.array(counts)[:, None]
-    locations = padded_locations(boxes, [group.size(at) for group, at in places], shape[1])
-    dtype = STORED[reader.arrays["features"]["dtype"]]
-    features = _empty((*shape, reader.feature_dim), dtype, pin_memory=pin_memory)
-    fill(features, sources, reader)
-    found = {"locations": torch.from_numpy(locations), "mask": torch.from_numpy(mask)}
-    found = {name: tensor.clone() for name, tensor in found.items()}  # aligned, as in `assemble`
-    if pin_memory:
-        found = {name: tensor.pin_memory() for name, tensor in found.items()}
-    return {"features": features, **found}
-
-
-def source_of(group: RegionGroup, at: int, count: int, order: Ids | None = None) -> Source:
-    """Where the features of a row's first ``count`` regions lie, or of those at ``order`` [count].
-
-    Raises InputError if the row has none.
-    """
-    image_id = group.image_id(at)
-    place = group.feature_place(at)
-    if place is not None:
-        where = (group.shard_number, *place)
-        return Source(image_id=image_id, count=count, place=where, order=order)
-    data = group.stored_bytes("features", at)
-    if data is None:
-        raise _lacking(image_id)
-    return Source(image_id=image_id, count=count, place=None, data=data, order=order)
+    columns = columns_of(feeding, global_features=global_features)
+    pictures = (take_regions(*reader.located(number), feeding, columns) for number in numbers)
+    samples = [Sample(pair_id=regions.row.image_id, regions=regions) for regions in pictures]
+    batch = collate(samples, feeding, global_features=global_features)
+    return read_features(batch, reader, pin_memory=pin_memory)
 
 
 def fill(
-    features: Tensor, sources: Sequence[Source], reader: RegionReader, *, whole: int = 0
+    features: Float[Tensor, "B R D"],
+    stored: Sequence[StoredFeatures],
+    reader: RegionReader,
+    *,
+    whole: int = 0,
 ) -> None:
-    """Copy each source's features into ``features`` [B, R, D], after ``whole`` rows; the rest is
+    """Copies each picture's features into ``features`` [B, R, D], after ``whole`` rows; the rest is
     set to zero.
     """
     kind = torch.int16 if features.element_size() == 2 else torch.int32
     flat = features.view(kind).numpy().view(np.uint8).reshape(len(features), -1)
     width = features.shape[2] * features.element_size()
     first = whole * width
-    for i, source in enumerate(sources):
-        end = first + source.count * width
-        data = source.data if source.place is None else reader.bytes_at(*source.place)
-        assert data is not None
+    for i, source in enumerate(stored):
+        end = first + source.num_regions * width
+        content = source.copied if source.place is None else reader.bytes_at(*source.place)
+        assert content is not None
         if source.order is None:
-            flat[i, first:end] = data[: end - first]
+            flat[i, first:end] = content[: end - first]
         else:
             rows = flat[i, first:end].reshape(-1, width)
-            np.take(data.reshape(-1, width), source.order, axis=0, out=rows, mode="clip")
+            np.take(content.reshape(-1, width), source.order, axis=0, out=rows, mode="clip")
         flat[i, :first] = flat[i, end:] = 0
-    flat[len(sources) :] = 0
+    flat[len(stored) :] = 0
 
 
 def are_ranked(regions: RegionReader) -> bool:
@@ -183,12 +161,18 @@ def are_ranked(regions: RegionReader) -> bool:
     return not len(regions) or surest_first(regions.row(0)) is not None
 
 
+def global_widths_of(config: Any) -> tuple[int, ...]:
+    """The widths of whole pictures' features that a model takes; most take none."""
+    widths: tuple[int, ...] = getattr(config, "global_widths", ())
+    return widths
+
+
 def check_global_features(regions: RegionReader, config: Any) -> None:
     """Raises InputError if the model takes whole pictures' features and the table has other ones.
 
     By its first row; a later one without them is named when it is read.
     """
-    widths = getattr(config, "global_widths", ())
+    widths = global_widths_of(config)
     if not widths or not len(regions):
         return
     width = len(global_feature_of(regions.row(0)))

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.batch import PlannedBatch, StoredBatch
-from vlmill.train.loading.features import assemble
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import PretrainBatches
 
 # Batches that are assembled or wait. One is enough, as plans wait as well; and the fewer blocks of
@@ -29,10 +29,10 @@ def batch_loader(
     workers: int,
     device: torch.device | None = None,
     every: int = 1,
-) -> Generator[StoredBatch, None, None]:
+) -> Generator[HostBatch, None, None]:
     """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
 
-    With ``every`` above 1 only each so-many-th: the share of one of several processes. Workers plan
+    With ``every`` = N, yields every N-th batch: one rank's share. Workers collate
     the batches; a thread of this process copies the features, so that these never travel between
     processes. For a GPU, ``device``, they lie in pinned memory. Workers are spawned, not forked:
     Arrow's threads do not survive a fork.
@@ -51,16 +51,18 @@ def batch_loader(
         worker_init_fn=_stay_for_a_while,
     )
     pin_memory = device is not None and device.type == "cuda"
-    made = (
-        assemble(_sound(one), batches.regions, pin_memory=pin_memory)
-        for some in plans
-        for one in some
+    loaded = (
+        read_features(_sound(batch), batches.regions, pin_memory=pin_memory)
+        for sent_together in plans
+        for batch in sent_together
     )
-    return _ahead(made, torch.cuda.current_device() if pin_memory else None) if workers else made
+    if not workers:
+        return loaded
+    return _ahead(loaded, torch.cuda.current_device() if pin_memory else None)
 
 
 def _stay_for_a_while(worker: int) -> None:
-    """Leave it to the training process when to end: it ends its workers, and they outlive it never.
+    """Ignores stop signals for GRACE_S: the trainer stops its workers after it has saved.
 
     Whoever stops a job (a scheduler, a container, Ctrl-C) often tells all of its processes, and a
     run that saves and goes on later needs its workers until it has saved.
@@ -69,7 +71,7 @@ def _stay_for_a_while(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_S))
 
 
-class _Plans(Dataset[list[PlannedBatch | InputError]]):
+class _Plans(Dataset[list[HostBatch | InputError]]):
     """The plans of some batches each, or what is wrong with the data: an error that is raised in a
     worker comes with a traceback in its message.
     """
@@ -77,31 +79,31 @@ class _Plans(Dataset[list[PlannedBatch | InputError]]):
     def __init__(self, batches: PretrainBatches) -> None:
         self.batches = batches
 
-    def __getitem__(self, numbers: Sequence[int]) -> list[PlannedBatch | InputError]:
+    def __getitem__(self, numbers: Sequence[int]) -> list[HostBatch | InputError]:
         return [self._plan(number) for number in numbers]
 
-    def _plan(self, number: int) -> PlannedBatch | InputError:
+    def _plan(self, number: int) -> HostBatch | InputError:
         try:
             return self.batches[number]
         except InputError as error:
             return error
 
 
-def _sound(planned: PlannedBatch | InputError) -> PlannedBatch:
-    if isinstance(planned, InputError):
-        raise planned
-    return planned
+def _sound(batch: HostBatch | InputError) -> HostBatch:
+    if isinstance(batch, InputError):
+        raise batch
+    return batch
 
 
 def _ahead(
-    made: Iterator[StoredBatch], gpu: int | None = None
-) -> Generator[StoredBatch, None, None]:
-    """The same batches, made by a thread a little ahead of who asks for them.
+    batches: Iterator[HostBatch], gpu: int | None = None
+) -> Generator[HostBatch, None, None]:
+    """Yields the same batches, which a thread reads a little ahead of who asks for them.
 
     A thread begins on the first GPU, whatever its process is on: without ``gpu`` it would pin
     memory there, and hold some of that GPU's.
     """
-    waiting: queue.SimpleQueue[StoredBatch | BaseException | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[HostBatch | BaseException | None] = queue.SimpleQueue()
     room, stopped = threading.Semaphore(AHEAD), threading.Event()
 
     def work() -> None:
@@ -109,19 +111,19 @@ def _ahead(
             if gpu is not None:
                 torch.cuda.set_device(gpu)
             while room.acquire() and not stopped.is_set():
-                waiting.put(next(made, None))  # no name of ours keeps a batch's memory
+                waiting.put(next(batches, None))  # no name of ours keeps a batch's memory
         except BaseException as error:  # of whatever kind: it is raised where batches are asked for
             waiting.put(error)
 
     thread = threading.Thread(target=work, name="batches", daemon=True)
     thread.start()
     try:
-        while (one := waiting.get()) is not None:
+        while (item := waiting.get()) is not None:
             room.release()
-            if isinstance(one, BaseException):
-                raise one
-            yield one
-            del one
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            del item
     finally:
         stopped.set()
         room.release()

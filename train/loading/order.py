@@ -11,9 +11,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.random import generator
+from vlmill.train.loading.random import permutation, stream_starts
 from vlmill.train.recipes.spec import Loading
 
+ORDER_STAGE = 1 << 18  # apart from the stages whose pairs draw masks and negatives
 WINDOW_KEY = 1 << 32  # apart from the keys of an epoch's order
 
 
@@ -86,26 +87,28 @@ class PairOrder:
     def _buckets(self) -> Callable[[int], Ids]:
         return lru_cache(maxsize=2)(self._make_bucket)
 
+    def _permutation(self, epoch: int, key: int, count: int) -> Ids:
+        (start,) = stream_starts(self.seed, self.stage + ORDER_STAGE, [epoch], [key]).tolist()
+        return permutation(start, count)
+
     def _make_blocks(self, epoch: int) -> Ids:
         """The epoch's blocks in their order. The last one, if shorter, stays at the end: places
         must be known without the order."""
         whole = len(self.rows) // self.loading.block
-        order = generator(self.seed, self.stage, epoch, 0).permutation(whole)
-        return np.append(order, whole).astype(np.int64)
+        return np.append(self._permutation(epoch, 0, whole), whole)
 
     def _make_window(self, epoch: int, window: int) -> Ids:
         """The rows of a window in their order: a pure function, small beside the epoch."""
         count, size, block = len(self.rows), self._window, self.loading.block
         if size >= count:
-            return self.rows[generator(self.seed, self.stage, epoch, 0).permutation(count)]
+            return self.rows[self._permutation(epoch, 0, count)]
         first = window * size // block
         parts = [
             self.rows[at * block : (at + 1) * block]
             for at in self._blocks(epoch)[first : first + size // block].tolist()
         ]
         rows = np.concatenate(parts)
-        rng = generator(self.seed, self.stage, epoch, WINDOW_KEY + window)
-        return rows[rng.permutation(len(rows))]
+        return rows[self._permutation(epoch, WINDOW_KEY + window, len(rows))]
 
     def _make_bucket(self, group: int) -> Ids:
         """Places of a group of batches, batch by batch.
@@ -117,5 +120,4 @@ class PairOrder:
         places = np.arange(first, first + count)
         lengths = self.lengths[[self.visit(place).row for place in places.tolist()]]
         batches = places[np.argsort(lengths, kind="stable")].reshape(self.loading.bucket, -1)
-        rng = generator(self.seed, self.stage, group, 2 * WINDOW_KEY)
-        return batches[rng.permutation(len(batches))].ravel()
+        return batches[self._permutation(group, 2 * WINDOW_KEY, len(batches))].ravel()

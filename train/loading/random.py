@@ -2,8 +2,8 @@
 
 B pairs, N numbers. The n-th number of a pair is splitmix64's n-th from the pair's own start
 (Steele, Lea and Flood 2014), so that the numbers of a whole batch are computed at once: NumPy's
-generator takes longer to be made for one pair than a pair's masks take to be drawn. An epoch's
-order is drawn by NumPy's generator.
+generator takes longer to be made for one pair than a pair's masks take to be drawn. Orders are
+drawn from such streams too; what PyTorch draws (dropout, first weights) it draws by itself.
 """
 
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.train.loading.arrays import Keys
+from vlmill.train.loading.arrays import Ids, Keys
 
 FACTOR, ALL_BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -21,6 +21,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 BLOCK = 256  # numbers that a pair is given at a time
 MANTISSA = 2.0**-53
+KEYS_AT_ONCE = 1 << 16  # keys that are made at once, so that they stay in the cache
 
 
 def scrambled(values: Keys) -> Keys:
@@ -89,7 +90,7 @@ def streams(seed: int, stage: int, epochs: Any, keys: Any) -> list[Uniforms]:
 
 
 class Draws(Protocol):
-    """Where rules take their random numbers from; NumPy's ``Generator`` is one."""
+    """Where rules take their random numbers from."""
 
     def random(self) -> float:
         """A number from 0 to below 1."""
@@ -101,9 +102,23 @@ class Draws(Protocol):
         """Bring a list into random order, in place."""
 
 
-def generator(seed: int, stage: int, epoch: int, key: int) -> np.random.Generator:
-    """The random numbers of an epoch's order, or with another key of a part of it."""
-    return np.random.default_rng([seed, stage, epoch, key])
+def permutation(start: int, count: int) -> Ids:
+    """The numbers from 0 to below ``count`` in random order, int64 [count].
+
+    They are sorted by the numbers of the stream that begins at ``start``, of which each keeps the
+    upper bits, and below them its own place: values that are sorted alone take a third of the time
+    of NumPy's shuffling (10 million: 0.15 s, not 0.5). Equal upper bits leave two numbers in their
+    order, which happens to a pair of 10 million with a chance of 2^-40.
+    """
+    places = np.uint64((1 << max(count - 1, 1).bit_length()) - 1)
+    keys = np.empty(count, dtype=np.uint64)
+    for first in range(0, count, KEYS_AT_ONCE):
+        at = np.arange(first, min(first + KEYS_AT_ONCE, count), dtype=np.uint64)
+        drawn = scrambled(np.uint64(start) + (at + np.uint64(1)) * GOLDEN)
+        keys[first : first + len(at)] = drawn & ~places | at
+    keys.sort()
+    keys &= places
+    return keys.view(np.int64)
 
 
 def mix(text_key: Keys | int, image_key: Keys | int) -> Any:

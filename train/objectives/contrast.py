@@ -1,22 +1,61 @@
-"""VLMo's contrast and hard negatives over all processes (arXiv:2111.02358, sec. 3.3; its code).
+"""VLMo's pretraining step over all processes' pairs (arXiv:2111.02358, sec. 3.3; its code).
 
-W processes with B pairs each, one's own before the others'; H width.
+W processes with B pairs each, one's own before the others'; C = W B candidates; T tokens, M image
+positions, H width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from accelerate import Accelerator
-from torch import Tensor, nn
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from vlmill.models.inputs import PixelInputs, sent
-from vlmill.models.vlmo.model import Contrast, Draw, Vlmo, draw_negatives, negative_weights
-from vlmill.train.devices.gather import gather_first, world_size
+from vlmill.models.layers.relative_position import Biases
+from vlmill.models.outputs import Encoded
+from vlmill.models.places import Cells, first_cells
+from vlmill.models.vlmo.model import Contrast, Vlmo
+from vlmill.train.devices.gather import gather_first, is_shared, world_size
+from vlmill.train.loading.random import stream_starts, uniforms
 from vlmill.train.objectives.losses import contrast, mean_cross_entropy
 
 NEGATIVES = 1 << 20  # apart from the streams of stages
+PLACE_BITS = 32  # of a pair's place among those of all processes
+
+# Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
+# index for each: images, texts.
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def negative_weights(scores: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
+    """How likely each candidate is as a hard negative: the softmax without the right ones.
+
+    scores: contrastive logits against candidates, of which number b is row b's partner and no
+    negative (sec. 3.3). Rows do not sum to 1. Raises ValueError without a second candidate.
+    """
+    if scores.shape[1] < 2:
+        raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
+    partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
+    # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
+    smallest = torch.finfo(torch.float32).tiny
+    return scores.detach().float().softmax(dim=1).clamp_min(smallest).masked_fill(partners, 0.0)
+
+
+def draw_negatives(
+    weights_of_images: Float[Tensor, "B C"],
+    weights_of_texts: Float[Tensor, "B C"],
+    generator: torch.Generator | None = None,
+) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
+    """One image for each text and one text for each image, by their weights; images first."""
+    images = torch.multinomial(weights_of_images, 1, generator=generator)
+    texts = torch.multinomial(weights_of_texts, 1, generator=generator)
+    return images[:, 0], texts[:, 0]
 
 
 def negative_numbers(
@@ -27,10 +66,12 @@ def negative_numbers(
     Functions of the seed, the step with its part, and the pair's place among those of all
     processes: however pairs are dealt out, each draws the same negative.
     """
-    first, whole = accelerator.process_index * pairs, accelerator.num_processes * pairs
-    stream = np.random.default_rng([seed, NEGATIVES, step, part])
-    own = stream.random((whole, 2), dtype=np.float32)[first : first + pairs]
-    return sent(torch.from_numpy(np.ascontiguousarray(own.T)), accelerator.device)
+    first = accelerator.process_index * pairs
+    keys = np.arange(first, first + pairs, dtype=np.uint64) + np.uint64(part << PLACE_BITS)
+    drawn = uniforms(stream_starts(seed, NEGATIVES, [step], keys), 0, 2)
+    # Cut to float32's 24 bits: rounded, a number could become 1.
+    numbers = np.floor(drawn.T * 2**24).astype(np.float32) * np.float32(2**-24)
+    return sent(torch.from_numpy(np.ascontiguousarray(numbers)), accelerator.device)
 
 
 def drawn_by(numbers: Tensor) -> Draw:
@@ -51,8 +92,8 @@ def _at(weights: Tensor, numbers: Tensor) -> Tensor:
     order = _in_order(*weights.shape, device=weights.device)
     # In float64 no number below 1 gives the whole, past which there is no candidate.
     sums = weights[:, order].double().cumsum(1)
-    found = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
-    return order[found]
+    places = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
+    return order[places]
 
 
 def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:
@@ -66,16 +107,17 @@ def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalContrast:
-    """``scores`` [W B, W B] of every image with every text, by the first pair of vectors.
+    """The contrast of one's own pairs with all.
 
-    ``loss``: of the one or two pairs of vectors, their mean.
+    scores: the logits of every image with every text by the first pair of vectors. loss: of the one
+    or two pairs of vectors, their mean.
     """
 
-    scores: Tensor
-    loss: Tensor
+    scores: Float[Tensor, "C C"]
+    loss: Float[Tensor, ""]
 
-    def weights(self, pairs: int) -> tuple[Tensor, Tensor]:
-        """How likely each image is drawn for one's own texts [B, W B], and texts for images."""
+    def weights(self, pairs: int) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
+        """How likely each image is drawn for one's own texts, and each text for one's images."""
         return negative_weights(self.scores.T[:pairs]), negative_weights(self.scores[:pairs])
 
 
@@ -95,61 +137,134 @@ def global_contrast(
     return GlobalContrast(scores=scores, loss=torch.stack(losses).mean())
 
 
-def matching_pairs(inputs: PixelInputs, images: Tensor, texts: Tensor) -> PixelInputs:
-    """3 B pairs: the true ones, texts with the drawn ``images`` [B], drawn ``texts`` with images.
+@dataclass(frozen=True, kw_only=True)
+class ContrastAndMatching:
+    """What the three pretraining objectives need (sec. 3.3).
 
-    Numbers count all processes' pairs, one's own first; other processes' pixels and words are sent.
+    text, image: one's own unit vectors. contrast: theirs with all processes'. masked_text: last
+    hidden states of the masked texts with their own images. match_logits: of the true pairs, of
+    texts with drawn images, and of drawn texts with images, in this order; class 1 is a match.
+    The last two have no rows where they were not asked for.
     """
-    inputs = _as_long(inputs)
-    pixels, tokens, mask = (
-        gather_first(x.detach()) for x in (inputs.pixels, inputs.tokens, inputs.token_mask.long())
-    )
-    return PixelInputs(
-        tokens=torch.cat([inputs.tokens, inputs.tokens, tokens[texts]]),
-        token_mask=torch.cat([inputs.token_mask, inputs.token_mask, mask[texts].bool()]),
-        pixels=torch.cat([inputs.pixels, pixels[images], inputs.pixels]),
-    )
 
-
-def _as_long(inputs: PixelInputs) -> PixelInputs:
-    """With texts padded to the longest of all processes, which can be gathered only alike."""
-    if world_size() == 1:
-        return inputs
-    longest = torch.tensor(inputs.tokens.shape[1], device=inputs.tokens.device)
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    more = (0, int(longest.item()) - inputs.tokens.shape[1])
-    return PixelInputs(
-        tokens=nn.functional.pad(inputs.tokens, more),
-        token_mask=nn.functional.pad(inputs.token_mask, more),
-        pixels=inputs.pixels,
-    )
-
-
-def matching_loss(logits: Tensor) -> Tensor:
-    """Mean over 3 B of the cross-entropy [3 B, 2] of :func:`matching_pairs`; class 1 is a match."""
-    pairs = len(logits) // 3
-    belongs = torch.arange(3 * pairs, device=logits.device) < pairs
-    return mean_cross_entropy(logits, belongs.long())
+    text: Contrast
+    image: Contrast
+    contrast: GlobalContrast
+    masked_text: Float[Tensor, "B T H"]
+    match_logits: Float[Tensor, "B3 2"]
 
 
 def contrast_and_matching(
     model: Vlmo,
     inputs: PixelInputs,
+    masked_tokens: Int[Tensor, "B T"] | None = None,
     draw: Draw = draw_negatives,
     *,
     match: bool = True,
     exact: bool = True,
-) -> tuple[GlobalContrast, Tensor]:
-    """The contrast of a step, and its matching logits [3 B, 2] with hard negatives of all.
+    pack: bool = True,
+) -> ContrastAndMatching:
+    """A pretraining step's outputs, with hard negatives from the pairs of all processes.
 
-    With ``match=False`` these have no rows.
+    Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
+    true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
+    ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
+    pair's scores. ``exact`` as in `gather.gather_first`, of the contrast's vectors.
+
+    Raises ValueError for masked texts of another shape, a single pair among all processes, and a
+    head that the configuration leaves out.
     """
-    embedded = model.encoder.embed_text(inputs.tokens)
-    text = model.contrast_text(embedded, inputs.token_mask, real=inputs.real_tokens)
-    image = model.contrast_image(model.encoder.embed_image(inputs.pixels))
-    found = global_contrast(model, text, image, exact=exact)
-    if not match:
-        return found, found.loss.new_zeros(0, 2)
-    images, texts = draw(*found.weights(len(inputs.tokens)))
-    pooled = model(matching_pairs(inputs, images, texts)).pooled
-    return found, model.match_logits(pooled)
+    inputs.check(vocab_size=model.config.vocab_size)
+    _check_masked(inputs.tokens, masked_tokens)
+    pairs, length = inputs.tokens.shape
+    tokens = [inputs.tokens, *([] if masked_tokens is None else [masked_tokens])]
+    embedded = torch.split(model.encoder.embed_text(torch.cat(tokens)), pairs)
+    image = model.encoder.embed_image(inputs.pixels)
+    longest = _longest_text(inputs.tokens) if match else length
+    bias = model.encoder.joint_bias(longest)
+    texts = model.contrast_text(
+        embedded[0],
+        inputs.token_mask,
+        real=inputs.real_tokens,
+        bias=bias and [one[:, :length, :length] for one in bias],
+        pack=pack,
+    )
+    images = model.contrast_image(image, bias=bias and [one[:, longest:, longest:] for one in bias])
+    of_all = global_contrast(model, texts, images, exact=exact)
+    more = longest - length
+    mask = F.pad(inputs.token_mask, (0, more))
+    true, *passes = (Pairs(F.pad(text, (0, 0, 0, more)), mask, image) for text in embedded)
+    num_masked = len(passes) * pairs
+    if match:
+        passes += [true, *_negatives(model, inputs, true, *draw(*of_all.weights(pairs)))]
+    joint = _joint(model, passes, num_masked, bias, pack=pack) if passes else None
+    return ContrastAndMatching(
+        text=texts,
+        image=images,
+        contrast=of_all,
+        masked_text=image[:0] if joint is None else joint.text[:num_masked, :length],
+        match_logits=model.match_logits(joint.pooled[num_masked:])
+        if match and joint is not None
+        else image.new_zeros(0, 2),
+    )
+
+
+def _check_masked(tokens: Tensor, masked_tokens: Tensor | None) -> None:
+    if masked_tokens is not None and masked_tokens.shape != tokens.shape:
+        raise ValueError(
+            f"masked_tokens has shape {tuple(masked_tokens.shape)}, tokens {tuple(tokens.shape)}"
+        )
+
+
+class Pairs(NamedTuple):
+    """Embedded texts, their mask, and the embedded images that they are read with."""
+
+    text: Float[Tensor, "B T H"]
+    mask: Bool[Tensor, "B T"]
+    image: Float[Tensor, "B M H"]
+
+
+def _longest_text(tokens: Tensor) -> int:
+    """The longest padded length of all processes: texts can be gathered only alike."""
+    if not is_shared(tokens):
+        return tokens.shape[1]
+    longest = torch.tensor(tokens.shape[1], device=tokens.device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return int(longest.item())
+
+
+def _negatives(
+    model: Vlmo, inputs: PixelInputs, pairs: Pairs, images: Tensor, texts: Tensor
+) -> list[Pairs]:
+    """Texts with the drawn ``images`` [B], and drawn ``texts`` [B] with images.
+
+    Numbers count all processes' pairs, one's own first. Other processes' pixels and words are sent,
+    and embedded here: half as much as their embeddings with the gradients of these.
+    """
+    if not is_shared(inputs.pixels):
+        other, words, mask = pairs.image[images], pairs.text[texts], pairs.mask[texts]
+    else:
+        more = pairs.mask.shape[1] - inputs.tokens.shape[1]
+        tokens = gather_first(F.pad(inputs.tokens, (0, more)))
+        words = model.encoder.embed_text(tokens[texts])
+        mask = gather_first(pairs.mask.long())[texts].bool()
+        other = model.encoder.embed_image(gather_first(inputs.pixels.detach())[images])
+    return [Pairs(pairs.text, pairs.mask, other), Pairs(words, mask, pairs.image)]
+
+
+def _joint(
+    model: Vlmo, passes: list[Pairs], num_masked: int, bias: Biases | None, *, pack: bool
+) -> Encoded:
+    """The fusion encoder over all ``passes`` at once: words are read of the first pairs alone."""
+    text, mask, image = (torch.cat(some) for some in zip(*passes, strict=True))
+    masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
+    firsts = first_cells((len(mask), mask.shape[1]), mask)
+    read = Cells(torch.cat([masked, firsts[num_masked:]]), masked[:0])
+    return model.encoder.fuse(text, mask, image, bias=bias, pack=pack, read=read)
+
+
+def matching_loss(logits: Float[Tensor, "B3 2"]) -> Float[Tensor, ""]:
+    """Mean of the cross-entropy of `ContrastAndMatching.match_logits`; class 1 is a match."""
+    pairs = len(logits) // 3
+    belongs = torch.arange(3 * pairs, device=logits.device) < pairs
+    return mean_cross_entropy(logits, belongs.long())

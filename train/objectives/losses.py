@@ -45,29 +45,24 @@ def mean_divergence(logits: Tensor, distributions: Tensor) -> Tensor:
     return _mean(F.kl_div(log_shares, distributions.float(), reduction="none").sum(-1))
 
 
-def soft_cross_entropies(logits: Tensor, distributions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropies [N] with distributions [N, K], and which of them count [N] (VL-BERT).
+def are_whole(distributions: Tensor) -> Tensor:
+    """Whether each of the distributions [N, K] sums to 1 within 0.1: VL-BERT's code asks it."""
+    return (distributions.float().sum(-1) - 1).abs() < 0.1
 
-    A region counts whose distribution sums to 1 within 0.1; those not selected have sum 0.
-    """
-    counted = (distributions.sum(-1) - 1).abs() < 0.1
-    return F.cross_entropy(logits, distributions, reduction="none") * counted, counted
+
+def soft_cross_entropies(logits: Tensor, distributions: Tensor) -> Tensor:
+    """Cross-entropies [N] with distributions [N, K], 0 for those that are not whole (VL-BERT)."""
+    losses = F.cross_entropy(logits, distributions.float(), reduction="none")
+    return losses * are_whole(distributions)
 
 
 def mean_soft_cross_entropy(logits: Tensor, distributions: Tensor) -> Tensor:
-    """Mean of :func:`soft_cross_entropies` over the regions that count."""
-    losses, counted = soft_cross_entropies(logits, distributions)
-    return losses.sum() / counted.sum().clamp(min=1)
+    """Mean of :func:`soft_cross_entropies` over the whole distributions: VL-BERT's masked regions.
 
-
-def mean_of_samples(losses: Tensor, counted: Tensor) -> Tensor:
-    """VL-BERT's other reduction of losses [B, N]: a mean for each sample, then over samples.
-
-    Over samples with something to guess; both divisions have its 1e-4 in them.
+    Its gradient is that of :func:`mean_divergence`, where all are whole.
     """
-    number = counted.sum(-1)
-    means = (losses * counted).sum(-1) / (number + 1e-4)
-    return means.sum() / ((number > 0).sum() + 1e-4)
+    number = are_whole(distributions).sum()
+    return soft_cross_entropies(logits, distributions).sum() / number.clamp(min=1)
 
 
 def mean_squared_error(predicted: Tensor, targets: Tensor) -> Tensor:

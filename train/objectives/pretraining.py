@@ -5,7 +5,7 @@ are alone, so that means of parts can be weighted to the mean of the whole.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -13,20 +13,27 @@ from torch import Tensor, nn
 
 from vlmill.models import Beit, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
+from vlmill.models.registry import variant_of
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
-from vlmill.models.vlmo.model import Draw, VlmoOutputs, draw_negatives
-from vlmill.train.devices.gather import world_size
-from vlmill.train.loading.batch import PretrainBatch, StoredBatch
-from vlmill.train.objectives.contrast import contrast_and_matching, drawn_by, matching_loss
+from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.objectives.contrast import (
+    Draw,
+    contrast_and_matching,
+    draw_negatives,
+    drawn_by,
+    matching_loss,
+)
 from vlmill.train.objectives.losses import (
     IGNORED,
-    contrast,
+    are_whole,
     mean_cross_entropy,
     mean_divergence,
     mean_matching,
+    mean_soft_cross_entropy,
     mean_squared_error,
 )
 from vlmill.train.recipes.spec import Objectives
+from vlmill.train.recipes.variants import named, training_of
 
 PictureTokens = Callable[[Tensor], Tensor]  # `tokenizer.PictureTokenizer.reader`
 
@@ -36,58 +43,77 @@ def weighted(weights: Objectives) -> tuple[str, ...]:
     return tuple(field.name for field in fields(weights) if getattr(weights, field.name))
 
 
-def label_counts(batch: StoredBatch, weights: Objectives) -> dict[str, int]:
+def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
     """How many labels each objective with a weight above 0 has in the batch; read on the host."""
-    held = batch.tensors
-    width = held["tokens"].shape[1] if "tokens" in held else 1
+    tensors = batch.tensors
+    width = tensors["tokens"].shape[1] if "tokens" in tensors else 1
     # Without regions and pixels all rows are texts alone.
-    paired = "region_mask" in held or "pixels" in held
+    paired = "region_mask" in tensors or "pixels" in tensors
     pairs = len(batch.pair_ids) - batch.num_texts if paired else 0
-    in_pairs = int((held["masked_tokens"] < pairs * width).sum()) if "masked_tokens" in held else 0
-    classes = int((held["class_targets"] != IGNORED).sum()) if "class_targets" in held else 0
+    in_pairs = (
+        int((tensors["masked_tokens"] < pairs * width).sum()) if "masked_tokens" in tensors else 0
+    )
+    classes = int((tensors["class_targets"] != IGNORED).sum()) if "class_targets" in tensors else 0
+    probs = tensors.get("class_probs")
     counts = {
         "mlm": in_pairs,
-        "text_mlm": len(held.get("masked_tokens", ())) - in_pairs,
+        "text_mlm": len(tensors.get("masked_tokens", ())) - in_pairs,
         "moc": classes,
-        "mrkl": len(held["class_probs"]) if "class_probs" in held else classes,
-        "mrfr": len(held.get("class_targets", ())),
+        "mrkl": classes if probs is None else len(probs),
+        "mrce": classes if probs is None else int(are_whole(probs).sum()),
+        "mrfr": len(tensors.get("class_targets", ())),
         "itm": pairs,
         "itc": pairs,
-        "mim": int(held["patch_mask"].sum()) if "patch_mask" in held else 0,
+        "mim": int(tensors["patch_mask"].sum()) if "patch_mask" in tensors else 0,
     }
     return {name: counts[name] for name in weighted(weights)}
 
 
-def pretraining_losses(
-    model: nn.Module,
-    batch: PretrainBatch,
-    weights: Objectives,
-    picture_tokens: PictureTokens | None = None,
-    draw: Draw = draw_negatives,
-    *,
-    pack: bool = True,
-) -> dict[str, Tensor]:
-    """The losses with a weight above 0, each unweighted and a mean over its labels.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What some losses need beside model and batch.
 
-    Means over nothing are 0 with a gradient, not NaN. ``picture_tokens`` gives masked picture
-    modelling its targets, ``draw`` VLMo's matching its negatives. With ``pack=False`` padding is
-    computed too. Raises
+    ``picture_tokens`` gives masked picture modelling its targets, ``draw`` VLMo's matching its
+    negatives. Without ``pack`` padding is computed too.
+    """
+
+    picture_tokens: PictureTokens | None = None
+    draw: Draw = draw_negatives
+    pack: bool = True
+
+
+Losses = Callable[[Any, Batch, Objectives, Options], dict[str, Tensor]]
+DEFAULTS = Options()
+
+
+def losses_of(model: nn.Module) -> Losses:
+    """How the variant's losses with a weight above 0 are computed, each unweighted.
+
+    Each is a mean over its labels; means over nothing are 0 with a gradient, not NaN. Raises
     ValueError for an objective that the model has no head for.
     """
-    if isinstance(model, Beit):
-        return {"mim": _picture_loss(model, batch, picture_tokens)}
-    if isinstance(model, VlBertEndToEnd):
-        variant = cast(RegionModel, model.model)
-        encoded = variant(with_features(model, batch), read=batch.read, pack=pack)
-        return _region_losses(variant, batch, weights, encoded)
-    if isinstance(model, Vlmo):
-        return _vlmo_losses(model, batch, weights, draw, pack=pack)
-    variant = cast(RegionModel, model)
-    encoded = variant(batch.inputs, read=batch.read, pack=pack)
-    return _region_losses(variant, batch, weights, encoded)
+    losses: Losses = named(training_of(variant_of(model)).losses)
+    return losses
 
 
-def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
+def region_losses(
+    model: RegionModel, batch: Batch, weights: Objectives, options: Options = DEFAULTS
+) -> dict[str, Tensor]:
+    """Losses of a model on regions: words, regions and pairs, each where the recipe weighs it."""
+    encoded = model(batch.inputs, pack=options.pack)
+    return _of_encoded(model, batch, weights, encoded)
+
+
+def end_to_end_losses(
+    model: VlBertEndToEnd, batch: Batch, weights: Objectives, options: Options = DEFAULTS
+) -> dict[str, Tensor]:
+    """The same where the model computes the regions' features (VL-BERT)."""
+    variant = cast(RegionModel, model.model)
+    encoded = variant(with_features(model, batch), pack=options.pack)
+    return _of_encoded(variant, batch, weights, encoded)
+
+
+def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
     """The inputs with features computed from pictures; texts alone, which come last, have none."""
     regions, inputs = batch.picture_regions, batch.inputs
     if regions is None or inputs.masked_regions is None:
@@ -104,19 +130,20 @@ def with_features(model: VlBertEndToEnd, batch: PretrainBatch) -> VLInputs:
     )
 
 
-def _region_losses(
-    model: RegionModel, batch: PretrainBatch, weights: Objectives, encoded: Encoded
+def _of_encoded(
+    model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
 ) -> dict[str, Tensor]:
-    """MLM, MOC, MRKL, MRFR: means over the masked words and regions; ITM: over all pairs."""
+    """MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
-    if weights.moc or weights.mrkl:
+    if weights.moc or weights.mrkl or weights.mrce:
         logits = model.region_class_logits(regions)
         if weights.moc:
             losses["moc"] = mean_cross_entropy(logits, batch.class_targets)
-        if weights.mrkl:
-            losses["mrkl"] = _divergence(logits, batch)
+        for name, loss in SOFT.items():
+            if getattr(weights, name):
+                losses[name] = _from_distributions(loss, logits, batch)
     if weights.mrfr:
         losses["mrfr"] = mean_squared_error(model.region_features(regions), batch.feature_targets)
     if weights.itm:
@@ -125,31 +152,37 @@ def _region_losses(
     return losses
 
 
-def _picture_loss(
-    model: Beit, batch: PretrainBatch, picture_tokens: PictureTokens | None
-) -> Tensor:
+def picture_losses(
+    model: Beit, batch: Batch, weights: Objectives, options: Options = DEFAULTS
+) -> dict[str, Tensor]:
     """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
-    if picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
+    if options.picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
     assert batch.token_pixels is not None and batch.masked_patches is not None
-    targets = picture_tokens(batch.token_pixels).flatten()[batch.masked_patches]
+    targets = options.picture_tokens(batch.token_pixels).flatten()[batch.masked_patches]
     states = model(batch.pixels, batch.patch_mask.flatten(1))[:, 1:].flatten(0, 1)
-    return mean_cross_entropy(model.visual_logits(states[batch.masked_patches]), targets)
+    logits = model.visual_logits(states[batch.masked_patches])
+    return {"mim": mean_cross_entropy(logits, targets)}
 
 
-def _divergence(logits: Tensor, batch: PretrainBatch) -> Tensor:
-    """From the distributions, or the classes where there are none, which is the same for certainty.
+SOFT = {"mrkl": mean_divergence, "mrce": mean_soft_cross_entropy}
+
+
+def _from_distributions(
+    loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, batch: Batch
+) -> Tensor:
+    """The loss by distributions, or by classes where there are none: all certain, it is the same.
 
     The detector may know fewer classes than the model has room for.
     """
-    wanted = batch.class_distributions
-    if wanted is None:
+    distributions = batch.class_distributions
+    if distributions is None:
         return mean_cross_entropy(logits, batch.class_targets)
-    return mean_divergence(logits[:, : wanted.shape[1]], wanted)
+    return loss(logits[:, : distributions.shape[1]], distributions)
 
 
 def _word_losses(
-    model: Any, words: Tensor, end: int, batch: PretrainBatch, weights: Objectives
+    model: Any, words: Tensor, end: int, batch: Batch, weights: Objectives
 ) -> dict[str, Tensor]:
     """MLM over the words of pairs, those before place ``end``, and over texts alone."""
     losses: dict[str, Tensor] = {}
@@ -164,11 +197,11 @@ def _word_losses(
     return losses
 
 
-def _vlmo_losses(
-    model: Vlmo, batch: PretrainBatch, weights: Objectives, draw: Draw, *, pack: bool
+def vlmo_losses(
+    model: Vlmo, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> dict[str, Tensor]:
     """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
-    inputs, mask = batch.inputs, batch.inputs.token_mask
+    inputs, mask, pack = batch.inputs, batch.inputs.token_mask, options.pack
     if batch.pixels is None:
         hidden = model.encode_text(inputs.tokens, mask, real=inputs.real_tokens, pack=pack)
         return _word_losses(model, hidden.flatten(0, 1), 0, batch, weights)
@@ -176,34 +209,24 @@ def _vlmo_losses(
     if not (weights.itc or weights.itm):
         words = model(masked, pack=pack).text.flatten(0, 1)
         return _word_losses(model, words, len(words), batch, weights)
-    clean, match = batch.pixel_inputs(masked=False), bool(weights.itm)
-    # What has no values is never sent: one process's products are counted by themselves.
-    if world_size() > 1 and clean.pixels.device.type != "meta":
-        found, logits = contrast_and_matching(model, clean, draw, match=match)
-        hidden = model(masked, pack=pack).text if weights.mlm else logits.new_zeros(0, 0, 1)
-        itc, words = found.loss, hidden
-    else:
-        tokens = masked.tokens if weights.mlm else None
-        out = model.pretraining(clean, tokens, draw, match=match, pack=pack)
-        itc, words, logits = _contrast(out), out.masked_text, out.match_logits
+    tokens = masked.tokens if weights.mlm else None
+    step = contrast_and_matching(
+        model,
+        batch.pixel_inputs(masked=False),
+        tokens,
+        options.draw,
+        match=bool(weights.itm),
+        pack=pack,
+    )
     losses: dict[str, Tensor] = {}
     if weights.itc:
-        losses["itc"] = itc
+        losses["itc"] = step.contrast.loss
     if weights.itm:
-        losses["itm"] = matching_loss(logits)
+        losses["itm"] = matching_loss(step.match_logits)
     if weights.mlm:
-        words = words.flatten(0, 1)
+        words = step.masked_text.flatten(0, 1)
         losses |= _word_losses(model, words, len(words), batch, weights)
     return losses
-
-
-def _contrast(out: VlmoOutputs) -> Tensor:
-    """The mean over the one or two pairs of vectors."""
-    pairs = [contrast(out.text.own, out.image.own, out.scale)]
-    if out.fused_scale is not None:
-        assert out.text.fused is not None and out.image.fused is not None
-        pairs.append(contrast(out.text.fused, out.image.fused, out.fused_scale))
-    return torch.stack(pairs).mean()
 
 
 class PretrainingStep(nn.Module):
@@ -223,10 +246,10 @@ class PretrainingStep(nn.Module):
         super().__init__()
         self.model, self.weights, self.pack = model, weights, pack
         self.picture_tokens = picture_tokens
-        self.names = weighted(weights)
+        self.names, self.losses = weighted(weights), losses_of(model)
 
     def forward(
-        self, batch: PretrainBatch, shares: Tensor, numbers: Tensor | None = None
+        self, batch: Batch, shares: Tensor, numbers: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum, and each loss unweighted.
 
@@ -235,9 +258,8 @@ class PretrainingStep(nn.Module):
         negatives; without, PyTorch's generator does.
         """
         draw = draw_negatives if numbers is None else drawn_by(numbers)
-        unshared = pretraining_losses(
-            self.model, batch, self.weights, self.picture_tokens, draw, pack=self.pack
-        )
+        options = Options(picture_tokens=self.picture_tokens, draw=draw, pack=self.pack)
+        unshared = self.losses(self.model, batch, self.weights, options)
         of_all = dict(zip(self.names, shares.unbind(), strict=True))
         losses = {name: loss * of_all[name] for name, loss in unshared.items()}
         terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]

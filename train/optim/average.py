@@ -35,12 +35,12 @@ class MovingAverage:
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """While it lasts the model has the average's weights; then its own again."""
-        own = {name: p.detach().clone() for name, p in _trained(model)}
+        weights = {name: p.detach().clone() for name, p in _trained(model)}
         _put(model, self.shadow)
         try:
             yield
         finally:
-            _put(model, own)
+            _put(model, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average by parameter name."""

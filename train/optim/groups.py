@@ -1,14 +1,38 @@
 """A recipe's optimiser is made here, with the groups of parameters that decay alike."""
 
-from collections.abc import Callable, Container, Iterable
+import dataclasses
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
 
+from vlmill.models.from_bert import BERT_SOURCES
+from vlmill.schemas.errors import InputError
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.recipes.spec import Optimizer
+
+
+def is_trained(name: str, parts: Sequence[str]) -> bool:
+    """Whether a stage trains the parameter: its name holds one of ``parts`` (`Stage.trained`)."""
+    return not parts or any(part in name for part in parts)
+
+
+def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimizer:
+    """Without ``--init``, drops the BERT learning-rate factor and the inverted weight decay."""
+    if from_checkpoint:
+        return settings
+    decay = "matrices" if settings.decay == "inverted" else settings.decay
+    return dataclasses.replace(settings, bert_rate=1.0, decay=decay)
+
+
+def names_from_bert(model: nn.Module) -> set[str]:
+    """The parameters that a BERT checkpoint has, too. Raises InputError for a variant without."""
+    links = BERT_SOURCES.get(type(model))
+    if links is None:
+        raise InputError(f"optimizer.bert_rate: {type(model).__name__} takes nothing from BERT")
+    return {link.ours for link in links(model, {})}
 
 
 def make_optimizer(

@@ -1,8 +1,6 @@
 """What the published runs feed their models, and how they mask it. Marked [code] where only the
 released code says it, [choice] where neither paper nor code does."""
 
-from collections.abc import Callable
-
 from vlmill.train.recipes.spec import Feeding, Masking
 
 
@@ -106,14 +104,3 @@ def vlmo_pictures_feeding(*, image_size: int = 224, token_size: int = 112) -> Fe
 def vlmo_masking() -> Masking:
     """Whole words, 15 % of the 40 tokens that a text may have [code]."""
     return Masking(word_rule="budget", mismatched_words=True)
-
-
-# What a published checkpoint was fed at the end of its pretraining, by variant.
-PUBLISHED_FEEDING: dict[str, Callable[[], Feeding]] = {
-    "imagebert": imagebert_feeding,
-    "interbert": interbert_feeding,
-    "vilbert": vilbert_feeding,
-    "vilbert-single-stream": vilbert_feeding,
-    "vl-bert": vlbert_feeding,
-    "vlmo": vlmo_feeding,
-}

@@ -8,6 +8,8 @@ from vlmill.train.recipes.feeding import imagebert_feeding
 from vlmill.train.recipes.small import small_recipe
 from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
 
+GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of needs
+
 
 def imagebert_stage(name: str, *sources: str) -> Stage:
     """One pass of all four tasks over pairs of these sources."""
@@ -63,6 +65,25 @@ def imagebert_cc() -> Recipe:
 def imagebert_cc_sbu() -> Recipe:
     """Table 3, row 3."""
     return imagebert_one_stage("imagebert-cc-sbu", "Conceptual Captions and SBU", "cc", "sbu")
+
+
+def imagebert_cc_sbu_global() -> Recipe:
+    """Table 4: row 3 with features of whole pictures beside the regions (sec. 5.3).
+
+    A token for each network [choice], of the widths of DenseNet-121, ResNet-152 and GoogLeNet.
+    """
+    recipe = imagebert_cc_sbu()
+    return replace(
+        recipe,
+        name="imagebert-cc-sbu-global",
+        model=imagebert_base(global_widths=GLOBAL_WIDTHS),
+        about="ImageBERT on Conceptual Captions and SBU, with features of whole pictures",
+        needs=(
+            "regions with global_feature: extract-rois run --global-cnn "
+            "densenet121,resnet152,googlenet; --init from BERT: train-vl convert --family bert "
+            f"--as imagebert-base global_widths=[{','.join(map(str, GLOBAL_WIDTHS))}]"
+        ),
+    )
 
 
 def imagebert_mixed() -> Recipe:

@@ -7,7 +7,15 @@ from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
 VOCABULARY = 4000
 
 
-def small_recipe(name: str, variant: str, model: Any, about: str, **stage: Any) -> Recipe:
+def small_recipe(
+    name: str,
+    variant: str,
+    model: Any,
+    about: str,
+    *,
+    standardise_features: bool = True,
+    **stage: Any,
+) -> Recipe:
     """A recipe of one stage from random weights; ``stage`` are fields of it.
 
     No model of a few million parameters needs dropout in so few steps, and it delays matching (42
@@ -26,6 +34,6 @@ def small_recipe(name: str, variant: str, model: Any, about: str, **stage: Any) 
         stages=(Stage(**(defaults | stage)),),
         about=about,
         vocabulary_size=VOCABULARY,
-        standardise_features=variant != "vlmo",
+        standardise_features=standardise_features,
         save_every=500,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from vlmill.models import VARIANTS
+from vlmill.train.recipes.variants import training_of
 
 FEWEST_TOKENS = 3  # [CLS], a word, [SEP]
 
@@ -18,29 +19,27 @@ def _share(name: str, value: float) -> None:
 class Masking:
     """Shares of sub-words and regions that are masked, and what becomes of those.
 
-    BERT's for words (Devlin et al. 2018, sec. 3.1): the rest of masked words stays as it is.
-    ImageBERT's for regions (arXiv:2001.07966, sec. 3.3): those not zeroed stay as they are.
-
-    ``word_rule``: ``tokens`` each for itself, ``words`` whole (VL-BERT), ``budget`` whole words up
-    to ``words`` of the longest text's length (VLMo's code), ``segments`` of anchors (InterBERT's
-    paper; ``words`` is the anchors' share), ``span`` one of any length (InterBERT's code).
-    ``region_rule``: ``regions`` each for itself, or ``groups`` of an anchor and what overlaps with
-    it by more than ``group_overlap`` (InterBERT; ``regions`` is the anchors' share);
-    ``group_pixels`` as its code counts: boxes that hold their last pixel, and at least that much.
-    ``mismatched_words`` and ``mismatched_regions``: guessed in pairs that do not belong together
-    too (ViLBERT, VL-BERT: both; InterBERT: words; ImageBERT: neither). Both are masked in any case:
-    whether a pair matches must not show by its masks.
+    BERT's for words (Devlin et al. 2018, sec. 3.1); ImageBERT's for regions (arXiv:2001.07966, sec.
+    3.3).
     """
 
-    words: float = 0.15
-    word_to_mask: float = 0.8
-    word_to_random: float = 0.1
-    regions: float = 0.15
-    region_to_zero: float = 0.9
+    words: float = 0.15  # share of the words, or of the anchors of segments
+    word_to_mask: float = 0.8  # of these, the share that becomes [MASK]
+    word_to_random: float = 0.1  # and any word of the vocabulary; the rest stays as it is
+    regions: float = 0.15  # share of the regions, or of the anchors of groups
+    region_to_zero: float = 0.9  # of these, the share whose feature is zeroed; the rest stays
+    # ``tokens`` each for itself, ``words`` whole (VL-BERT), ``budget`` whole words up to ``words``
+    # of the longest text's length (VLMo's code), ``segments`` of anchors (InterBERT's paper),
+    # ``span`` one of any length (InterBERT's code).
     word_rule: Literal["tokens", "words", "budget", "segments", "span"] = "tokens"
+    # ``regions`` each for itself, or ``groups`` of an anchor and what overlaps with it (InterBERT).
     region_rule: Literal["regions", "groups"] = "regions"
-    group_overlap: float = 0.4
+    group_overlap: float = 0.4  # what overlaps by more belongs to the group
+    # As InterBERT's code counts: boxes hold their last pixel, and overlap by at least that much.
     group_pixels: bool = False
+    # Whether words and regions are guessed in pairs that do not belong together, too (ViLBERT,
+    # VL-BERT: both; InterBERT: words; ImageBERT: neither). Both are masked in any case: whether a
+    # pair matches must not show by its masks.
     mismatched_words: bool = False
     mismatched_regions: bool = False
 
@@ -53,40 +52,33 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Feeding:
-    """What a stage's model is fed of a pair; the papers' numbers stand in ``feeding.py``.
+    """What a stage's model is fed of a pair; the papers' numbers stand in ``feeding.py``."""
 
-    ``kind``: text with ``regions``, text with ``pixels``, ``text`` alone, ``pictures`` alone, or
-    ``picture-regions``: text with pictures and the boxes of their regions (VL-BERT end to end).
-    ``max_tokens`` counts [CLS] and [SEP]; null: as many as the model takes. ``max_regions``: the
-    first of a picture by ``region_order``, that of the ``table``, or by falling ``confidence``: the
-    highest probability of any class, background included (VL-BERT), or where only the class's own
-    score is stored, that; where neither is, the table's. ``whole_image`` is a further region in
-    row 0: the ``mean`` of the masked features (ViLBERT, InterBERT), or of the ``rest`` that is not
-    masked (VL-BERT). ``max_elements`` bounds tokens and regions together (VL-BERT).
-    ``region_targets``: the detector's ``class``, or its ``distribution`` where the regions have it.
-    ``flip`` is the share of pictures whose boxes (of pixels: all) are mirrored. ``text_rows``
-    texts without a picture come with the pairs of a step, ``text_row_tokens`` long (VL-BERT).
-    ``image_size``, ``crop`` (share of the area), ``augment`` (RandAugment), ``jitter`` (of colours)
-    and ``token_size`` (of the second picture, for the tokenizer of pictures; null for none) are
-    those of pixels. Pictures with regions keep their shape: ``short_side`` pixels, unless the other
-    side would pass ``long_side``.
-    """
-
+    # Text with regions, text with pixels, text alone, pictures alone, or text with pictures and the
+    # boxes of their regions (VL-BERT end to end).
     kind: Literal["regions", "pixels", "text", "pictures", "picture-regions"] = "regions"
-    max_tokens: int | None = None
-    max_regions: int = 100
+    max_tokens: int | None = None  # [CLS] and [SEP] counted; null: as many as the model takes
+    max_regions: int = 100  # the first of a picture in ``region_order``
+    # That of the table, or by falling confidence: the highest probability of any class, background
+    # included (VL-BERT), or where only the class's own score is stored, that; else the table's.
     region_order: Literal["table", "confidence"] = "table"
+    # A further region in row 0: the mean of the masked features (ViLBERT, InterBERT), or of the
+    # rest that is not masked (VL-BERT).
     whole_image: Literal["none", "mean", "rest"] = "none"
-    max_elements: int | None = None
+    max_elements: int | None = None  # the most tokens and regions together (VL-BERT)
+    # The detector's class, or its distribution over classes where the regions have it.
     region_targets: Literal["class", "distribution"] = "class"
-    flip: float = 0.0
-    text_rows: int = 0
-    text_row_tokens: int = 64
+    flip: float = 0.0  # share of pictures that are mirrored; of regions, their boxes alone
+    text_rows: int = 0  # texts without a picture that come with the pairs of a step (VL-BERT)
+    text_row_tokens: int = 64  # their length
+    # Pixels: side, share of the area that a crop takes, RandAugment, jitter of colours, and the
+    # side of the second picture, for the tokenizer of pictures (null: none).
     image_size: int = 224
     crop: tuple[float, float] = (0.5, 1.0)
     augment: bool = True
     jitter: float = 0.0
     token_size: int | None = None
+    # Pictures with regions keep their shape: so many pixels, unless the other side passed the most.
     short_side: int = 600
     long_side: int = 1000
 
@@ -127,6 +119,7 @@ class Objectives:
     text_mlm: float = 0.0  # the same on texts without a picture, a mean of its own
     moc: float = 1.0  # masked object classification: the detector's class
     mrkl: float = 0.0  # masked regions by the detector's distribution, KL divergence
+    mrce: float = 0.0  # the same by cross-entropy, where the distribution is whole (VL-BERT)
     mrfr: float = 1.0  # masked region feature regression
     itm: float = 1.0  # image-text matching
     itc: float = 0.0  # image-text contrast
@@ -140,37 +133,30 @@ class Objectives:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How weights are moved; defaults are BERT's but for ``lr``, the peak of the learning rate.
+    """How weights are moved; defaults are BERT's but for ``lr``."""
 
-    ``kind``: ``adamw`` is PyTorch's, ``bert-adam`` that of ViLBERT and InterBERT (no bias
-    correction, each gradient clipped for itself), ``transformers-adamw`` that of VL-BERT and VLMo.
-    ``decay``: on ``matrices`` alone, on ``everything`` (VL-BERT), ``inverted``, on biases and layer
-    norms alone (a mistake of the scripts of ViLBERT and InterBERT), or as the codes of ``vlmo``
-    (experts' norms and scales too, relative positions not) and ``beit`` (matrices, but neither
-    positions nor the class token). ``clip`` is the largest
-    norm of the whole gradient, of each tensor's for ``bert-adam``, 0 for no clipping.
-    ``bert_rate`` is the share of the rate for what BERT has, too (ViLBERT: 0.1). This and
-    ``inverted`` hold for runs with ``--init`` alone, as in those scripts.
-
-    ``schedule``: up in a line over the first ``warmup_steps`` (null: the share ``warmup`` of the
-    steps, without its fraction), then down in a line, by a ``cosine``, or ``constant``; down to
-    ``end`` of the peak. ``first_step`` is the first step's number: 0, so that its rate under
-    warm-up is 0 (the codes of BERT, ViLBERT, InterBERT, VLMo and BEiT), or 1 (VL-BERT's).
-    """
-
-    lr: float
+    lr: float  # the peak of the learning rate
+    # PyTorch's AdamW, that of ViLBERT and InterBERT (no bias correction, each gradient clipped for
+    # itself), or that of VL-BERT and VLMo.
     kind: Literal["adamw", "bert-adam", "transformers-adamw"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
+    # On matrices alone, on everything (VL-BERT), inverted: on biases and layer norms alone (a
+    # mistake of the scripts of ViLBERT and InterBERT, with --init only, as there), or as the codes
+    # of VLMo (experts' norms and scales too, relative positions not) and BEiT (matrices, but
+    # neither positions nor the class token).
     decay: Literal["matrices", "everything", "inverted", "vlmo", "beit"] = "matrices"
-    clip: float = 1.0
-    bert_rate: float = 1.0
+    clip: float = 1.0  # largest norm of the gradient, of each tensor's for bert-adam; 0: no limit
+    bert_rate: float = 1.0  # share of the rate for what BERT has, too (ViLBERT: 0.1), with --init
+    # Up in a line over the warm-up, then down in a line, by a cosine, or not at all.
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup: float = 0.1
-    warmup_steps: int | None = None
-    end: float = 0.0
+    warmup: float = 0.1  # share of the steps, without its fraction
+    warmup_steps: int | None = None  # in place of the share
+    end: float = 0.0  # share of the peak that the schedule goes down to
+    # The first step's number: 0, so that its rate under warm-up is 0 (the codes of BERT, ViLBERT,
+    # InterBERT, VLMo and BEiT), or 1 (VL-BERT's).
     first_step: Literal[0, 1] = 0
 
     def __post_init__(self) -> None:
@@ -184,21 +170,19 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """In which order pairs come, as far as speed decides it.
+    """In which order pairs come, as far as speed decides it."""
 
-    An epoch's order is random at once among ``window`` pairs. Data of more pairs are cut into runs
-    of ``block`` pairs whose pictures lie side by side, and a window is as many runs from anywhere:
-    what is read lies together, and one window of pictures should fit into memory beside the model
-    (16,384 pictures of 100 float16 regions are 6.7 GB), or is read picture by picture.
-    With ``bucket`` above 1, so many batches are formed at once, of pairs of like lengths, and
-    shuffled; lengths are padded to a multiple of ``pad_to``. For VLMo on GPUs, which computes its
-    padding there: elsewhere models pack rows themselves, and buckets bring nothing.
-    """
-
+    # Pairs among which an epoch's order is random at once. What a window reads lies together, and
+    # should fit into memory beside the model (16,384 pictures of 100 float16 regions are 6.7 GB),
+    # or is read picture by picture.
     window: int = 16_384
+    # Larger data are cut into runs of so many pairs whose pictures lie side by side; a window is as
+    # many runs from anywhere.
     block: int = 64
+    # So many batches are formed at once, of pairs of like lengths, and shuffled. For VLMo on GPUs,
+    # which computes its padding there: other models pack rows, and buckets bring nothing.
     bucket: int = 1
-    pad_to: int = 1
+    pad_to: int = 1  # with buckets: lengths are padded to a multiple
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -208,22 +192,17 @@ class Loading:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A pass over one kind of pairs, with a fresh optimiser and schedule.
-
-    ``sources``: the ``source`` values of its pairs, all if empty. ``steps`` is its length, or where
-    that is null the number of ``epochs``. ``batch_size`` counts pairs of one optimiser step,
-    computed in ``accumulation`` parts. ``frozen``: which parameters stay as they are; in VLMo's
-    ``text-stage`` attention and the vision experts (arXiv:2111.02358, sec. 3.4).
-    """
+    """A pass over one kind of pairs, with a fresh optimiser and schedule."""
 
     name: str
     optimizer: Optimizer
-    batch_size: int
-    frozen: Literal["none", "text-stage"] = "none"
-    sources: tuple[str, ...] = ()
-    steps: int | None = None
+    batch_size: int  # pairs of one optimiser step
+    # The parameters that are trained: their names hold one of these. All if empty.
+    trained: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
+    steps: int | None = None  # its length; null: ``epochs`` says it
     epochs: float | None = None
-    accumulation: int = 1
+    accumulation: int = 1  # parts that a step is computed in
     negative_share: float = 0.5  # pairs whose caption or picture is replaced
     negative_text_share: float = 0.5  # of those, the caption (ViLBERT, VL-BERT, InterBERT: all)
     hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
@@ -256,45 +235,35 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A pretraining run. ``model``'s vocabulary and region sizes give way to those of the data.
-
-    ``variant`` is a name of `vlmill.models.VARIANTS`, ``model`` a configuration of its class.
-    ``about`` says in a line what the run is and on what data; ``needs`` what has to be given for it
-    beyond pairs and their pictures (`train-vl recipes` prints both).
-    ``standardise_features`` starts new weights as if the regions' features had mean 0 and variance
-    1 (`ImageBert.standardise_regions`).
-    ``picture_tokenizer`` is the file of the network whose tokens masked picture modelling guesses.
-    ``vocabulary_size`` is used where no ``--vocab`` is given. A checkpoint is written every
-    ``save_every`` steps and after each stage; the last ``keep_checkpoints`` stay, and the best.
-    Every ``validate_every`` steps (0: never) up to ``validation_pairs`` pairs of the splits val and
-    dev are measured; the checkpoint with the lowest of these losses is the best.
-    ``workers`` are processes that load batches; any number gives the same batches.
-    ``average`` above 0 keeps a moving average of the weights at that rate, which is what evaluation
-    gets. ``compile`` has torch.compile translate the step; ``checkpoint_activations`` computes
-    each layer again in the backward pass instead of keeping what it needs; ``shard`` divides
-    weights, gradients and moments among the processes (FSDP) instead of giving each all of them.
-    """
+    """A pretraining run. ``model``'s vocabulary and region sizes give way to those of the data."""
 
     name: str
-    variant: str
-    model: Any
+    variant: str  # a name of `vlmill.models.VARIANTS`
+    model: Any  # a configuration of its class
     stages: tuple[Stage, ...]
-    about: str = ""
-    needs: str = ""
+    about: str = ""  # what the run is and on what data, in a line
+    needs: str = ""  # what has to be given for it beyond pairs and their pictures
+    # The file of the network whose tokens masked picture modelling guesses.
     picture_tokenizer: str | None = None
-    vocabulary_size: int = 30_522
+    vocabulary_size: int = 30_522  # of the vocabulary that is trained where no --vocab is given
+    # Starts new weights as if the regions' features had mean 0 and variance 1
+    # (`ImageBert.standardise_regions`).
     standardise_features: bool = False
     seed: int = 0
-    save_every: int = 1000
-    keep_checkpoints: int = 2
+    save_every: int = 1000  # steps between checkpoints; each stage ends with one
+    keep_checkpoints: int = 2  # the last ones, and the best
     log_every: int = 10
-    workers: int = 0
+    workers: int = 0  # processes that load batches; any number gives the same batches
     precision: Literal["no", "bf16", "fp16"] = "no"
+    # Steps after which held-out pairs (splits val and dev) are measured, 0: never. The checkpoint
+    # with the lowest of these losses is the best.
     validate_every: int = 0
-    validation_pairs: int = 1000
-    average: float = 0.0
-    compile: bool = False
+    validation_pairs: int = 1000  # the most that are measured
+    average: float = 0.0  # rate of a moving average of the weights, for evaluation; 0: none
+    compile: bool = False  # torch.compile translates the step
+    # Each layer is computed again in the backward pass instead of keeping what it needs.
     checkpoint_activations: bool = False
+    # Weights, gradients and moments are divided among the processes (FSDP).
     shard: bool = False
 
     @classmethod
@@ -309,10 +278,10 @@ class Recipe:
     @property
     def max_text_tokens(self) -> int:
         """Tokens that the model takes; a model of pictures alone takes no text, however short."""
-        if self.variant == "beit":
+        training = training_of(self.variant)
+        if not training.reads_text:
             return FEWEST_TOKENS
-        whole = self.variant == "vl-bert-end-to-end"
-        return int((self.model.model if whole else self.model).max_text_tokens)
+        return int(training.body_of(self.model).max_text_tokens)
 
     def __post_init__(self) -> None:
         _share("average", self.average)

@@ -21,12 +21,13 @@ from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, St
 DISTRIBUTIONS = "regions with distributions of classes"
 TEXTS = "texts of source books and wikipedia (pairs without image_id)"
 BERT = "--init from BERT: train-vl convert --family bert --as"
+BACKBONE = "--backbone FILE, a ResNet or a detector"
 CAPTIONS = 128  # of a step, in all released settings with texts alone
 
 
 def vlbert_objectives(*, texts: bool) -> Objectives:
     """Words, classes of regions, and words of texts alone, a mean each, of weight 1 [code]."""
-    return Objectives(mlm=1.0, text_mlm=1.0 if texts else 0.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=0.0)
+    return Objectives(mlm=1.0, text_mlm=1.0 if texts else 0.0, moc=0.0, mrce=1.0, mrfr=0.0, itm=0.0)
 
 
 def vlbert_optimizer(warmup_steps: int) -> Optimizer:
@@ -95,7 +96,7 @@ def vl_bert_end_to_end() -> Recipe:
         model=vlbert_base_end_to_end(),
         stages=(replace(stage, feeding=replace(stage.feeding, kind="picture-regions")),),
         about="VL-BERT from pixels on Conceptual Captions and texts alone, as released",
-        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base-end-to-end",
+        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base-end-to-end {BACKBONE}",
         precision="fp16",
     )
 
@@ -109,7 +110,7 @@ def vl_bert_end_to_end_large() -> Recipe:
         model=vlbert_large_end_to_end(),
         stages=(replace(recipe.stages[0], accumulation=2),),
         about="VL-BERT large from pixels on Conceptual Captions and texts alone, as released",
-        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large-end-to-end",
+        needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large-end-to-end {BACKBONE}",
     )
 
 
@@ -178,5 +179,5 @@ def vl_bert_small_recipe() -> Recipe:
         batch_size=32,
         feeding=replace(vlbert_feeding(), max_tokens=36, flip=0.0),
         masking=Masking(word_rule="words"),
-        objectives=Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
+        objectives=Objectives(mlm=1.0, moc=0.0, mrce=1.0, mrfr=0.0, itm=1.0),
     )

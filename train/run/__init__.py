@@ -1,6 +1,7 @@
 """This is a pretraining run.
 
 Reading order: ``job`` (the stages of a recipe), ``inputs`` (tables and starting checkpoints),
-``settings`` (what decides the output), ``model`` (what a run begins with), ``runner``, ``loop``
-(the step), ``validation``, ``saving``, ``log`` and ``report``.
+``settings`` (what decides the output), ``sizes`` and ``model`` (what a run begins with),
+``runner``, ``batches``, ``loop`` (the step), ``validation``, ``saving``, ``stopping``, ``log`` and
+``report``.
 """

@@ -7,7 +7,7 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
 from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
 from vlmill.train.loading.store.pairs import pairs_digest
@@ -71,7 +71,7 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
     if init is not None and inputs.vocab is not None and same_words(init, recipe):
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
     if regions is not None:
-        _check_detector(regions.detector_fingerprint, init, inputs.init)
+        _check_detector(regions.detector_fingerprint, init)
     count, digest = pairs_digest(inputs.pairs)
     return Sources(
         inputs=inputs,
@@ -123,8 +123,8 @@ def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe
             f"--regions {where} has no class ids, which objectives.moc needs; "
             "extract them with classes, or add objectives.moc=0"
         )
-    wanted = any(stage.feeding.region_targets == "distribution" for stage in recipe.stages)
-    if wanted and "class_probs" not in regions.arrays:
+    by_distribution = any(stage.feeding.region_targets == "distribution" for stage in recipe.stages)
+    if by_distribution and "class_probs" not in regions.arrays:
         say(
             f"warning: --regions {where} has no distribution over classes; the class itself is the "
             "target (extract with --class-probs full or topk:K for the distribution)"
@@ -137,13 +137,30 @@ def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe
         )
 
 
-def _check_detector(ours: str | None, init: LoadedCheckpoint | None, where: str | None) -> None:
-    theirs = init and init.detector_fingerprint
-    if ours and theirs and ours != theirs:
-        raise InputError(
-            f"--regions come from detector {ours}, --init {where} was trained on {theirs}; "
-            "extract the regions with that detector, or start without --init"
-        )
-    if ours is None or (init is not None and theirs is None):
-        who = "--regions" if ours is None else "--init"
+def _check_detector(fingerprint: str | None, init: LoadedCheckpoint | None) -> None:
+    if init is not None:
+        require_detector(fingerprint, init, "--init")
+    if fingerprint is None or (init is not None and init.detector_fingerprint is None):
+        who = "--regions" if fingerprint is None else "--init"
         say(f"warning: {who} has no detector fingerprint; the detector counts as unknown")
+
+
+def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
+    """Warn of what a recipe needs and can do without, and of what is given and not read."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    for flag, argument in (("--init", inputs.init), ("--negatives", inputs.negatives)):
+        if argument is None and flag in recipe.needs:
+            instead = "weights are random" if flag == "--init" else "negatives are drawn at random"
+            say(f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without, {instead}")
+    read = {
+        "--regions": (inputs.regions, any(feed.reads_regions for feed in feeds)),
+        "--images": (inputs.images, any(feed.reads_pictures for feed in feeds)),
+        "--negatives": (inputs.negatives, _draws_hard_negatives(recipe)),
+    }
+    for flag, (argument, used) in read.items():
+        if argument is not None and not used:
+            say(f"note: {flag} is not read; {recipe.name} has no use for it")
+
+
+def _draws_hard_negatives(recipe: Recipe) -> bool:
+    return any(stage.negative_share and stage.hard_negative_share for stage in recipe.stages)

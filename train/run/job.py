@@ -19,23 +19,19 @@ from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples, require_pictures
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, require_pictures
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
-from vlmill.train.run.inputs import Inputs, Sources, open_sources
+from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.log import CURVES
 from vlmill.train.run.loop import StageRun, Stopped
-from vlmill.train.run.model import (
-    allowed_changes,
-    make_tokenizer,
-    model_config,
-    say_what_is_missing,
-)
+from vlmill.train.run.model import allowed_changes, make_tokenizer
 from vlmill.train.run.report import write_report
-from vlmill.train.run.runner import LOG, Place, Run
+from vlmill.train.run.runner import LOG, Runner
 from vlmill.train.run.saving import HELD_OUT, JOB, PREPARED
 from vlmill.train.run.settings import settings_of
+from vlmill.train.run.sizes import model_config
 
 RECIPE = "recipe.yaml"
 
@@ -64,25 +60,18 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     table = SampleTable(output / PREPARED)
     config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
-    place = Place(
-        recipe=recipe,
-        sources=sources,
-        output=output,
-        tokenizer=tokenizer,
-        stages=plan_stages(recipe, table),
-        accelerator=accelerator,
-    )
-    run = Run(place)
+    stages = plan_stages(recipe, table)
+    runner = Runner(recipe, sources, output, tokenizer, stages, accelerator)
     if accelerator.is_main_process:
         write_text(output / RECIPE, to_yaml(recipe))
     try:
-        run.train()
+        runner.train()
     except Stopped:
-        return f"{output}: stopped at step {run.done}, saved; the same command continues"
+        return f"{output}: stopped at step {runner.done}, saved; the same command continues"
     said = ""
     if accelerator.is_main_process:
         write_report(output, recipe, table, tokenizer, counts)
-        said = run.saving.finish(rejects, settings, counts)
+        said = runner.saving.finish(rejects, settings, counts)
     accelerator.wait_for_everyone()
     return said
 
@@ -99,35 +88,16 @@ def _prepare(
     if before := remembered(output / PREPARED, output):
         return before.rejects, before.counts, before.tokenizer
     tokenizer = make_tokenizer(recipe, sources)
-    inputs, wanted = sources.inputs, _wanted(recipe)
+    what = _what_to_prepare(recipe, sources, tokenizer)
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
-        counts = prepare_samples(
-            output / PREPARED,
-            pairs=inputs.pairs,
-            pictures=sources.pictures,
-            images=None if sources.regions is None else sources.images,
-            negatives=inputs.negatives,
-            tokenizer=tokenizer,
-            wanted=wanted,
-            rejects=rejects,
-            total=sources.num_pairs,
-        )
+        counts = prepare_samples(output / PREPARED, what, rejects)
     assert rejects.shard is not None
-    require_pictures(counts, inputs.missing)
+    require_pictures(counts, sources.inputs.missing)
     _require_pairs(counts)
     if recipe.validate_every:
-        held_out = prepare_samples(
-            output / HELD_OUT,
-            pairs=inputs.pairs,
-            pictures=sources.pictures,
-            images=None if sources.regions is None else sources.images,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=dataclasses.replace(wanted, held_out=True),
-            rejects=None,
-            total=sources.num_pairs,
-        )
+        for_validation = dataclasses.replace(what, held_out=True, negatives=None)
+        held_out = prepare_samples(output / HELD_OUT, for_validation)
         if not held_out["kept"]:
             say("warning: --pairs has no pair of split val or dev; nothing to validate on")
     made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
@@ -145,15 +115,20 @@ def _remove_run(output: Path) -> None:
         (output / name).unlink(missing_ok=True)
 
 
-def _wanted(recipe: Recipe) -> Wanted:
+def _what_to_prepare(recipe: Recipe, sources: Sources, tokenizer: Tokenizer) -> WhatToPrepare:
     """What the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
-    lengths = [feed.max_tokens or recipe.max_text_tokens for feed in feeds]
-    return Wanted(
-        max_tokens=max(lengths),
-        pairs=any(feed.kind != "text" for feed in feeds),
-        texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
-        words=any(feed.kind != "pictures" for feed in feeds),
+    return WhatToPrepare(
+        pairs=sources.inputs.pairs,
+        tokenizer=tokenizer,
+        max_tokens=max(feed.max_tokens or recipe.max_text_tokens for feed in feeds),
+        pictures=sources.pictures,
+        images=None if sources.regions is None else sources.images,
+        negatives=sources.inputs.negatives,
+        takes_pairs=any(feed.kind != "text" for feed in feeds),
+        takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
+        needs_words=any(feed.kind != "pictures" for feed in feeds),
+        total=sources.num_pairs,
     )
 
 
@@ -177,10 +152,10 @@ def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
             assert stage.epochs is not None
             steps = math.ceil(stage.epochs * count / stage.batch_size)
         if not count and (steps or stage.steps is None):
-            found = ", ".join(f"{source} {n}" for source, n in table.sources().items())
+            sources = ", ".join(f"{source} {n}" for source, n in table.sources().items())
             raise InputError(
                 f"--pairs has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
-                f"(there are: {found}); set stages.{number}.sources=[] to use all"
+                f"(there are: {sources}); set stages.{number}.sources=[] to use all"
             )
         offset = runs[-1].last if runs else 0
         runs.append(StageRun(stage=stage, number=number, offset=offset, steps=steps))

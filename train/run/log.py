@@ -34,8 +34,8 @@ class Log:
         self._active = active
         if not active:
             return
-        kept = [line for line in read_log(path) if line["step"] <= after]
-        write_bytes(path, b"".join(_encode(line) for line in kept))
+        lines = [line for line in read_log(path) if line["step"] <= after]
+        write_bytes(path, b"".join(_encode(line) for line in lines))
         self._file = path.open("ab", buffering=0)
         self._curves = open_curves(path.parent / CURVES, purge_step=after + 1)
 

@@ -15,7 +15,7 @@ from vlmill.models.inputs import sent
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.devices.setup import reducing
 from vlmill.train.devices.throughput import Throughput
-from vlmill.train.loading.batch import StoredBatch, said_of
+from vlmill.train.loading.batch import HostBatch, said_of
 from vlmill.train.objectives.contrast import negative_numbers
 from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.optim.schedule import learning_rate
@@ -86,7 +86,7 @@ class Events:
 
 
 def run_stage(
-    run: StageRun, batches: Iterator[StoredBatch], training: Training, events: Events, *, done: int
+    run: StageRun, batches: Iterator[HostBatch], training: Training, events: Events, *, done: int
 ) -> None:
     """Train from step ``done + 1`` of the stage to its end; ``batches`` begin there.
 
@@ -131,7 +131,7 @@ def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
 
 
 def train_step(
-    step: int, parts: Sequence[StoredBatch], stage: Stage, training: Training
+    step: int, parts: Sequence[HostBatch], stage: Stage, training: Training
 ) -> dict[str, float]:
     """One update from the losses of ``parts`` of all processes.
 
@@ -171,7 +171,7 @@ def _scale_falls(accelerator: Accelerator) -> bool:
 
 
 def shares_of_labels(
-    parts: Sequence[StoredBatch], objectives: Objectives, accelerator: Accelerator
+    parts: Sequence[HostBatch], objectives: Objectives, accelerator: Accelerator
 ) -> list[Tensor]:
     """For each part the share of its labels in those of all parts of all processes.
 
@@ -205,7 +205,7 @@ def clip_gradients(training: Training, stage: Stage) -> Tensor:
     return total
 
 
-def _not_finite(step: int, loss: float, norm: float, parts: Sequence[StoredBatch]) -> str:
+def _not_finite(step: int, loss: float, norm: float, parts: Sequence[HostBatch]) -> str:
     said = f"step {step}: loss {loss}, gradient norm {norm}; no update was made. "
     if bad := [image_id for part in parts for image_id in part.not_finite()]:
         return said + said_of(bad)

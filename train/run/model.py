@@ -1,6 +1,5 @@
 """A run begins with this model: its sizes, its weights and its tokenizer."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -12,36 +11,28 @@ from torch import Tensor, nn
 
 from vlmill.models import VARIANTS, Vlmo
 from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.models.published import export_reference
+from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.models.vlmo.stages import start_from
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.loading.features import check_global_features, features_of
-from vlmill.train.loading.pictures.tokenizer import PictureTokenizer
+from vlmill.train.loading.features import features_of
 from vlmill.train.loading.store.pairs import is_held_out, pair_rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
-from vlmill.train.recipes import RECIPES, Optimizer, Recipe
+from vlmill.train.recipes import RECIPES, Recipe
 from vlmill.train.recipes.plain import flatten, to_plain
-from vlmill.train.run.inputs import Inputs, Sources, same_words
+from vlmill.train.recipes.variants import named, training_of
+from vlmill.train.run.inputs import Sources, same_words
 
 PICTURES_MEASURED, MAX_REGIONS = 1000, 100
-
-
-STARTS = {("beit", "vlmo")}  # which other variant's weights --init may bring
 
 
 MISSING = object()
 OF_DATA = ("vocab_size", "region_width", "num_region_classes", "num_visual_tokens")
 # Fields that no weight depends on, by what their names hold.
 WITHOUT_WEIGHTS = ("dropout", "drop_path", "frozen", "init_std")
-# What VLMo's stages and its BEiT have in common; lengths, resolutions, heads, experts may differ.
-OF_VLMO = (
-    *("width", "num_layers", "num_heads", "intermediate_width", "patch_size"),
-    *("relative_text_span", "relative_positions", "absolute_positions"),
-)
 
 
 def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, Any]:
@@ -52,17 +43,17 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
     """
     if init is None:
         return {}
-    held = flatten(to_plain(init.config))
-    if recipe.variant in ("vlmo", "beit"):
-        names = {name for name in OF_VLMO if name in held}
+    theirs = flatten(to_plain(init.config))
+    if shared := training_of(recipe.variant).shared_sizes:
+        names = {name for name in shared if name in theirs}
         if init.variant != recipe.variant:
             names -= {"relative_positions", "absolute_positions"}
         asked = flatten(to_plain(recipe.model))
-        _refuse_others({name: asked[name] for name in names if name in asked}, held, init)
+        _refuse_others({name: asked[name] for name in names if name in asked}, theirs, init)
         return {}  # the configuration is the recipe's
     changes = _changes(recipe)
     free = {k: v for k, v in changes.items() if any(part in k for part in WITHOUT_WEIGHTS)}
-    _refuse_others({k: v for k, v in changes.items() if k not in free}, held, init)
+    _refuse_others({k: v for k, v in changes.items() if k not in free}, theirs, init)
     return free
 
 
@@ -79,11 +70,11 @@ def _changes(recipe: Recipe) -> dict[str, Any]:
 
 
 def _refuse_others(
-    asked: Mapping[str, Any], held: Mapping[str, Any], init: LoadedCheckpoint
+    asked: Mapping[str, Any], theirs: Mapping[str, Any], init: LoadedCheckpoint
 ) -> None:
     for name, value in asked.items():
-        if held.get(name, MISSING) != value:
-            has = f"has {held[name]}" if name in held else "has no such field"
+        if theirs.get(name, MISSING) != value:
+            has = f"has {theirs[name]}" if name in theirs else "has no such field"
             raise InputError(
                 f"model.{name}={value}: --init {init.path} {has}; leave it as the checkpoint has "
                 "it, or start from another one"
@@ -95,6 +86,7 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
 
     Raises InputError for a checkpoint that does not fit the recipe's model.
     """
+    refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
     init = sources.init
@@ -103,7 +95,7 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
             fresh.standardise_regions(*feature_statistics(sources))  # type: ignore[operator]
         return fresh
     try:
-        _take(fresh, init, recipe)
+        named(training_of(recipe.variant).start)(fresh, init)
     except InputError:
         raise
     except (ValueError, RuntimeError) as error:
@@ -112,50 +104,29 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
     return fresh
 
 
-def _take(fresh: nn.Module, init: LoadedCheckpoint, recipe: Recipe) -> None:
-    if not isinstance(fresh, Vlmo):
-        fresh.load_state_dict(init.model.state_dict())
-    elif init.variant == "beit":
+def refuse_random_constants(recipe: Recipe, init: LoadedCheckpoint | None) -> None:
+    """Raises InputError where stages of a region network would keep their random weights."""
+    if init is not None or not isinstance(recipe.model, VlBertEndToEndConfig):
+        return
+    if stages := recipe.model.cnn.frozen_stages:
+        raise InputError(
+            f"model.cnn.frozen_stages={stages}: they are never trained, and random without --init; "
+            "give --init from train-vl convert --as vl-bert-*-end-to-end --backbone FILE, or set "
+            "model.cnn.frozen_stages=0"
+        )
+
+
+def copy_weights(fresh: nn.Module, init: LoadedCheckpoint) -> None:
+    """The same model again: all weights, by their names."""
+    fresh.load_state_dict(init.model.state_dict())
+
+
+def start_vlmo(fresh: Vlmo, init: LoadedCheckpoint) -> None:
+    """VLMo's next stage, from a stage before or from BEiT."""
+    if init.variant == "beit":
         initialise_from_beit(fresh, export_reference("beit", init.model))
-    elif new := start_from(fresh, init.model.state_dict(), recipe.model):
+    elif new := start_from(fresh, init.model.state_dict(), fresh.config):
         say(f"new, as --init lacks it: {', '.join(sorted(new)[:6])}")
-
-
-def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
-    """Warn of what a recipe needs and can do without, and of what is given and not read."""
-    feeds = [stage.feeding for stage in recipe.stages]
-    for flag, given in (("--init", inputs.init), ("--negatives", inputs.negatives)):
-        if given is None and flag in recipe.needs:
-            instead = "weights are random" if flag == "--init" else "negatives are drawn at random"
-            say(f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without, {instead}")
-    read = {
-        "--regions": (inputs.regions, any(feed.reads_regions for feed in feeds)),
-        "--images": (inputs.images, any(feed.reads_pictures for feed in feeds)),
-        "--negatives": (inputs.negatives, _draws_hard_negatives(recipe)),
-    }
-    for flag, (given, used) in read.items():
-        if given is not None and not used:
-            say(f"note: {flag} is not read; {recipe.name} has no use for it")
-
-
-def _draws_hard_negatives(recipe: Recipe) -> bool:
-    return any(stage.negative_share and stage.hard_negative_share for stage in recipe.stages)
-
-
-def started(settings: Optimizer, from_checkpoint: bool) -> Optimizer:
-    """The settings, without what scripts do to what has started from BERT where nothing has."""
-    if from_checkpoint:
-        return settings
-    decay = "matrices" if settings.decay == "inverted" else settings.decay
-    return dataclasses.replace(settings, bert_rate=1.0, decay=decay)
-
-
-def names_from_bert(model: nn.Module) -> set[str]:
-    """The parameters that a BERT checkpoint has, too. Raises InputError for a variant without."""
-    links = BERT_SOURCES.get(type(model))
-    if links is None:
-        raise InputError(f"optimizer.bert_rate: {type(model).__name__} takes nothing from BERT")
-    return {link.ours for link in links(model, {})}
 
 
 def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
@@ -172,76 +143,6 @@ def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
                 yield from (row["text"] for row in rows if not is_held_out(row))
 
     return train_vocabulary(texts(), recipe.vocabulary_size)
-
-
-def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
-    """The recipe's model with the data's sizes, or ``--init``'s if the data fit it."""
-    config = _sized_config(recipe, tokenizer, sources)
-    if sources.regions is not None:
-        check_global_features(sources.regions, config)
-    return config
-
-
-def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
-    init = sources.init
-    variants = (init.variant if init else recipe.variant, recipe.variant)
-    if variants[0] != variants[1] and variants not in STARTS:
-        raise InputError(f"--init is a {variants[0]}, the recipe's is {recipe.variant}")
-    if sources.picture_tokenizer is not None:
-        return _picture_config(recipe, sources.picture_tokenizer)
-    sizes: dict[str, int] = {"vocab_size": tokenizer.get_vocab_size()}
-    if sources.regions is not None:
-        width, classes = sources.reader.feature_dim, _num_classes(sources)
-        if recipe.variant == "vl-bert-end-to-end":
-            return _end_to_end_config(recipe, sizes["vocab_size"], classes, init)
-        if init is not None:
-            _check_sizes(init.config, width, classes)
-        sizes["region_width"] = width
-        sizes["num_region_classes"] = max(recipe.model.num_region_classes, classes)
-    if init is None or sources.regions is None:  # VLMo's stages differ in their heads and positions
-        return dataclasses.replace(recipe.model, **sizes)
-    return init.config
-
-
-def _end_to_end_config(
-    recipe: Recipe, words: int, classes: int, init: LoadedCheckpoint | None
-) -> Any:
-    """Features are the network's own, of its own width."""
-    if init is not None:
-        inner = init.config.model
-        _check_sizes(inner, inner.region_width, classes)
-        return init.config
-    inner = recipe.model.model
-    classes = max(inner.num_region_classes, classes)
-    inner = dataclasses.replace(inner, vocab_size=words, num_region_classes=classes)
-    return dataclasses.replace(recipe.model, model=inner)
-
-
-def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:
-    for number, stage in enumerate(recipe.stages):
-        size = (stage.feeding.token_size or 0) // tokenizer.stride
-        if size != recipe.model.side:
-            raise InputError(
-                f"stages.{number}.feeding.token_size={stage.feeding.token_size} gives {size} "
-                f"tokens a side, the model has {recipe.model.side} patches; "
-                f"set it to {recipe.model.side * tokenizer.stride}"
-            )
-    return dataclasses.replace(recipe.model, num_visual_tokens=tokenizer.num_tokens)
-
-
-def _num_classes(sources: Sources) -> int:
-    """Classes of the regions: of the ids, or of their distributions with background."""
-    about = sources.reader.arrays.get("class_probs")
-    stored = 0 if about is None else int(about.get("of", about["dim"]))
-    return max(sources.facts.num_classes, stored)
-
-
-def _check_sizes(config: Any, width: int, classes: int) -> None:
-    if config.region_width != width or config.num_region_classes < classes:
-        raise InputError(
-            f"--init takes features of {config.region_width} and {config.num_region_classes} "
-            f"classes, --regions has {width} and {classes}; use its detector's regions"
-        )
 
 
 def feature_statistics(sources: Sources) -> tuple[Tensor, Tensor]:

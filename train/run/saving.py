@@ -9,16 +9,21 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import Shard
 from vlmill.train.checkpoints.files import (
+    LoadedCheckpoint,
     TrainingRecord,
     keep_checkpoints,
+    load_checkpoint,
+    load_training_state,
     publish,
     read_record,
+    remove_partial,
     save_checkpoint,
+    saved_steps,
     step_folder,
 )
 from vlmill.train.checkpoints.state import training_state, whole_weights
@@ -34,7 +39,7 @@ RAW = "weight."  # before a parameter's name: its own value beside the average's
 
 
 class Saving:
-    """Writes a run's checkpoints and knows their validation losses, by step."""
+    """Writes a run's checkpoints, reads the last one back, and knows their validation losses."""
 
     def __init__(
         self,
@@ -43,13 +48,34 @@ class Saving:
         sources: Sources,
         tokenizer: Tokenizer,
         stages: Sequence[StageRun],
-        saved: Mapping[int, Path],
+        accelerator: Accelerator,
     ) -> None:
         self.output, self.recipe, self.sources = output, recipe, sources
-        self.tokenizer, self.stages = tokenizer, stages
-        records = {step: read_record(folder) for step, folder in saved.items()}
-        found = {step: record.validation_loss for step, record in records.items()}
-        self.losses = {step: loss for step, loss in found.items() if loss is not None}
+        self.tokenizer, self.stages, self.accelerator = tokenizer, stages, accelerator
+        if accelerator.is_main_process:
+            remove_partial(output)
+        accelerator.wait_for_everyone()
+        self.saved = saved_steps(output)
+        records = {step: read_record(folder) for step, folder in self.saved.items()}
+        losses = {step: record.validation_loss for step, record in records.items()}
+        self.losses = {step: loss for step, loss in losses.items() if loss is not None}
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run began with a checkpoint of its own."""
+        return bool(self.saved)
+
+    def last_checkpoint(self) -> tuple[LoadedCheckpoint | None, dict[str, Tensor]]:
+        """The checkpoint that the run continues from, with its training state; None and nothing."""
+        if not self.saved:
+            return None, {}
+        last = load_checkpoint(self.saved[max(self.saved)], "--output")
+        return last, load_training_state(last.path)
+
+    @staticmethod
+    def own_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's weights beside its average's, of a training state that :meth:`save` wrote."""
+        return {k.removeprefix(RAW): value for k, value in state.items() if k.startswith(RAW)}
 
     def save(
         self,
@@ -58,21 +84,20 @@ class Saving:
         model: nn.Module,
         average: MovingAverage | None,
         optimizer: torch.optim.Optimizer | None,
-        accelerator: Accelerator,
-        loss: float | None,
+        validation_loss: float | None,
     ) -> None:
         """Write the checkpoint after ``step``; all processes take part, the first one writes.
 
-        ``loss`` is that of validation, where this step has one.
+        ``validation_loss`` is that of the held-out pairs, where this step has measured it.
         """
-        state = training_state(model, optimizer, accelerator)
+        state = training_state(model, optimizer, self.accelerator)
         weights = whole_weights(model)
         if average is not None:
             state |= {f"{RAW}{name}": weights[name].clone() for name in average.shadow}
             weights |= {name: whole(value) for name, value in average.shadow.items()}
-        if loss is not None:
-            self.losses[step] = loss
-        if not accelerator.is_main_process:
+        if validation_loss is not None:
+            self.losses[step] = validation_loss
+        if not self.accelerator.is_main_process:
             return
         save_checkpoint(
             step_folder(self.output, step),
@@ -88,7 +113,7 @@ class Saving:
                 step=step,
                 num_pairs=self.sources.num_pairs,
                 pairs_digest=self.sources.pairs_digest,
-                validation_loss=loss,
+                validation_loss=validation_loss,
             ),
             state=state,
         )

@@ -52,8 +52,8 @@ def _means(
 ) -> dict[str, float]:
     """Of all processes' losses, each over the labels of all."""
     numbers = torch.tensor([float(totals[name]) for name in sums], device=accelerator.device)
-    found = torch.cat([torch.stack(list(sums.values())).float(), numbers])
-    values = accelerator.reduce(found, reduction="sum").tolist()
+    sums_and_numbers = torch.cat([torch.stack(list(sums.values())).float(), numbers])
+    values = accelerator.reduce(sums_and_numbers, reduction="sum").tolist()
     pairs = zip(sums, values[: len(sums)], values[len(sums) :], strict=True)
     return {name: value / max(number, 1.0) for name, value, number in pairs}
 

@@ -1,4 +1,4 @@
-"""These give the same numbers faster on a CPU.
+"""These give the same numbers faster on a CPU; without this folder PyTorch computes them.
 
-Reading order: ``linear``, ``dropout``, ``attention``.
+Only ``layers/operators`` imports them. Reading order: ``linear``, ``dropout``, ``attention``.
 """

@@ -1,4 +1,4 @@
-"""Attention for training on a CPU, with dropout or a learned bias.
+"""Attention is trained on a CPU with this, where it has dropout or a learned bias.
 
 B sequences, N queries, M keys, h heads, d width of a head.
 
@@ -16,9 +16,25 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vlmill.models.layers.cpu.dropout import draw_kept
+from vlmill.models.layers.cpu.dropout import draw_factors
 
 CACHE = 2 << 20  # bytes that a core has to itself, about
+
+
+def attends_faster(
+    q: Float[Tensor, "B N h d"], dropout: float, bias: Float[Tensor, "h N M"] | None
+) -> bool:
+    """Says if `cpu_attention` is the faster way: for float32 or under autocast, untraced.
+
+    It is with dropout and with a learned bias, for which PyTorch has no fused kernel on a CPU.
+    """
+    learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    return (
+        q.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and (q.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
+        and (dropout > 0 or learned)
+    )
 
 
 def cpu_attention(
@@ -29,7 +45,7 @@ def cpu_attention(
     dropout: float = 0.0,
     bias: Float[Tensor, "h N M"] | None = None,
 ) -> Float[Tensor, "B N h d"]:
-    """dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that ``key_mask`` marks, if given.
+    """Computes dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that are real.
 
     Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's own operators do. Under
     autocast it computes in float32.
@@ -39,7 +55,7 @@ def cpu_attention(
 
 
 def _stretches(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
-    """The matrices to take at a time: all or, of one sequence, a cache full for each thread."""
+    """Lists which matrices to take at a time: all or, of one sequence, a cache full a thread."""
     if not few:
         return [slice(None)]
     fit = CACHE // (weights[0].numel() * weights.element_size())
@@ -59,59 +75,59 @@ def _by_position(matrices: Float[Tensor, "Bh N d"], heads: int) -> Float[Tensor,
     return matrices.view(-1, heads, *matrices.shape[1:]).transpose(1, 2)
 
 
-def _heads(some: slice, heads: int) -> slice:
-    """Which heads ``some`` matrices of one sequence belong to."""
-    first = some.start % heads
-    return slice(first, first + some.stop - some.start)
+def _heads(stretch: slice, heads: int) -> slice:
+    """Says which heads the matrices of a stretch of one sequence belong to."""
+    first = stretch.start % heads
+    return slice(first, first + stretch.stop - stretch.start)
 
 
 class _CpuAttention(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        q, k, v, key_mask, rate, bias = given
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        q, k, v, key_mask, rate, bias = arguments
         ctx.heads, ctx.scale = q.shape[2], q.shape[3] ** -0.5
         q, k, v = _by_head(q), _by_head(k), _by_head(v)
         weights = q.new_empty(*q.shape[:2], k.shape[1])
         padding = None if key_mask is None else ~key_mask.repeat_interleave(ctx.heads, 0)[:, None]
-        kept = draw_kept(weights, rate)
-        dropped = weights if kept is None else torch.empty_like(weights)
+        factors = draw_factors(weights, rate)
+        dropped = weights if factors is None else torch.empty_like(weights)
         mixed = torch.empty_like(q)
-        for some in _stretches(weights, ctx.heads, few=bias is not None):
-            own = weights[some]
-            start = own if bias is None else bias[_heads(some, ctx.heads)]
+        for stretch in _stretches(weights, ctx.heads, few=bias is not None):
+            scores = weights[stretch]
+            start = scores if bias is None else bias[_heads(stretch, ctx.heads)]
             share = 0 if bias is None else 1
-            torch.baddbmm(start, q[some], k[some].mT, beta=share, alpha=ctx.scale, out=own)
+            torch.baddbmm(start, q[stretch], k[stretch].mT, beta=share, alpha=ctx.scale, out=scores)
             if padding is not None:
-                own.masked_fill_(padding[some], float("-inf"))
-            torch.softmax(own, dim=-1, out=own)
-            if kept is not None:
-                torch.mul(own, kept[some], out=dropped[some])
-            torch.bmm(dropped[some], v[some], out=mixed[some])
-        ctx.save_for_backward(q, k, v, weights, dropped, kept)
+                scores.masked_fill_(padding[stretch], float("-inf"))
+            torch.softmax(scores, dim=-1, out=scores)  # in place: from here on they are weights
+            if factors is not None:
+                torch.mul(scores, factors[stretch], out=dropped[stretch])
+            torch.bmm(dropped[stretch], v[stretch], out=mixed[stretch])
+        ctx.save_for_backward(q, k, v, weights, dropped, factors)
         return _by_position(mixed, ctx.heads)
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights, dropped, kept = ctx.saved_tensors
+        q, k, v, weights, dropped, factors = ctx.saved_tensors
         grad = _by_head(grads[0])
         of_q, of_k, of_v = (torch.empty_like(rows) for rows in (q, k, v))
         of_bias = None
         if ctx.needs_input_grad[5]:
             of_bias = weights.new_zeros(ctx.heads, *weights.shape[1:])
-        for some in _stretches(weights, ctx.heads, few=of_bias is not None):
-            torch.bmm(dropped[some].mT, grad[some], out=of_v[some])
-            of_weights = torch.bmm(grad[some], v[some].mT)
-            if kept is not None:
-                of_weights.mul_(kept[some])
-            own = weights[some]
-            of_scores = torch._softmax_backward_data(of_weights, own, -1, own.dtype)
+        for stretch in _stretches(weights, ctx.heads, few=of_bias is not None):
+            torch.bmm(dropped[stretch].mT, grad[stretch], out=of_v[stretch])
+            of_weights = torch.bmm(grad[stretch], v[stretch].mT)
+            if factors is not None:
+                of_weights.mul_(factors[stretch])
+            softmax = weights[stretch]
+            of_scores = torch._softmax_backward_data(of_weights, softmax, -1, softmax.dtype)
             if of_bias is not None:
-                of_bias[_heads(some, ctx.heads)] += of_scores
-            to_q, to_k, options = of_q[some], of_k[some], {"beta": 0, "alpha": ctx.scale}
-            torch.baddbmm(to_q, of_scores, k[some], **options, out=to_q)
-            torch.baddbmm(to_k, of_scores.mT, q[some], **options, out=to_k)
+                of_bias[_heads(stretch, ctx.heads)] += of_scores
+            to_q, to_k, options = of_q[stretch], of_k[stretch], {"beta": 0, "alpha": ctx.scale}
+            torch.baddbmm(to_q, of_scores, k[stretch], **options, out=to_q)
+            torch.baddbmm(to_k, of_scores.mT, q[stretch], **options, out=to_k)
         back = (_by_position(rows, ctx.heads) for rows in (of_q, of_k, of_v))
         return *back, None, None, of_bias

@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN where that is faster.  M rows, K inputs, N outputs.
+"""Linear layers go through oneDNN where it is faster.  M rows, K inputs, N outputs.
 
 On CPUs PyTorch multiplies float32 matrices with MKL, which is made for Intel's processors: there it
 is the faster one for many rows (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED = "16"  # enough for a layer's products, which all layers share
@@ -29,14 +28,14 @@ FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
 
 @functools.cache
 def mkl_is_fast() -> bool:
-    """Whether this machine's CPU is one that MKL is made for."""
+    """Says whether this machine's CPU is one that MKL is made for."""
     of_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
     return of_intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
 def _bound_caches() -> None:
-    """Have oneDNN forget. Values that are set stay.
+    """Bounds what oneDNN remembers, unless the environment says how much.
 
     It keeps what it makes for each number of rows, and packed rows come in as many numbers as there
     are batches: after 300 of them four layers of width 192 held 0.8 GB, with this 0.1. Making all
@@ -54,7 +53,7 @@ def _product(
 
 
 class _OneDnnLinear(torch.autograd.Function):
-    """x W^T + b by oneDNN, the gradient of x by whichever is faster."""
+    """Computes x W^T + b by oneDNN, the gradient of x by whichever is faster."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,34 +77,27 @@ class _OneDnnLinear(torch.autograd.Function):
         )
 
 
-def linear(
+def multiplies_faster(hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"]) -> bool:
+    """Says if `onednn_linear` is the faster way: for float32, not autocast, not compiled."""
+    return (
+        hidden.device.type == "cpu"
+        and hidden.dtype == torch.float32
+        and weight.dtype == torch.float32
+        and hidden.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and HAS_ONEDNN
+        and not (hidden.numel() > FEW_ROWS * hidden.shape[-1] and mkl_is_fast())
+    )
+
+
+def onednn_linear(
     hidden: Float[Tensor, "*rows K"],
     weight: Float[Tensor, "N K"],
-    bias: Float[Tensor, " N"] | None = None,
+    bias: Float[Tensor, " N"] | None,
 ) -> Float[Tensor, "*rows N"]:
-    """``F.linear``; by oneDNN, where that is faster, for float32 outside autocast and compiling."""
-    if (
-        hidden.device.type != "cpu"
-        or hidden.dtype != torch.float32
-        or weight.dtype != torch.float32
-        or not hidden.numel()
-        or torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cpu")
-        or not HAS_ONEDNN
-    ):
-        return F.linear(hidden, weight, bias)
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    if len(rows) > FEW_ROWS and mkl_is_fast():
-        return F.linear(hidden, weight, bias)
+    """Computes ``F.linear`` by oneDNN, of tensors that `multiplies_faster` lets pass."""
     _bound_caches()
     compute = _OneDnnLinear.apply if torch.is_grad_enabled() else _product
-    product: Tensor = compute(rows, weight, bias)
+    product: Tensor = compute(hidden.reshape(-1, hidden.shape[-1]), weight, bias)
     return product.view(*hidden.shape[:-1], len(weight))
-
-
-class Linear(nn.Linear):
-    """A linear layer that computes with `linear`."""
-
-    def forward(self, hidden: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
-        """x W^T + b, row by row."""
-        return linear(hidden, self.weight, self.bias)

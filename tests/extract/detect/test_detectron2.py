@@ -2,16 +2,19 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from vlmill.extract.cli import command
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.detectron2 import INSTALL, open_detectron2
 from vlmill.extract.detect.predict import extract_regions
@@ -105,12 +108,85 @@ def test_the_command_runs_it(
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(jpeg(0))
     arguments = ["run", str(tmp_path / "a.jpg"), "--output", str(tmp_path / "out")]
-    arguments += ["--backend", "detectron2", "--d2-config", str(files[0])]
+    arguments += ["--backend", "detectron2", "--config", str(files[0])]
     arguments += ["--short-side", "64", "--long-side", "100", "--weights", str(files[1])]
     assert command(arguments) == 0
     reader = RegionReader(tmp_path / "out")
     assert "Detectron2" in reader.producer["weights"]
     assert len(reader.image_ids) == 1
+
+
+# A small network, and what a configuration may say otherwise.
+SMALL = {
+    "MODEL.RESNETS.DEPTH": 50,
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.ROI_HEADS.NUM_CLASSES": 12,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": PROPOSALS,
+    "INPUT.MIN_SIZE_TEST": 128,
+    "INPUT.MAX_SIZE_TEST": 200,
+}
+POOL, ANCHORS = "MODEL.ROI_BOX_HEAD.POOLER_", "MODEL.ANCHOR_GENERATOR."
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "align": {f"{POOL}TYPE": "ROIAlign"},
+    "pool": {f"{POOL}TYPE": "ROIPool", f"{POOL}RESOLUTION": 7},
+    "sampling": {f"{POOL}SAMPLING_RATIO": 2},
+    "agnostic": {"MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": True},
+    "hidden": {"MODEL.RPN.CONV_DIMS": [20]},
+    "offset": {f"{ANCHORS}OFFSET": 0.5},
+    "anchors": {f"{ANCHORS}SIZES": [[24, 48.5]], f"{ANCHORS}ASPECT_RATIOS": [[0.3, 1, 1.7, 3]]},
+    "stride in 3x3": {"MODEL.RESNETS.STRIDE_IN_1X1": False},
+    "smallest": {"MODEL.PROPOSAL_GENERATOR.MIN_SIZE": 100},
+    "norm": {"MODEL.RESNETS.NORM": "BN"},
+    "pixels": {"INPUT.FORMAT": "RGB", "MODEL.PIXEL_STD": [57.0, 58.0, 59.0]},
+    "dilation": {"MODEL.RESNETS.RES5_DILATION": 2},
+    "weights": {
+        "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": [5.0, 5.0, 2.0, 2.0],
+        "MODEL.RPN.BBOX_REG_WEIGHTS": [2.0, 2.0, 1.0, 1.0],
+        "MODEL.RPN.NMS_THRESH": 0.5,
+        "MODEL.RPN.PRE_NMS_TOPK_TEST": 100,
+    },
+}
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of dotted keys."""
+    sections: dict[str, Any] = {}
+    for name, value in keys.items():
+        *parents, leaf = name.split(".")
+        section = sections
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    return sections
+
+
+@needs_detectron2
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_our_network_honours_what_detectron2_does(
+    name: str, jpeg: Callable[[int], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, weights, picture = (tmp_path / end for end in ("c.yaml", "w.safetensors", "a.jpg"))
+    path.write_text(yaml.safe_dump(nested(SMALL | OTHERWISE[name])))
+    model = FasterRCNN(read_config_file(path).configuration().config)
+    randomise(model, 3)
+    counters = {
+        key.replace("running_var", "num_batches_tracked"): torch.tensor(1)
+        for key in model.state_dict()
+        if key.endswith("running_var") and name == "norm"
+    }
+    save_file(model.state_dict() | counters, weights)
+    picture.write_bytes(jpeg(1))
+    assert command(["compare", "--weights", str(weights), "--config", str(path), str(picture)]) == 0
+    header, row, _ = capsys.readouterr().out.splitlines()
+    found = dict(zip(header.split(), row.split(), strict=True))
+    assert int(found["proposals"]) > 5 and int(found["regions"]) > 5
+    assert found["other_proposals"] == found["other_regions"] == "0"
+    limits = {"proposals_px": 0.02, "refined_px": 0.02}
+    for stage in ("feature_map", "proposals_px", "features", "class_probs", "refined_px"):
+        assert float(found[stage]) < limits.get(stage, 1e-4), stage
 
 
 @needs_detectron2
@@ -119,7 +195,7 @@ def test_the_command_runs_it(
     [
         ("MODEL: {ROI_HEADS: {NAME: StandardROIHeads}}", "give one with GeneralizedRCNN"),
         ("MODEL: {NO_SUCH: 1}", "is no configuration of Detectron2"),
-        ("!!python/object/apply:os.getcwd []", "is no configuration of Detectron2"),
+        ("!!python/object/apply:os.getcwd []", "would build something else than data"),
         ("MODEL: {RESNETS: {DEPTH: 101}}", "missing backbone.res4.6"),
     ],
 )

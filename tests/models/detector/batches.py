@@ -18,7 +18,7 @@ def limits_of(sizes: Sequence[tuple[float, float]], offset: float) -> Tensor:
 
 def min_sides_of(scales: Sequence[float], config: DetectorConfig) -> Tensor:
     """The least sides of proposals in pictures resized by ``scales``."""
-    return torch.tensor([config.min_proposal_size * scale for scale in scales])
+    return torch.tensor([config.min_input_size(scale) for scale in scales])
 
 
 def detect(

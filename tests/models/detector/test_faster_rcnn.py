@@ -6,11 +6,18 @@ import pytest
 import torch
 from tests.models.detector.batches import detect, given, limits_of, min_sides_of
 from torch import Tensor, nn
+from torchvision import ops
 
 from vlmill.models.detector.config import ARCHITECTURES, CONVENTIONS, DetectorConfig
+from vlmill.models.detector.cpu_stages import fuse_stages
 from vlmill.models.detector.faster_rcnn import FasterRCNN, refine_boxes
 from vlmill.models.detector.random_weights import randomise
-from vlmill.models.detector.resnet import FrozenBatchNorm, fold_norms
+from vlmill.models.detector.resnet import (
+    FrozenBatchNorm,
+    Norm,
+    PreActivationBottleneck,
+    fold_norms,
+)
 
 # Every convention at the smallest size that keeps the structure.
 SMALL = {
@@ -218,6 +225,62 @@ def test_nothing_is_refined_to_nothing() -> None:
     spec = small("airsplay")
     refined = refine_boxes(torch.zeros(2, 0, 4), torch.zeros(2, 0, 24), torch.ones(2, 4), spec)
     assert refined.shape == (2, 0, 6, 4)
+
+
+@pytest.mark.parametrize(("of", "smallest"), [("picture", 32.0), ("input", 16.0)])
+def test_the_smallest_proposal_is_meant_before_or_after_resizing(of: str, smallest: float) -> None:
+    spec = small("detectron2", min_proposal_size=16.0, min_size_of=of, post_nms_top=60)
+    assert spec.min_input_size(2.0) == smallest
+    (large,) = detect(random_model(spec), picture(96, 128), [2.0])
+    sides = large.boxes[..., 2:] - large.boxes[..., :2]
+    assert sides.shape[1] > 5 and sides.min() > smallest
+    everything = random_model(small("detectron2", post_nms_top=60))
+    (every,) = detect(everything, picture(96, 128), [2.0])
+    assert (every.boxes[..., 2:] - every.boxes[..., :2]).min() < smallest
+
+
+@pytest.mark.parametrize(("dilation", "in_1x1"), [(1, True), (2, True), (2, False)])
+def test_a_pre_activation_block_strides_and_dilates_as_told(dilation: int, in_1x1: bool) -> None:
+    """Against the plain operators, with normalisations that change nothing."""
+    block = PreActivationBottleneck(
+        4, 3, 8, Norm(eps=0.0), stride=2, dilation=dilation, stride_in_1x1=in_1x1
+    )
+    x = torch.randn(1, 4, 9, 7, generator=torch.Generator().manual_seed(0))
+    strides = (2, 1) if in_1x1 else (1, 2)
+    rectified = x.relu()
+    with torch.no_grad():
+        y = nn.functional.conv2d(rectified, block.conv1.weight, stride=strides[0]).relu()
+        y = nn.functional.conv2d(
+            y, block.conv2.weight, stride=strides[1], padding=dilation, dilation=dilation
+        ).relu()
+        shortcut = nn.functional.conv2d(rectified, block.shortcut.weight, stride=2)
+        expected = nn.functional.conv2d(y, block.conv3.weight) + shortcut
+        torch.testing.assert_close(block(x), expected)
+
+
+@pytest.mark.parametrize("size", [7, 14])
+@pytest.mark.parametrize("sampling", [0, 2])
+@pytest.mark.parametrize("pooling", ["pool", "align", "align-legacy"])
+def test_regions_are_pooled_by_the_operator_that_is_named(
+    pooling: str, sampling: int, size: int
+) -> None:
+    """In the network as extraction runs it too, which pools by other means on a CPU."""
+    spec = small("detectron2", pooling=pooling, sampling_ratio=sampling, pool_size=size)
+    model = random_model(spec)
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.5, 100.0, 90.0], [8.0, 8.0, 9.0, 9.0]])
+    with torch.no_grad():
+        features = model.feature_map(picture(96, 128))
+        if pooling == "pool":
+            pooled = ops.roi_pool(features, [boxes], size, 1 / 16)
+        else:
+            aligned = pooling == "align"
+            pooled = ops.roi_align(features, [boxes], size, 1 / 16, sampling, aligned)
+        expected = model.roi_heads.res5(pooled).mean(dim=(2, 3))
+        torch.testing.assert_close(model.describe(features, *given(boxes)).features[0], expected)
+        fold_norms(model)
+        fuse_stages(model)
+        extracted = model.describe(features, *given(boxes)).features[0]
+    torch.testing.assert_close(extracted, expected, rtol=1e-4, atol=1e-5 * float(expected.max()))
 
 
 def test_a_picture_without_proposals_has_empty_outputs() -> None:

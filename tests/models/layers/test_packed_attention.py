@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.pair_cases import READERS, enlarge, padded_pairs
+from tests.models.pair_cases import READERS, changed, enlarge, padded_pairs
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
 from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
-from vlmill.models.layers import attention
+from vlmill.models.layers import attention, operators
 from vlmill.models.layers import packed_attention as kernels
 from vlmill.models.layers import packing as compaction
 from vlmill.models.layers import packing as layout
-from vlmill.models.layers.attention import CoAttention, SelfAttention, attend
+from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packing import Layout, layout_of
 from vlmill.models.places import Cells, cells_of, cells_read
+from vlmill.train.objectives.contrast import contrast_and_matching
 
 
 def sequence_by_sequence(
@@ -111,7 +112,8 @@ def test_models_compute_the_same_over_packed_rows(name: str, as_on_a_gpu: list[i
     placed = with_places(inputs)
     torch.testing.assert_close(gradients_of_read(model, placed, where, **options), expected)
     assert as_on_a_gpu
-    results = gradients_of_read(model, placed, where, read=read, **options)
+    marked = changed(placed, read_tokens=read.text, read_regions=read.regions)
+    results = gradients_of_read(model, marked, where, **options)
     torch.testing.assert_close(results, expected)
 
 
@@ -129,7 +131,7 @@ def test_no_layer_asks_the_device(name: str, pack: bool, dtype: torch.dtype) -> 
     if "num_tasks" in READERS[name]:
         options["task"] = torch.zeros(3, dtype=torch.int64, device="meta")
     places = torch.zeros(5, dtype=torch.int64, device="meta")
-    encoded = model(inputs, read=Cells(places, places), **options)
+    encoded = model(changed(inputs, read_tokens=places, read_regions=places), **options)
     encoded.pooled.float().sum().backward()
     assert encoded.text.shape[:2] == (3, 7) and encoded.text.dtype == dtype
 
@@ -145,8 +147,10 @@ def test_vlmo_asks_no_device(known: bool) -> None:
     if not known:
         values = {"tokens": inputs.tokens, "token_mask": inputs.token_mask}
         inputs = PixelInputs(**values, pixels=inputs.pixels)
-    out = model.pretraining(inputs, inputs.tokens)
-    (out.match_logits.sum() + out.masked_text.sum() + out.text.own.sum()).backward()
+    out = contrast_and_matching(model, inputs, inputs.tokens)
+    torch.stack(
+        [t.sum() for t in (out.match_logits, out.masked_text, out.text.own)]
+    ).sum().backward()  # type: ignore[no-untyped-call]
     text = model.encode_text(inputs.tokens, inputs.token_mask, real=inputs.real_tokens)
     assert text.shape == (3, 7, config.width)
 
@@ -173,8 +177,8 @@ def test_real_kernels_give_shapes_of_either_layout() -> None:
     packed = layout_of(real, torch.zeros(9, dtype=torch.int64, device="meta"))
     rows = torch.zeros(9, 32, dtype=torch.bfloat16, device="meta", requires_grad=True)
     grid = torch.zeros(2, 5, 32, dtype=torch.bfloat16, device="meta")
-    kept = packed.keep(torch.zeros(3, dtype=torch.int64, device="meta"))
-    assert self_attention(rows, packed, kept=kept).shape == (3, 32)
+    read = packed._replace(read=torch.zeros(3, dtype=torch.int64, device="meta")).read_rows()
+    assert self_attention(rows, packed, read=read).shape == (3, 32)
     first, second = co_attention(rows, packed, grid, Layout((2, 5)))
     assert first.shape == (9, 32) and second.shape == (2, 5, 32)
     first.float().sum().backward()
@@ -198,9 +202,9 @@ def test_a_learned_bias_gets_its_gradient(
     mask = torch.tensor([[True] * 6, [True, True, False, False, True, True]])
     results = []
     for by_kernel in (True, False):
-        monkeypatch.setattr(attention, "adds_bias", lambda q, answer=by_kernel: answer)
+        monkeypatch.setattr(operators, "adds_bias", lambda q, answer=by_kernel: answer)
         q, k, v, bias = (x.clone().requires_grad_() for x in leaves)
-        mixed = attend(q, k, v, Layout((2, 6), mask), 0.0, bias)
+        mixed = operators.attention(q, k, v, mask, 0.0, bias)
         mixed.sin().sum().backward()  # type: ignore[no-untyped-call]
         results.append([mixed, q.grad, k.grad, v.grad, bias.grad])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
@@ -211,7 +215,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import flex_attention
-from vlmill.models.layers import attention
+from vlmill.models.layers import attention, operators
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.packing import layout_of
 from vlmill.train.devices.setup import compiled
@@ -240,7 +244,7 @@ torch.compile, plain = lambda module, **options: plain(
     module, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler), **options
 ), torch.compile
 for by_kernel in (True, False):
-    attention.adds_bias = lambda q: by_kernel
+    operators.adds_bias = lambda q: by_kernel
     run = compiled(step) if by_kernel else step
     for length in (8, 11, 13):
         step.zero_grad()

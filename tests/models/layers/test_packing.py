@@ -156,3 +156,10 @@ def test_there_and_back_keeps_what_is_real(rows: list[list[bool]], pack: bool) -
 def test_no_sequence_at_all() -> None:
     compaction = compact(torch.ones(0, 4, dtype=torch.bool))
     assert compaction.take(torch.zeros(0, 4, 2)).shape == (0, 4, 2)
+
+
+def test_only_kernels_of_other_devices_are_told_where_sequences_start() -> None:
+    mask, places = torch.tensor([[True, False], [True, True]]), torch.tensor([0, 2, 3])
+    on_cpu, elsewhere = layout_of(mask, places), layout_of(mask.to("meta"), places.to("meta"))
+    assert on_cpu.real is not None and on_cpu.starts is None
+    assert elsewhere.starts is not None and elsewhere.starts.shape == (3,)

@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 import torch
 from tests.models.vlbert.cases import tiny_model
-from tests.models.vlbert.test_end_to_end import NARROW, tiny_end_to_end
-from torchvision.models.resnet import Bottleneck, ResNet
+from tests.models.vlbert.test_end_to_end import tiny_end_to_end
 
 from vlmill.models.convert.keymap import CheckpointMismatch
 from vlmill.models.published import FAMILIES, export_reference, load_reference, read_reference
 from vlmill.models.vlbert.config import (
-    RegionCnnConfig,
     VlBertConfig,
     VlBertEndToEndConfig,
     VlBertRefcocoConfig,
@@ -24,8 +22,6 @@ from vlmill.models.vlbert.config import (
     vlbert_large,
     vlbert_large_end_to_end,
 )
-from vlmill.models.vlbert.published import load_backbone
-from vlmill.models.vlbert.region_cnn import RegionCnn
 
 configure = FAMILIES["vl-bert"].configure
 MULTITASK = "ResNetVLBERTForPretrainingMultitask"
@@ -143,27 +139,6 @@ def test_a_configuration_of_another_size_is_refused_with_both_shapes() -> None:
     config = VlBertConfig(**(vars(model.config) | {"vocab_size": 51}))
     with pytest.raises(CheckpointMismatch, match=r"word.weight is \[51, 24\] here, \[50, 24\]"):
         load_reference("vl-bert", state, config)
-
-
-def test_the_region_network_starts_from_torchvisions_names() -> None:
-    torch.manual_seed(0)
-    theirs = ResNet(Bottleneck, [1, 1, 1, 1])
-    cnn = RegionCnn(RegionCnnConfig(blocks=(1, 1, 1, 1), stride_in_1x1=False, dilated=False))
-    state = theirs.state_dict()
-    table = load_backbone(cnn, state)
-    assert not table.missing and set(table.unexpected) == {"fc.weight", "fc.bias"}
-    pictures = torch.randn(1, 3, 64, 64)
-    theirs.eval()
-    features = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(pictures))))
-    features = theirs.layer3(theirs.layer2(theirs.layer1(features)))
-    ours = cnn.eval().feature_map(pictures)
-    torch.testing.assert_close(ours, features, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(cnn.res5(ours), theirs.layer4(features), atol=1e-5, rtol=1e-5)
-    del state["layer4.0.conv2.weight"]
-    with pytest.raises(CheckpointMismatch, match=r"missing     layer4\.0\.conv2\.weight"):
-        load_backbone(cnn, state)
-    with pytest.raises(CheckpointMismatch, match="shape "):
-        load_backbone(RegionCnn(NARROW), theirs.state_dict())
 
 
 def test_pixels_and_regions_go_through_the_same_door() -> None:

@@ -15,15 +15,13 @@ from vlmill.models.vlmo.config import (
     VlmoNlvr2Config,
     VlmoVqaConfig,
     retrieval,
-    text_stage,
     vlmo_base,
     vlmo_base_paper,
     vlmo_base_plus,
     vlmo_large,
     vlmo_small,
 )
-from vlmill.models.vlmo.model import Contrast, Vlmo, draw_negatives, negative_weights
-from vlmill.models.vlmo.stages import frozen_on_text
+from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 TINY: dict[str, Any] = {
@@ -69,12 +67,6 @@ def random_batch(pairs: int = 4, tokens: int = 6, *, padded: bool = False) -> Pi
     )
 
 
-def fixed(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every pair's negative is the next pair."""
-    following = (torch.arange(len(images)) + 1) % len(images)
-    return following, following
-
-
 def count(config: VlmoConfig) -> tuple[int, int]:
     """Parameters, and those without heads."""
     with torch.device("meta"):
@@ -89,73 +81,6 @@ def test_the_published_numbers_of_parameters() -> None:
     assert count(vlmo_base_plus()) == (184_980_734, 166_863_840)
     assert count(vlmo_large()) == (599_127_102, 562_594_048)
     assert 2_000_000 < count(vlmo_small())[0] < 8_000_000
-
-
-@BOTH
-def test_shapes_of_a_pretraining_step(paper: bool) -> None:
-    model, batch = tiny_model(paper=paper), random_batch(padded=True)
-    made = model.pretraining(batch, batch.tokens, fixed)
-    assert made.match_logits.shape == (12, 2)
-    assert made.masked_text.shape == (4, 6, 24)
-    assert (made.text.fused is None) == (made.fused_scale is None) == paper
-    torch.testing.assert_close(made.image.own.norm(dim=1), torch.ones(4))
-    torch.testing.assert_close(made.scale, torch.tensor(1 / 0.07))
-    encoded = model(batch)
-    assert encoded.regions.shape == (4, 10, 24)
-    assert (encoded.pooled.abs() <= 1).all() or paper
-    assert torch.equal(encoded.pooled, encoded.text[:, 0]) == paper
-
-
-@BOTH
-def test_packed_rows_give_the_numbers_and_gradients_of_the_grid(paper: bool) -> None:
-    batch = random_batch(padded=True)
-    results = []
-    for pack in (False, True):
-        model = tiny_model(paper=paper)
-        made = model.pretraining(batch, batch.tokens, fixed, pack=pack)
-        words = made.masked_text[batch.token_mask]
-        loss = model.mlm_logits(words).square().mean() + made.match_logits.square().sum()
-        for one, other in ((made.text.own, made.image.own), (made.text.fused, made.image.fused)):
-            if one is not None and other is not None:
-                loss = loss + (one @ other.T).square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        results.append((words, made.match_logits, grads))
-    (words, match, grads), (packed_words, packed_match, packed_grads) = results
-    torch.testing.assert_close(packed_words, words, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(packed_match, match, atol=1e-5, rtol=1e-4)
-    assert grads.keys() == packed_grads.keys()
-    for name, grad in grads.items():
-        torch.testing.assert_close(packed_grads[name], grad, atol=1e-4, rtol=1e-3, msg=name)
-
-
-@BOTH
-def test_a_step_is_its_passes_one_by_one(paper: bool) -> None:
-    model, batch = tiny_model(paper=paper), random_batch(padded=True)
-    masked = batch.tokens.clone()
-    masked[:, 1] = 4
-    made = model.pretraining(batch, masked, fixed)
-    following, _ = fixed(batch.tokens, batch.tokens)
-    passes = [
-        model(batch),
-        model(PixelInputs(**(vars(batch) | {"pixels": batch.pixels[following]}))),
-        model(
-            PixelInputs(
-                tokens=batch.tokens[following],
-                token_mask=batch.token_mask[following],
-                pixels=batch.pixels,
-            )
-        ),
-    ]
-    logits = model.match_logits(torch.cat([encoded.pooled for encoded in passes]))
-    torch.testing.assert_close(made.match_logits, logits, atol=1e-5, rtol=1e-4)
-    on_masked = model(PixelInputs(**(vars(batch) | {"tokens": masked})))
-    torch.testing.assert_close(made.masked_text, on_masked.text, atol=1e-5, rtol=1e-4)
-    vectors = model.text_vectors(batch.tokens, batch.token_mask)
-    torch.testing.assert_close(made.text.own, vectors, atol=1e-5, rtol=1e-4)
-    vectors = model.image_vectors(batch.pixels)
-    torch.testing.assert_close(made.image.own, vectors, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(model.match_logit(passes[0].pooled), logits[:4, 1] - logits[:4, 0])
 
 
 @BOTH
@@ -216,23 +141,6 @@ def contrast_sum(contrast: Contrast) -> torch.Tensor:
     return contrast.own[:, 0] + contrast.fused[:, 0]
 
 
-def test_every_parameter_learns_but_those_that_are_never_read() -> None:
-    model, batch = tiny_model(), random_batch(padded=True)
-    made = model.pretraining(batch, batch.tokens, fixed)
-    assert made.text.fused is not None and made.image.fused is not None
-    assert made.fused_scale is not None
-    loss = model.mlm_logits(made.masked_text).square().sum() + made.match_logits[:, 0].sum()
-    loss = loss + (made.scale * made.text.own @ made.image.own.T)[0, 1]
-    loss = loss + (made.fused_scale * made.text.fused @ made.image.fused.T)[0, 1]
-    loss.backward()  # type: ignore[no-untyped-call]
-    unread = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert unread == ["encoder.text_embedding.position.weight"]
-    held = model.encoder.text_embedding.position.weight
-    assert not held.requires_grad
-    segments = model.encoder.text_embedding.segment.weight.grad
-    assert segments is not None and not segments[1].any()
-
-
 def test_the_padding_words_row_is_read_and_never_learns() -> None:
     model, batch = tiny_model(), random_batch()
     tokens = batch.tokens.clone()
@@ -241,40 +149,6 @@ def test_the_padding_words_row_is_read_and_never_learns() -> None:
     states.square().sum().backward()  # type: ignore[no-untyped-call]
     grad = model.encoder.text_embedding.word.weight.grad
     assert grad is not None and not grad[0].any() and grad[tokens[0, 0]].any()
-
-
-def test_negatives_are_drawn_by_their_weights_and_never_the_partner() -> None:
-    scores = torch.tensor([[9.0, 1.0, 2.0], [0.0, 9.0, -200.0], [300.0, 0.0, 500.0]])
-    weights = negative_weights(scores)
-    expected = scores.softmax(dim=1) * (1 - torch.eye(3))
-    torch.testing.assert_close(weights, expected, atol=1e-12, rtol=1e-5)
-    assert (weights.sum(dim=1) > 0).all()  # the third partner is sure: the others still have some
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        images, texts = draw_negatives(weights, weights.T.contiguous(), generator)
-        assert not (images == torch.arange(3)).any() and not (texts == torch.arange(3)).any()
-    same_picture = torch.tensor([[False, True, False]] * 3)
-    assert negative_weights(scores, same_picture)[0].tolist()[:2] == [0.0, 0.0]
-    with pytest.raises(ValueError, match="1 candidates hold no negative"):
-        negative_weights(scores[:1, :1])
-
-
-def test_candidates_of_other_processes_come_after_the_own() -> None:
-    weights = negative_weights(torch.zeros(2, 5))
-    assert weights[0, 0] == weights[1, 1] == 0 and (weights[:, 2:] > 0).all()
-
-
-def test_the_text_stage_trains_what_the_released_code_does() -> None:
-    model = Vlmo(text_stage(tiny_config()))
-    assert model.config.max_text_tokens == 9 and not model.config.match
-    frozen = frozen_on_text(model)
-    trained = {name for name, _ in model.named_parameters()} - {*frozen}
-    assert "encoder.relative.table" in trained and "encoder.norm.weight" in trained
-    assert "encoder.layers.0.experts.text.up.weight" in trained
-    assert "encoder.layers.0.expert_norms.text.bias" in trained
-    assert {"mlm_head.bias", "mlm_decoder.weight", "encoder.type_table.weight"} <= trained
-    for part in ("attention", "experts.image", "expert_norms.image", "pooler", "patch_embedding"):
-        assert not [name for name in trained if part in name]
 
 
 def test_retrieval_keeps_one_pair() -> None:
@@ -393,22 +267,3 @@ def test_torch_compile_traces_a_whole_forward_once_for_all_lengths() -> None:
     # In a process of its own, without the import hook that checks shapes.
     run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
-
-
-def test_what_nobody_asks_for_is_not_computed() -> None:
-    model, batch = tiny_model(), random_batch()
-    whole = model.pretraining(batch, batch.tokens, fixed)
-    without_words = model.pretraining(batch, None, fixed)
-    assert len(without_words.masked_text) == 0
-    torch.testing.assert_close(without_words.match_logits, whole.match_logits, atol=1e-5, rtol=1e-4)
-
-    def never(of_images: torch.Tensor, of_texts: torch.Tensor) -> Any:
-        raise AssertionError("negatives were drawn")
-
-    without_matching = model.pretraining(batch, batch.tokens, never, match=False)
-    torch.testing.assert_close(
-        without_matching.masked_text, whole.masked_text, atol=1e-5, rtol=1e-4
-    )
-    assert without_matching.match_logits.shape == (0, 2)
-    contrast = model.pretraining(batch, None, never, match=False)
-    assert torch.equal(contrast.text.own, whole.text.own) and len(contrast.masked_text) == 0

@@ -99,8 +99,8 @@ def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path)
     arguments = command.parser().parse_args(
         ["--images", str(images), "--output", str(tmp_path / "out"), *FLAGS]
     )
-    step = regions.ExtractPart(arguments, "0" * 32)
-    with pytest.raises(OSError, match="the worker's detector has the fingerprint"):
+    step = regions.ExtractPart(arguments, ("0" * 32,))
+    with pytest.raises(OSError, match="the worker's networks have the fingerprints"):
         step.setup()
 
 

@@ -20,7 +20,7 @@ def judge(detector: LanguageDetector, text: str, declared: str | None = None) ->
         detector,
         text,
         declared,
-        wanted="en",
+        language="en",
         min_probability=0.8,
         min_chars=60,
         max_chars=1_000,

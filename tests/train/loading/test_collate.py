@@ -1,6 +1,7 @@
 """From samples to what the model takes, by hand."""
 
 import dataclasses
+import pickle
 from typing import Any, Literal
 
 import numpy as np
@@ -12,20 +13,14 @@ from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, wi
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionRow
-from vlmill.train.loading.batch import (
-    PlannedBatch,
-    PretrainBatch,
-    Source,
-    StoredBatch,
-    not_finite,
-    whole_picture,
-)
+from vlmill.train.loading.batch import Batch, HostBatch, not_finite, whole_picture
 from vlmill.train.loading.boxes import padded_locations
-from vlmill.train.loading.collate import plan
+from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import features_of
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import Sample, SampledRegions
+from vlmill.train.loading.stored import StoredFeatures
 from vlmill.train.recipes import Feeding
 
 
@@ -46,14 +41,13 @@ def sample(
     flags, region_flags = np.isin(np.arange(words), masked), np.isin(np.arange(regions), masked)
     return Sample(
         pair_id=f"{words}-{regions}",
-        original=tokens,
-        tokens=MaskedTokens(tokens=np.where(flags, 4, tokens), masked=flags),
+        text=MaskedTokens(original=tokens, tokens=np.where(flags, 4, tokens), masked=flags),
         regions=SampledRegions(
-            count=regions,
-            kept=regions,
+            row=row,
+            features=StoredFeatures(num_regions=regions, place=None),
             boxes=row.boxes,
             masks=MaskedRegions(masked=region_flags, zeroed=region_flags),
-            row=row,
+            num_shown=regions,
         ),
         matching=matching,
     )
@@ -63,29 +57,22 @@ def made(
     *samples: Sample,
     feeding: Feeding = Feeding(),  # noqa: B008  # frozen
     mismatched: bool = False,
-) -> PretrainBatch:
+) -> Batch:
     """A batch of these samples, features put in by hand."""
-    planned = plan(samples, (), feeding, mismatched_words=mismatched, mismatched_regions=mismatched)
-    return stored(planned, samples).to("cpu")
+    planned = collate(samples, feeding, mismatched_words=mismatched, mismatched_regions=mismatched)
+    return with_features(planned, samples).to("cpu")
 
 
-def stored(planned: PlannedBatch, samples: tuple[Sample, ...]) -> StoredBatch:
-    tensors = {name: torch.tensor(value) for name, value in planned.arrays.items()}
-    if "hidden" in tensors:
-        features = torch.zeros(*tensors["hidden"].shape, 2, dtype=torch.float16)
-        first = int(planned.whole_image != "none")
-        for i, one in enumerate(samples):
-            if one.regions is not None and one.regions.row.features is not None:
-                found = torch.tensor(one.regions.row.features[: one.regions.count])
-                features[i, first : first + len(found)] = found
-        tensors["features"] = features
-    return StoredBatch(
-        tensors=tensors,
-        whole_image=planned.whole_image,
-        pair_ids=planned.pair_ids,
-        num_texts=planned.num_texts,
-        num_classes=planned.num_classes,
-    )
+def with_features(planned: HostBatch, samples: tuple[Sample, ...]) -> HostBatch:
+    if "hidden" not in planned.tensors:
+        return planned
+    features = torch.zeros(*planned.tensors["hidden"].shape, 2, dtype=torch.float16)
+    first = int(planned.whole_image != "none")
+    for i, one in enumerate(samples):
+        if one.regions is not None and one.regions.row.features is not None:
+            stored = torch.tensor(one.regions.row.features)
+            features[i, first : first + len(stored)] = stored
+    return dataclasses.replace(planned, tensors=planned.tensors | {"features": features})
 
 
 def test_a_batch_by_hand() -> None:
@@ -126,12 +113,11 @@ def test_mismatched_pairs_are_asked_where_the_masking_says_so() -> None:
 
 @pytest.mark.parametrize("kind", ["mean", "rest"])
 def test_the_whole_picture_comes_first(kind: Literal["mean", "rest"]) -> None:
-    one = sample(2, 3, True, (1,))
-    assert one.regions is not None
-    boxes = np.concatenate([np.array([[0, 0, 200, 100]], np.float32), one.regions.boxes])
-    shown = SampledRegions(**{**vars(one.regions), "boxes": boxes})
-    batch = made(Sample(**{**vars(one), "regions": shown}), feeding=Feeding(whole_image=kind))
+    batch = made(sample(2, 3, True, (1,)), feeding=Feeding(whole_image=kind))
     assert batch.inputs.region_mask.shape == (1, 4)
+    ends = (200, 100) if kind == "mean" else (199, 99)
+    corners = torch.tensor([0, 0, ends[0] / 200, ends[1] / 100])
+    torch.testing.assert_close(batch.inputs.region_locations[0, 0, :4], corners)
     expected = 4 / 3 if kind == "mean" else 2.0  # of 1, (2) and 3
     found = batch.inputs.region_features[0]
     torch.testing.assert_close(found[:, 0], torch.tensor([expected, 1, 0, 3]), rtol=1e-4, atol=0)
@@ -194,15 +180,8 @@ def test_the_highest_probabilities_are_put_in_their_columns() -> None:
         "class_prob_ids": np.array([[3, 0]], np.uint16),
     }
     one = sample(2, 1, True, (0,), **about)
-    planned = plan(
-        [one],
-        (),
-        Feeding(region_targets="distribution"),
-        mismatched_words=False,
-        mismatched_regions=False,
-        num_classes=5,
-    )
-    found = stored(planned, (one,)).to("cpu").class_distributions
+    planned = collate([one], Feeding(region_targets="distribution"), num_classes=5)
+    found = with_features(planned, (one,)).to("cpu").class_distributions
     assert found is not None and found.tolist() == [[0.125, 0, 0, 0.75, 0]]
 
 
@@ -210,10 +189,7 @@ def test_texts_alone_come_last_without_regions() -> None:
     tokens = np.array([7, 8])
     alone = Sample(
         pair_id="text",
-        original=tokens,
-        tokens=MaskedTokens(tokens=np.array([4, 8]), masked=np.array([True, False])),
-        regions=None,
-        matching=True,
+        text=MaskedTokens(original=tokens, tokens=np.array([4, 8]), masked=np.array([True, False])),
     )
     batch = made(sample(3, 1, True, (1,)), alone)
     assert batch.num_texts == 1 and batch.matching.tolist() == [1]
@@ -267,5 +243,19 @@ def test_boxes_beyond_the_picture_are_cut_at_its_edge() -> None:
     assert padded_locations([boxes[:0]], [(200, 100)], 0).shape == (1, 0, 5)
 
 
-def test_a_source_holds_a_place_or_bytes() -> None:
-    assert Source(image_id="a", count=0, place=None).data is None
+def test_a_planned_batch_travels_as_it_is() -> None:
+    planned = collate([sample(3, 1, True, (1,)), sample(2, 2, True, (0, 1))], Feeding())
+    came = pickle.loads(pickle.dumps(planned))
+    assert came.tensors.keys() == planned.tensors.keys()
+    for name, tensor in planned.tensors.items():
+        assert came.tensors[name].dtype == tensor.dtype and torch.equal(came.tensors[name], tensor)
+    assert (came.pair_ids, came.image_ids) == (("3-1", "2-2"), ("a", "a"))
+    assert [stored.num_regions for stored in came.stored] == [1, 2]
+
+
+def test_a_picture_alone_has_no_token() -> None:
+    one = sample(3, 2, True, ())
+    assert one.regions is not None
+    batch = made(Sample(pair_id="a", regions=one.regions))
+    assert batch.inputs.tokens.shape == (1, 0) and batch.inputs.region_mask.tolist() == [[True] * 2]
+    assert len(batch.masked_tokens) == len(batch.masked_regions) == 0

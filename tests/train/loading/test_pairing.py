@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.ids import key64
 from vlmill.train.loading.pairing import choose_pairing
-from vlmill.train.loading.random import generator, mix
+from vlmill.train.loading.random import Uniforms, mix
 
 Ids = npt.NDArray[np.int64]
 
@@ -28,9 +28,7 @@ def draw(
 ) -> list[tuple[int, int, bool]]:
     rows = np.arange(len(table.pairs))
     return [
-        choose_pairing(
-            row, rows, table, generator(0, 0, i, 1), negative_share=0.5, hard_share=hard_share
-        )
+        choose_pairing(row, rows, table, Uniforms(i), negative_share=0.5, hard_share=hard_share)
         for i in range(count)
     ]
 

@@ -1,10 +1,23 @@
 """Random numbers by counting."""
 
+from collections import Counter
+from itertools import permutations
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.train.loading.random import BLOCK, Uniforms, scrambled, stream_starts, streams, uniforms
+from vlmill.train.loading.random import (
+    BLOCK,
+    KEYS_AT_ONCE,
+    Uniforms,
+    permutation,
+    scrambled,
+    stream_starts,
+    streams,
+    uniforms,
+)
 
 
 def test_splitmix64_by_its_published_numbers() -> None:
@@ -47,3 +60,33 @@ def test_a_shuffle_keeps_what_it_shuffles() -> None:
     draws.shuffle(values)
     assert sorted(values) == list(range(BLOCK + 50)) != values
     assert {draws.integers(2, 5) for _ in range(100)} == {2, 3, 4}
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 300))
+def test_a_permutation_has_every_number_once(start: int, count: int) -> None:
+    order = permutation(start, count)
+    assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(count))
+    assert order.tolist() == permutation(start, count).tolist()
+
+
+def test_every_order_is_as_likely() -> None:
+    counts = Counter(tuple(permutation(start, 4).tolist()) for start in range(24_000))
+    assert counts.keys() == set(permutations(range(4)))
+    deviation = sum((count - 1000) ** 2 for count in counts.values()) / 1000
+    assert deviation < 23 + 4 * np.sqrt(2 * 23)  # chi-square with 23 degrees of freedom
+
+
+@pytest.mark.parametrize("count", [1000, KEYS_AT_ONCE + 1, 3_000_000])
+def test_places_say_nothing_of_numbers(count: int) -> None:
+    one, other = permutation(1, count), permutation(2, count)
+    assert np.array_equal(np.bincount(one), np.ones(count))
+    scaled = (one - (count - 1) / 2) / (count / np.sqrt(12))
+    among = (other - (count - 1) / 2) / (count / np.sqrt(12))
+    evenly = (np.arange(count) - (count - 1) / 2) / (count / np.sqrt(12))
+    for left, right in ((scaled, evenly), (scaled, among), (scaled[:-1], scaled[1:])):
+        assert abs((left * right).mean()) < 4 / np.sqrt(count)
+    rising = (one[1:] > one[:-1]).sum()
+    assert abs(rising - count / 2) < 4 * np.sqrt(count / 12)
+    # Each tenth of the places holds about as many of each tenth of the numbers.
+    cells = np.bincount(10 * (np.arange(count) * 10 // count) + one * 10 // count, minlength=100)
+    assert np.abs(cells - count / 100).max() < 5 * np.sqrt(count / 100)

@@ -15,12 +15,12 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.loading.batch import StoredBatch
+from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Loading, Stage
 
@@ -36,12 +36,13 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
     with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tmp_path / "prepared",
-            pairs=tables.pairs,
-            pictures=reader,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(max_tokens=44),
-            rejects=rejects,
+            WhatToPrepare(
+                pairs=tables.pairs,
+                pictures=reader,
+                tokenizer=tokenizer,
+                max_tokens=44,
+            ),
+            rejects,
         )
     return PretrainBatches(
         samples=tmp_path / "prepared",
@@ -54,12 +55,12 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
 
 
 def sample(batches: PretrainBatches, place: int) -> Sample:
-    ((made, _, _),) = batches.sampled([batches.order.visit(place)])
-    assert made.regions is not None
-    return made
+    (sampled,) = batches.sampled([batches.order.visit(place)])
+    assert sampled.regions is not None
+    return sampled
 
 
-def assert_equal(one: StoredBatch, other: StoredBatch) -> None:
+def assert_equal(one: HostBatch, other: HostBatch) -> None:
     assert one.pair_ids == other.pair_ids
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():
@@ -104,9 +105,9 @@ def test_special_tokens_are_never_masked(batches: PretrainBatches, stage: Stage)
     everything = dataclasses.replace(stage.masking, words=1.0, word_to_mask=1.0, word_to_random=0)
     masked = dataclasses.replace(batches, stage=dataclasses.replace(stage, masking=everything))
     for place in range(10):
-        tokens = sample(masked, place).tokens
-        assert (tokens.tokens[0], tokens.tokens[-1]) == (2, 3)
-        assert (tokens.tokens[1:-1] == 4).all()
+        text = sample(masked, place).text
+        assert (text.tokens[0], text.tokens[-1]) == (2, 3)
+        assert (text.tokens[1:-1] == 4).all()
 
 
 def test_parts_of_a_step_hold_the_pairs_of_the_whole(

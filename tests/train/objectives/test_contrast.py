@@ -1,14 +1,22 @@
-"""Negatives of VLMo's matching, drawn by numbers that belong to pairs."""
+"""VLMo's pretraining step, and its negatives, drawn by numbers that belong to pairs."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.models.vlmo.test_model import BOTH, random_batch, tiny_model
 from torch import Tensor
 
+from vlmill.models import PixelInputs
 from vlmill.train.objectives import contrast as global_contrast
-from vlmill.train.objectives.contrast import drawn_by, negative_numbers
+from vlmill.train.objectives.contrast import (
+    contrast_and_matching,
+    draw_negatives,
+    drawn_by,
+    negative_numbers,
+    negative_weights,
+)
 
 
 def dealt(process: int, processes: int) -> Any:
@@ -55,3 +63,124 @@ def test_processes_draw_as_one(rank: int, monkeypatch: pytest.MonkeyPatch) -> No
     found = drawn_by(numbers[:, own])(weights[own][:, first], weights.T[own][:, first])
     drawn: list[Tensor] = [first[columns] for columns in found]
     assert torch.equal(drawn[0], expected[0][own]) and torch.equal(drawn[1], expected[1][own])
+
+
+def fixed(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every pair's negative is the next pair."""
+    following = (torch.arange(len(images)) + 1) % len(images)
+    return following, following
+
+
+@BOTH
+def test_shapes_of_a_pretraining_step(paper: bool) -> None:
+    model, batch = tiny_model(paper=paper), random_batch(padded=True)
+    made = contrast_and_matching(model, batch, batch.tokens, fixed)
+    assert made.match_logits.shape == (12, 2)
+    assert made.masked_text.shape == (4, 6, 24)
+    assert (made.text.fused is None) == (model.fused_scale() is None) == paper
+    torch.testing.assert_close(made.image.own.norm(dim=1), torch.ones(4))
+    torch.testing.assert_close(model.log_scale.exp(), torch.tensor(1 / 0.07))
+    encoded = model(batch)
+    assert encoded.regions.shape == (4, 10, 24)
+    assert (encoded.pooled.abs() <= 1).all() or paper
+    assert torch.equal(encoded.pooled, encoded.text[:, 0]) == paper
+
+
+@BOTH
+def test_packed_rows_give_the_numbers_and_gradients_of_the_grid(paper: bool) -> None:
+    batch = random_batch(padded=True)
+    results = []
+    for pack in (False, True):
+        model = tiny_model(paper=paper)
+        made = contrast_and_matching(model, batch, batch.tokens, fixed, pack=pack)
+        words = made.masked_text[batch.token_mask]
+        loss = model.mlm_logits(words).square().mean() + made.match_logits.square().sum()
+        (loss + made.contrast.loss).backward()  # type: ignore[no-untyped-call]
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((words, made.match_logits, grads))
+    (words, match, grads), (packed_words, packed_match, packed_grads) = results
+    torch.testing.assert_close(packed_words, words, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(packed_match, match, atol=1e-5, rtol=1e-4)
+    assert grads.keys() == packed_grads.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(packed_grads[name], grad, atol=1e-4, rtol=1e-3, msg=name)
+
+
+@BOTH
+def test_a_step_is_its_passes_one_by_one(paper: bool) -> None:
+    model, batch = tiny_model(paper=paper), random_batch(padded=True)
+    masked = batch.tokens.clone()
+    masked[:, 1] = 4
+    made = contrast_and_matching(model, batch, masked, fixed)
+    following, _ = fixed(batch.tokens, batch.tokens)
+    passes = [
+        model(batch),
+        model(PixelInputs(**(vars(batch) | {"pixels": batch.pixels[following]}))),
+        model(
+            PixelInputs(
+                tokens=batch.tokens[following],
+                token_mask=batch.token_mask[following],
+                pixels=batch.pixels,
+            )
+        ),
+    ]
+    logits = model.match_logits(torch.cat([encoded.pooled for encoded in passes]))
+    torch.testing.assert_close(made.match_logits, logits, atol=1e-5, rtol=1e-4)
+    on_masked = model(PixelInputs(**(vars(batch) | {"tokens": masked})))
+    torch.testing.assert_close(made.masked_text, on_masked.text, atol=1e-5, rtol=1e-4)
+    vectors = model.text_vectors(batch.tokens, batch.token_mask)
+    torch.testing.assert_close(made.text.own, vectors, atol=1e-5, rtol=1e-4)
+    vectors = model.image_vectors(batch.pixels)
+    torch.testing.assert_close(made.image.own, vectors, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.match_logit(passes[0].pooled), logits[:4, 1] - logits[:4, 0])
+
+
+def test_every_parameter_learns_but_those_that_are_never_read() -> None:
+    model, batch = tiny_model(), random_batch(padded=True)
+    made = contrast_and_matching(model, batch, batch.tokens, fixed)
+    loss = model.mlm_logits(made.masked_text).square().sum() + made.match_logits[:, 0].sum()
+    (loss + made.contrast.loss).backward()  # type: ignore[no-untyped-call]
+    unread = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert unread == ["encoder.text_embedding.position.weight"]
+    held = model.encoder.text_embedding.position.weight
+    assert not held.requires_grad
+    segments = model.encoder.text_embedding.segment.weight.grad
+    assert segments is not None and not segments[1].any()
+
+
+def test_negatives_are_drawn_by_their_weights_and_never_the_partner() -> None:
+    scores = torch.tensor([[9.0, 1.0, 2.0], [0.0, 9.0, -200.0], [300.0, 0.0, 500.0]])
+    weights = negative_weights(scores)
+    expected = scores.softmax(dim=1) * (1 - torch.eye(3))
+    torch.testing.assert_close(weights, expected, atol=1e-12, rtol=1e-5)
+    assert (weights.sum(dim=1) > 0).all()  # the third partner is sure: the others still have some
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        images, texts = draw_negatives(weights, weights.T.contiguous(), generator)
+        assert not (images == torch.arange(3)).any() and not (texts == torch.arange(3)).any()
+    with pytest.raises(ValueError, match="1 candidates hold no negative"):
+        negative_weights(scores[:1, :1])
+
+
+def test_candidates_of_other_processes_come_after_the_own() -> None:
+    weights = negative_weights(torch.zeros(2, 5))
+    assert weights[0, 0] == weights[1, 1] == 0 and (weights[:, 2:] > 0).all()
+
+
+def test_what_nobody_asks_for_is_not_computed() -> None:
+    model, batch = tiny_model(), random_batch()
+    whole = contrast_and_matching(model, batch, batch.tokens, fixed)
+    without_words = contrast_and_matching(model, batch, None, fixed)
+    assert len(without_words.masked_text) == 0
+    torch.testing.assert_close(without_words.match_logits, whole.match_logits, atol=1e-5, rtol=1e-4)
+
+    def never(of_images: torch.Tensor, of_texts: torch.Tensor) -> Any:
+        raise AssertionError("negatives were drawn")
+
+    without_matching = contrast_and_matching(model, batch, batch.tokens, never, match=False)
+    torch.testing.assert_close(
+        without_matching.masked_text, whole.masked_text, atol=1e-5, rtol=1e-4
+    )
+    assert without_matching.match_logits.shape == (0, 2)
+    contrast = contrast_and_matching(model, batch, None, never, match=False)
+    assert torch.equal(contrast.text.own, whole.text.own) and len(contrast.masked_text) == 0

@@ -49,18 +49,22 @@ def test_divergence_is_that_of_the_distributions(seed: int) -> None:
 
 
 def test_regions_count_whose_distribution_sums_to_one() -> None:
-    logits = random(3, 2)
-    targets = torch.tensor([[0.5, 0.45], [0.0, 0.0], [0.3, 0.3]])
+    logits = random(4, 2)
+    targets = torch.tensor([[0.5, 0.45], [0.0, 0.0], [0.3, 0.3], [1.0, 0.2]])
     expected = -(targets[0] * logits[0].log_softmax(-1)).sum()
     torch.testing.assert_close(losses.mean_soft_cross_entropy(logits, targets), expected)
+    assert losses.are_whole(targets).tolist() == [True, False, False, False]
 
 
-def test_means_of_samples_by_hand() -> None:
-    values = torch.tensor([[1.0, 3.0], [5.0, 7.0], [9.0, 9.0]])
-    counted = torch.tensor([[True, True], [True, False], [False, False]])
-    expected = (4 / 2.0001 + 5 / 1.0001) / 2.0001
-    assert losses.mean_of_samples(values, counted).item() == pytest.approx(expected)
-    assert losses.mean_of_samples(values, counted & False).item() == 0
+@given(st.integers(0, 2**32))
+def test_cross_entropy_with_distributions_has_the_gradient_of_the_divergence(seed: int) -> None:
+    targets = random(4, 6, seed=seed + 1).softmax(-1)
+    gradients = []
+    for loss in (losses.mean_divergence, losses.mean_soft_cross_entropy):
+        logits = random(4, 6, seed=seed).requires_grad_()
+        loss(logits, targets).backward()  # type: ignore[no-untyped-call]
+        gradients.append(logits.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_squared_errors_by_hand() -> None:

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from vlmill.models import ImageBert, ImageBertConfig, VLInputs
-from vlmill.models.places import Cells
-from vlmill.train.loading.batch import PretrainBatch
-from vlmill.train.objectives.pretraining import PretrainingStep, pretraining_losses
+from vlmill.train.loading.batch import Batch
+from vlmill.train.objectives.pretraining import DEFAULTS, PretrainingStep, losses_of
 from vlmill.train.recipes import Objectives
 
 CONFIG = ImageBertConfig(
@@ -28,16 +27,18 @@ def model() -> ImageBert:
     return ImageBert(CONFIG)
 
 
-def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int]) -> PretrainBatch:
+def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int]) -> Batch:
     """Two pairs of three tokens and four regions; labels at these flattened places."""
     generator = torch.Generator().manual_seed(1)
-    return PretrainBatch(
+    return Batch(
         inputs=VLInputs(
             tokens=torch.randint(20, (2, 3), generator=generator),
             token_mask=torch.ones(2, 3, dtype=torch.bool),
             region_features=torch.rand(2, 4, 6, generator=generator),
             region_locations=torch.rand(2, 4, 5, generator=generator),
             region_mask=torch.ones(2, 4, dtype=torch.bool),
+            read_tokens=torch.tensor(sorted({0, 3, *tokens})),
+            read_regions=torch.tensor(sorted({0, 4, *regions})),
         ),
         masked_tokens=torch.tensor(tokens, dtype=torch.int64),
         token_targets=torch.tensor([7] * len(tokens), dtype=torch.int64),
@@ -45,14 +46,13 @@ def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int
         class_targets=torch.tensor([2] * len(regions), dtype=torch.int64),
         feature_targets=torch.rand(len(regions), 6, generator=generator),
         matching=torch.tensor(matching, dtype=torch.float32),
-        read=Cells(torch.tensor(sorted({0, 3, *tokens})), torch.tensor(sorted({0, 4, *regions}))),
         pair_ids=("a", "b"),
     )
 
 
 def test_losses_by_hand(model: ImageBert) -> None:
     batch = make_batch((1, 0), [1], [2])
-    losses = pretraining_losses(model, batch, Objectives())
+    losses = losses_of(model)(model, batch, Objectives(), DEFAULTS)
     output = model(batch.inputs)
     words = model.mlm_logits(output.text[0, 1:2]).log_softmax(-1)
     classes = model.region_class_logits(output.regions[0, 2:3]).log_softmax(-1)
@@ -73,7 +73,7 @@ def test_losses_by_hand(model: ImageBert) -> None:
 
 def test_masked_losses_vanish_where_nothing_is_to_be_guessed(model: ImageBert) -> None:
     batch = make_batch((0, 0), [], [])
-    losses = pretraining_losses(model, batch, Objectives())
+    losses = losses_of(model)(model, batch, Objectives(), DEFAULTS)
     assert [losses[name].item() for name in ("mlm", "moc", "mrfr")] == [0, 0, 0]
     sum(losses.values()).backward()  # type: ignore[union-attr]
     for name, parameter in model.named_parameters():
@@ -94,7 +94,7 @@ def test_region_losses_reach_only_masked_regions(model: ImageBert, name: str) ->
         kept.append(output)
 
     model.layers[-1].register_forward_hook(keep)
-    pretraining_losses(model, batch, Objectives())[name].backward()  # type: ignore[no-untyped-call]
+    losses_of(model)(model, batch, Objectives(), DEFAULTS)[name].backward()  # type: ignore[no-untyped-call]
     gradient = kept[0].grad
     assert gradient is not None
     reached = gradient.abs().sum(-1).nonzero().tolist()
@@ -106,7 +106,7 @@ def test_region_losses_reach_only_masked_regions(model: ImageBert, name: str) ->
 def test_an_objective_of_weight_0_is_not_computed(model: ImageBert) -> None:
     batch = make_batch((1, 0), [1], [2])
     weights = Objectives(mlm=0.0, moc=0.0)
-    assert set(pretraining_losses(model, batch, weights)) == {"mrfr", "itm"}
+    assert set(losses_of(model)(model, batch, weights, DEFAULTS)) == {"mrfr", "itm"}
 
 
 def test_some_objective_must_have_a_weight() -> None:

@@ -1,13 +1,15 @@
 import torch
 from accelerate import Accelerator
+from tests.models.vlmo.test_model import tiny_config
 from torch import Tensor, nn
 
 from vlmill.models import Beit, Vlmo, preset
 from vlmill.models.published import FAMILIES
+from vlmill.models.vlmo.config import text_stage
 from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
-from vlmill.train.optim.groups import is_decayed, make_optimizer
-from vlmill.train.recipes import Optimizer
+from vlmill.train.optim.groups import is_decayed, is_trained, make_optimizer
+from vlmill.train.recipes import Optimizer, recipe_named
 
 
 def test_kinds_of_optimizers_and_groups() -> None:
@@ -96,3 +98,17 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened() -> None:
     restore_training_state(again, other, state, Accelerator())
     step(again, other)
     assert torch.equal(again.weight, expected)
+
+
+def test_the_text_stage_trains_what_the_released_code_does() -> None:
+    model = Vlmo(text_stage(tiny_config()))
+    assert model.config.max_text_tokens == 9 and not model.config.match
+    (stage,) = recipe_named("vlmo-texts-base").stages
+    names = [name for name, _ in model.named_parameters()]
+    trained = {name for name in names if is_trained(name, stage.trained)}
+    assert "encoder.relative.table" in trained and "encoder.norm.weight" in trained
+    assert "encoder.layers.0.experts.text.up.weight" in trained
+    assert "encoder.layers.0.expert_norms.text.bias" in trained
+    assert {"mlm_head.bias", "mlm_decoder.weight", "encoder.type_table.weight"} <= trained
+    for part in ("attention", "experts.image", "expert_norms.image", "pooler", "patch_embedding"):
+        assert not [name for name in trained if part in name]

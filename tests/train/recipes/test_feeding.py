@@ -23,7 +23,7 @@ from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.sample import surest_first
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.pairs import pair_rows
-from vlmill.train.loading.store.prepare import Pictures, Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import Pictures, WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Masking, Optimizer, Stage
 from vlmill.train.recipes import feeding as feeds
@@ -101,16 +101,15 @@ def make(
     with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tables.folder / "prepared",
-            pairs=tables.pairs,
-            pictures=pictures,
-            negatives=None,
-            tokenizer=tokenizer,
-            wanted=Wanted(
+            WhatToPrepare(
+                pairs=tables.pairs,
+                tokenizer=tokenizer,
                 max_tokens=feeding.max_tokens or 44,
-                pairs=feeding.kind != "text",
-                texts=feeding.kind == "text" or bool(feeding.text_rows),
+                pictures=pictures,
+                takes_pairs=feeding.kind != "text",
+                takes_texts=feeding.kind == "text" or bool(feeding.text_rows),
             ),
-            rejects=rejects,
+            rejects,
         )
     of_test = Stage(name="x", steps=1, batch_size=4, optimizer=OPTIMIZER)
     return PretrainBatches(

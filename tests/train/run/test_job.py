@@ -343,13 +343,13 @@ def test_a_loss_that_is_not_finite_names_step_and_pairs(
     tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = tables.write()
-    losses = objectives.pretraining_losses
+    losses = objectives.region_losses
 
     def broken(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
         found = losses(*args, **options)
         return {**found, "mrfr": found["mrfr"] * float("nan")}
 
-    monkeypatch.setattr(objectives, "pretraining_losses", broken)
+    monkeypatch.setattr(objectives, "region_losses", broken)
     with pytest.raises(NonFiniteLoss, match=r"step 1: loss nan.*[0-9a-f]{32}, [0-9a-f]{32}"):
         pretrain(recipe, inputs, tmp_path / "out")
     assert not saved_steps(tmp_path / "out")

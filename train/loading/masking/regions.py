@@ -21,6 +21,12 @@ class MaskedRegions:
     masked: Flags
     zeroed: Flags
 
+    @staticmethod
+    def none(num_regions: int) -> "MaskedRegions":
+        """No mask on any of the regions."""
+        nothing = np.zeros(num_regions, dtype=np.bool_)
+        return MaskedRegions(masked=nothing, zeroed=nothing)
+
 
 def masked_by(drawn: npt.NDArray[np.float64], *, share: float, to_zero: float) -> MaskedRegions:
     """Masks each region with chance ``share``; of those ``to_zero`` lose their feature.

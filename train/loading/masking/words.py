@@ -19,14 +19,18 @@ from vlmill.train.recipes.spec import Masking
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTokens:
-    """``tokens`` [T] as the model sees them; ``masked`` [T] where the original is to be guessed."""
+    """A text [T] as it was and as the model sees it, ``masked`` where it is to be guessed."""
 
+    original: Ids
     tokens: Ids
     masked: Flags
 
-    def labels(self, original: Ids, ignored: int) -> Ids:
-        """The ids [T] to be guessed, ``ignored`` where nothing is."""
-        return np.where(self.masked, original, ignored)
+
+NO_TEXT = MaskedTokens(
+    original=np.empty(0, dtype=np.int64),
+    tokens=np.empty(0, dtype=np.int64),
+    masked=np.empty(0, dtype=np.bool_),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ def mask_drawn(
     seen[at] = np.where(
         fate < replacement.to_mask, replacement.mask_id, np.where(kept, tokens[at], others)
     )
-    return MaskedTokens(tokens=seen, masked=masked)
+    return MaskedTokens(original=tokens, tokens=seen, masked=masked)
 
 
 def replace_masked(
@@ -90,7 +94,7 @@ def replace_masked(
     seen = tokens.astype(np.int64)
     for i in np.flatnonzero(masked).tolist():
         seen[i] = replacement.of(int(tokens[i]), draws.random(), draws)
-    return MaskedTokens(tokens=seen, masked=masked.astype(np.bool_))
+    return MaskedTokens(original=tokens, tokens=seen, masked=masked.astype(np.bool_))
 
 
 def segments(
@@ -220,8 +224,10 @@ def mask_texts(
     )
     starts = [0, *ends[:-1].tolist()]
     return [
-        MaskedTokens(tokens=masked.tokens[start:end], masked=masked.masked[start:end])
-        for start, end in zip(starts, ends.tolist(), strict=True)
+        MaskedTokens(
+            original=text, tokens=masked.tokens[start:end], masked=masked.masked[start:end]
+        )
+        for text, start, end in zip(texts, starts, ends.tolist(), strict=True)
     ]
 
 

@@ -13,19 +13,18 @@ from PIL import Image
 from torch import Tensor
 
 from vlmill.models.inputs import PictureRegions
+from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.train.loading.boxes import Size, resized_boxes
 from vlmill.train.loading.pictures.crop import decode, planes
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.recipes.spec import Feeding
-
-MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255
 
 
 def boxed_picture(
     data: bytes | None, regions: SampledRegions, feeding: Feeding
 ) -> dict[str, npt.NDArray[Any]]:
     """``picture`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
-    float32 [1 + kept, 4] in its pixels, the whole picture's resized like the others; both
+    float32 [1 + num_shown, 4] in its pixels, the whole picture's resized like the others; both
     mirrored if the sample is.
 
     Raises InputError for a picture that cannot be decoded.
@@ -37,7 +36,7 @@ def boxed_picture(
     if mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     whole = np.array([[0, 0, size.width - 1, size.height - 1]], dtype=np.float32)
-    shown = regions.places(np.arange(regions.kept))
+    shown = regions.features.rows_of(np.arange(regions.num_shown))
     boxes = np.concatenate([whole, row.boxes[shown]])
     return {
         "picture": planes(np.asarray(image)[..., ::-1]),

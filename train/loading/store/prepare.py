@@ -37,18 +37,20 @@ class Pictures(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a run trains on: pairs, texts alone, or both; and how long texts may be.
+class WhatToPrepare:
+    """Says what a run's samples are made of, and which pairs it trains on."""
 
-    ``held_out``: what it is validated on in place of that, the splits val and dev. Without
-    ``words`` (pictures alone) a text may be empty.
-    """
-
-    max_tokens: int
-    pairs: bool = True
-    texts: bool = False
-    held_out: bool = False
-    words: bool = True
+    pairs: str  # the table
+    tokenizer: Tokenizer
+    max_tokens: int  # longer texts are cut before [SEP]
+    pictures: Pictures | None = None  # what pairs are joined with; None for texts alone
+    images: Pictures | None = None  # beside regions in `pictures`: the pictures themselves
+    negatives: str | None = None  # the table of hard negatives
+    takes_pairs: bool = True
+    takes_texts: bool = False  # texts without a picture
+    needs_words: bool = True  # for pictures alone a text may be empty
+    held_out: bool = False  # the splits val and dev, in place of what is trained on
+    total: int | None = None  # pairs of the table, for the progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,53 +78,44 @@ def region_facts(regions: str) -> RegionFacts:
 
 
 def prepare_samples(
-    folder: Path,
-    *,
-    pairs: str,
-    pictures: Pictures | None,
-    negatives: str | None,
-    tokenizer: Tokenizer,
-    wanted: Wanted,
-    rejects: ShardWriter | None,
-    total: int | None = None,
-    images: Pictures | None = None,
+    folder: Path, what: WhatToPrepare, rejects: ShardWriter | None = None
 ) -> Counter[str]:
-    """Write what :class:`SampleTable` reads; count ``kept`` and each reason of a reject.
+    """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
     Pairs are rejected that are held out for validation or test, whose picture has no regions (or
-    no row of images), and whose text has no word. Texts longer than ``wanted.max_tokens`` are cut
-    before [SEP], and counted as ``cut``; they are kept. ``total`` pairs are for the progress.
-    ``images``: beside regions in ``pictures``, where their pictures have to be too.
+    no row of images), and whose text has no word. Texts that are cut are kept, and counted as
+    ``cut``.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     counts: Counter[str] = Counter()
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
-    tokenizer.enable_truncation(wanted.max_tokens)
-    choose = _Chooser(pictures, wanted, images)
+    tokenizer = Tokenizer.from_str(what.tokenizer.to_str())  # truncation is state: not the caller's
+    tokenizer.enable_truncation(what.max_tokens)
+    pair_filter = _PairFilter(what)
     with (
         Columns(folder) as writer,
-        Progress(total=total, unit="pair", label="prepare") as progress,
+        Progress(total=what.total, unit="pair", label="prepare") as progress,
     ):
-        for batch in pair_batches(pairs):
+        for batch in pair_batches(what.pairs):
             rows = batch.to_pylist()
             encodings = tokenizer.encode_batch([row["text"] for row in rows])
-            kept, rejected = [], []
-            for row, encoding, at in zip(rows, encodings, choose.places(rows), strict=True):
-                reason = choose.reject_reason(row, len(encoding.ids), at)
+            places = pair_filter.places(rows)
+            accepted, rejected = [], []
+            for row, encoding, at in zip(rows, encodings, places, strict=True):
+                reason = pair_filter.reject_reason(row, len(encoding.ids), at)
                 counts["kept" if reason is None else reason.value] += 1
                 if reason is None:
-                    kept.append((row, encoding.ids, at, choose.num_regions(at)))
+                    accepted.append((row, encoding.ids, at, pair_filter.num_regions(at)))
                     counts["cut"] += bool(encoding.overflowing)
                 else:
                     rejected.append(reject("pretrain", row["pair_id"], reason, row["image_id"]))
             if rejects is not None:
                 rejects.write(rejected)
-            writer.write(kept)
+            writer.write(accepted)
             progress.advance(len(rows), rejects=len(rejected))
     write_known(folder)
-    if negatives is not None and counts["kept"]:
-        counts["hard_negatives"] = prepare_negatives(folder, negatives)
+    if what.negatives is not None and counts["kept"]:
+        counts["hard_negatives"] = prepare_negatives(folder, what.negatives)
     return +counts
 
 
@@ -137,41 +130,41 @@ def require_pictures(counts: Counter[str], missing: str) -> None:
         )
 
 
-class _Chooser:
-    """Which pairs are kept, and where their pictures are."""
+class _PairFilter:
+    """Tells which pairs are kept, and where their pictures are."""
 
-    def __init__(self, pictures: Pictures | None, wanted: Wanted, images: Pictures | None) -> None:
-        self._pictures, self._wanted, self._images = pictures, wanted, images
+    def __init__(self, what: WhatToPrepare) -> None:
+        self._what = what
         self._counts: npt.NDArray[np.int32] | None = None
-        if isinstance(pictures, RegionReader):
-            self._counts = pictures.box_counts()
+        if isinstance(what.pictures, RegionReader):
+            self._counts = what.pictures.box_counts()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:
-        if self._pictures is None:
+        if self._what.pictures is None:
             return [ABSENT] * len(rows)
         ids = [row["image_id"] or "" for row in rows]
-        places = self._pictures.find(ids)
-        if self._images is not None:
-            places = np.where(self._images.find(ids) == ABSENT, ABSENT, places)
-        found: list[int] = places.tolist()
-        return found
+        numbers = self._what.pictures.find(ids)
+        if self._what.images is not None:
+            numbers = np.where(self._what.images.find(ids) == ABSENT, ABSENT, numbers)
+        places: list[int] = numbers.tolist()
+        return places
 
     def num_regions(self, at: int) -> int:
         return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
 
     def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
-        if self._wanted.held_out:
+        if self._what.held_out:
             if row["split"] not in VALIDATION_SPLITS:
                 return Reason.HELD_OUT
         elif is_held_out(row):
             return Reason.HELD_OUT
-        if row["image_id"] is None or not self._wanted.pairs:
-            if not self._wanted.texts:
+        if row["image_id"] is None or not self._what.takes_pairs:
+            if not self._what.takes_texts:
                 return Reason.NO_PICTURE
         elif at == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
         elif self._counts is not None and not self._counts[at]:
             return Reason.NO_BOXES
-        if self._wanted.words and num_tokens <= 2:  # [CLS] and [SEP] alone
+        if self._what.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
             return Reason.NO_TEXT
         return None

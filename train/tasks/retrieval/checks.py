@@ -6,11 +6,11 @@ from typing import Literal
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.loading.store.pairs import HELD_OUT_SPLITS
-from vlmill.train.recipes.feeding import PUBLISHED_FEEDING
 from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.variants import named, training_of
 from vlmill.train.tasks.retrieval.candidates import Pair
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent
 
@@ -61,7 +61,7 @@ def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feed
     """
     feeding = loaded.feeding
     if feeding is None:
-        feeding = PUBLISHED_FEEDING[loaded.variant]()
+        feeding = named(training_of(loaded.variant).feeding)()
         if not getattr(loaded.config, "global_region", True):
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:
@@ -86,12 +86,7 @@ def notes_on_regions(
 
     Raises InputError if they are another detector's than the checkpoint was trained on.
     """
-    expected, found = loaded.detector_fingerprint, regions.detector_fingerprint
-    if expected is not None and found is not None and expected != found:
-        raise InputError(
-            f"--regions come from detector {found[:16]}, the checkpoint was trained on "
-            f"{expected[:16]}; extract these pictures with the detector of the training"
-        )
+    same_detector = require_detector(regions.detector_fingerprint, loaded, "--checkpoint")
     if (width := loaded.config.region_width) != regions.feature_dim:
         raise InputError(
             f"--regions have features {regions.feature_dim} wide, the checkpoint takes {width}; "
@@ -99,8 +94,9 @@ def notes_on_regions(
         )
     check_global_features(regions, loaded.config)
     notes = []
-    if expected is None or found is None:
-        side = "The regions do" if found is None else "The checkpoint does"
+    if not same_detector:
+        unknown = regions.detector_fingerprint is None
+        side = "The regions do" if unknown else "The checkpoint does"
         notes.append(
             f"{side} not say which detector was used: that it is the training's is unchecked."
         )

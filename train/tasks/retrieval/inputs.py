@@ -16,26 +16,15 @@ from torch import Tensor
 from vlmill.models.places import Places
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.readers.regions import ABSENT, RegionReader, RegionRow
+from vlmill.schemas.readers.regions import ABSENT, RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.batch import StoredBatch
-from vlmill.train.loading.collate import plan
-from vlmill.train.loading.features import assemble, source_of
-from vlmill.train.loading.masking.words import MaskedTokens
+from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.collate import collate
+from vlmill.train.loading.features import read_features, region_batch
 from vlmill.train.loading.pictures.crop import evaluation_picture
-from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import (
-    Sample,
-    SampledRegions,
-    columns_of,
-    global_feature_of,
-    sample_regions,
-)
-from vlmill.train.recipes.spec import Feeding, Masking
-
-NOTHING_MASKED = Masking(words=0.0, regions=0.0)
-NO_TEXT = MaskedTokens(tokens=np.zeros(2, dtype=np.int64), masked=np.zeros(2, dtype=np.bool_))
+from vlmill.train.loading.sample import Sample, chosen_regions, global_feature_of
+from vlmill.train.recipes.spec import Feeding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +82,7 @@ class Pictures(Protocol):
         """What is wrong with a picture that the table has; reads it."""
         ...
 
-    def batch(self, image_ids: Sequence[str]) -> StoredBatch:
+    def batch(self, image_ids: Sequence[str]) -> HostBatch:
         """Pictures as training feeds them, with nothing masked and no text."""
         ...
 
@@ -105,9 +94,8 @@ class RegionPictures:
         self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
     ) -> None:
         self._reader, self._global_features = reader, global_features
-        self._feeding = dataclasses.replace(
-            feeding, flip=0.0, max_elements=None, region_targets="class"
-        )
+        # Nothing is guessed: distributions over classes are left in their file.
+        self._feeding = dataclasses.replace(feeding, region_targets="class")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
         """Pictures without a row, or with a row without boxes."""
@@ -124,35 +112,19 @@ class RegionPictures:
     def fault(self, image_id: str) -> Reason | None:
         """Features or boxes that are not finite, among those that the model is fed."""
         row = self._reader[image_id]
-        regions = self._regions(row)
-        shown = regions.places(np.arange(regions.count))
-        parts = [row.boxes[shown], *([] if row.features is None else [row.features[shown]])]
+        count, order = chosen_regions(row, self._feeding)
+        fed = slice(count) if order is None else order
+        parts = [row.boxes[fed], *([] if row.features is None else [row.features[fed]])]
         if self._global_features:
             parts.append(global_feature_of(row))
         return None if all(np.isfinite(part).all() for part in parts) else Reason.NOT_FINITE
 
-    def batch(self, image_ids: Sequence[str]) -> StoredBatch:
+    def batch(self, image_ids: Sequence[str]) -> HostBatch:
         """With all regions: those that a text leaves no room for are cut beside it."""
-        samples, sources = [], []
-        for image_id, number in zip(image_ids, self._reader.find(image_ids), strict=True):
-            group, within = self._reader.located(int(number))
-            columns = columns_of(self._feeding, global_features=self._global_features)
-            regions = self._regions(group.row(within, columns))
-            samples.append(_without_text(image_id, regions))
-            sources.append(source_of(group, within, regions.count, regions.order))
-        planned = plan(
-            samples,
-            sources,
-            self._feeding,
-            mismatched_words=False,
-            mismatched_regions=False,
-            global_features=self._global_features,
+        numbers = self._reader.find(image_ids).tolist()
+        return region_batch(
+            self._reader, numbers, self._feeding, global_features=self._global_features
         )
-        return assemble(planned, self._reader)
-
-    def _regions(self, row: RegionRow) -> SampledRegions:
-        draws = Uniforms()  # that nothing comes of
-        return sample_regions(row, NO_TEXT, draws, self._feeding, NOTHING_MASKED)[0]
 
 
 class PixelPictures:
@@ -179,31 +151,18 @@ class PixelPictures:
 
     def fault(self, image_id: str) -> Reason | None:
         """Pictures without bytes, and what cannot be decoded."""
-        found = self.load(image_id)
-        return found if isinstance(found, Reason) else None
+        pixels = self.load(image_id)
+        return pixels if isinstance(pixels, Reason) else None
 
-    def batch(self, image_ids: Sequence[str]) -> StoredBatch:
+    def batch(self, image_ids: Sequence[str]) -> HostBatch:
         """Pictures without a fault. Raises InputError for another."""
         loaded = {image_id: self.load(image_id) for image_id in image_ids}
-        good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+        good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():
             raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")
         return self.together(good)
 
-    def together(self, loaded: Mapping[str, NDArray[np.uint8]]) -> StoredBatch:
+    def together(self, loaded: Mapping[str, NDArray[np.uint8]]) -> HostBatch:
         """A batch of pixels, by image_id."""
-        planned = plan(
-            [_without_text(image_id, None) for image_id in loaded],
-            [],
-            self._feeding,
-            mismatched_words=False,
-            mismatched_regions=False,
-            pixels=[{"pixels": pixels} for pixels in loaded.values()],
-        )
-        return assemble(planned, None)
-
-
-def _without_text(image_id: str, regions: SampledRegions | None) -> Sample:
-    return Sample(
-        pair_id=image_id, original=NO_TEXT.tokens, tokens=NO_TEXT, regions=regions, matching=True
-    )
+        samples = [Sample(pair_id=name, pixels={"pixels": loaded[name]}) for name in loaded]
+        return read_features(collate(samples, self._feeding), None)

@@ -18,6 +18,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import MODEL, LoadedCheckpoint, load_checkpoint
+from vlmill.train.loading.features import global_widths_of
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.tasks.retrieval.candidates import (
     Candidates,
@@ -92,7 +93,7 @@ class Opened:
     def pictures(self) -> RegionPictures | PixelPictures:
         """What the model reads of pictures."""
         if self.regions is not None:
-            whole = bool(getattr(self.loaded.config, "global_widths", ()))
+            whole = bool(global_widths_of(self.loaded.config))
             return RegionPictures(self.regions, self.feeding, global_features=whole)
         assert self.images is not None
         return PixelPictures(self.images, self.feeding)

@@ -18,7 +18,7 @@ from vlmill.models import Vilbert, Vlmo
 from vlmill.models.places import Cells
 from vlmill.models.vilbert.model import Stream
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.batch import PretrainBatch
+from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
 
@@ -27,7 +27,7 @@ TOKENS_KEPT = 1 << 17  # read texts that stay in memory: 0.4 GB at a width of 76
 
 
 def silent(count: int) -> None:
-    """Tell nobody."""
+    """A progress callback that does nothing."""
 
 
 class PairScorer(Protocol):
@@ -42,7 +42,7 @@ class PairScorer(Protocol):
         """What a batch of texts has in common for all pictures."""
         ...
 
-    def read_picture(self, batch: PretrainBatch) -> Any:
+    def read_picture(self, batch: Batch) -> Any:
         """What the one picture of ``batch`` has in common for all texts."""
         ...
 
@@ -66,7 +66,7 @@ class EncodeScorer:
         """Nothing but their ids."""
         return texts
 
-    def read_picture(self, batch: PretrainBatch) -> Tensor:
+    def read_picture(self, batch: Batch) -> Tensor:
         """Embedded regions [1, E, H]; none is padding."""
         inputs = batch.inputs
         whole = () if inputs.global_features is None else (inputs.global_features,)
@@ -114,7 +114,7 @@ class StreamScorer:
         """The text's own layers."""
         return self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
 
-    def read_picture(self, batch: PretrainBatch) -> Stream:
+    def read_picture(self, batch: Batch) -> Stream:
         """The regions' own layers."""
         inputs = batch.inputs
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
@@ -138,7 +138,7 @@ class PixelScorer:
         """Nothing but their ids."""
         return texts
 
-    def read_picture(self, batch: PretrainBatch) -> Tensor:
+    def read_picture(self, batch: Batch) -> Tensor:
         """Embedded patches [1, M, H]."""
         assert batch.pixels is not None
         return self.model.encoder.embed_image(batch.pixels)

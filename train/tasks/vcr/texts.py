@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float32]
+from vlmill.train.loading.arrays import Array
+
 Words = Sequence[str | Sequence[int]]
 
 CLS, SEP = "[CLS]", "[SEP]"

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from vlmill.models.layers.attention import attend, by_heads
+from vlmill.models.layers.attention import by_heads
 from vlmill.models.layers.cpu.attention import cpu_attention
-from vlmill.models.layers.cpu.dropout import draw_kept
-from vlmill.models.layers.packing import layout_of
+from vlmill.models.layers.cpu.dropout import draw_factors
+from vlmill.models.layers.operators import attention
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -30,8 +30,8 @@ def formula(
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
     weights = scores.softmax(-1)
-    kept = draw_kept(weights, rate)
-    mixed: Tensor = (weights if kept is None else weights * kept) @ v
+    factors = draw_factors(weights, rate)
+    mixed: Tensor = (weights if factors is None else weights * factors) @ v
     return mixed.transpose(1, 2)
 
 
@@ -43,26 +43,26 @@ def test_it_equals_the_formula(
 ) -> None:
     """With a bias, as heads are shared out among that many threads, and without (0 threads)."""
     results = []
-    for attention in (cpu_attention, formula):
+    for attend in (cpu_attention, formula):
         q, k, v, bias = inputs()
-        given = [q, k, v, bias][: 4 if threads else 3]
+        leaves = [q, k, v, bias][: 4 if threads else 3]
         with monkeypatch.context() as patch:
             patch.setattr(torch, "get_num_threads", lambda: threads)
             torch.manual_seed(1)
-            out = attention(q, k, v, mask, rate, bias if threads else None)
+            out = attend(q, k, v, mask, rate, bias if threads else None)
             direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-            results.append([out, *torch.autograd.grad(out, given, direction)])
+            results.append([out, *torch.autograd.grad(out, leaves, direction)])
     torch.testing.assert_close(*results)
 
 
 def test_heads_of_one_product_are_taken_as_they_lie() -> None:
     results = []
-    for attention in (cpu_attention, formula):
+    for attend in (cpu_attention, formula):
         torch.manual_seed(0)
         projected = torch.randn(2, 7, 36, requires_grad=True)
         bias = torch.randn(3, 7, 7, requires_grad=True)
         q, k, v = by_heads(projected, 3)
-        out = attention(q, k, v, MASK, 0.0, bias)
+        out = attend(q, k, v, MASK, 0.0, bias)
         results.append([out, *torch.autograd.grad(out.square().sum(), (projected, bias))])
     torch.testing.assert_close(*results)
 
@@ -89,13 +89,12 @@ def test_attention_uses_it_with_dropout_or_a_learned_bias(
     rate: float, learned: bool, dtype: torch.dtype, expected: bool
 ) -> None:
     q, k, v, bias = inputs(dtype)
-    layout = layout_of(MASK, pack=False)
-    out = attend(q, k, v, layout, rate, bias if learned else bias.detach())
+    out = attention(q, k, v, MASK, rate, bias if learned else bias.detach())
     assert ("_CpuAttentionBackward" in nodes(out)) is expected
-    assert out.shape == (2, 5, 12)
+    assert out.shape == (2, 5, 3, 4)
     if rate == 0:
         with torch.no_grad():
-            torch.testing.assert_close(out, attend(q, k, v, layout, rate, bias))
+            torch.testing.assert_close(out, attention(q, k, v, MASK, rate, bias))
 
 
 def test_under_autocast_it_computes_in_float32() -> None:
@@ -106,7 +105,7 @@ def test_under_autocast_it_computes_in_float32() -> None:
         q16, k16, v16 = half if enabled else [rows.float() for rows in half]
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             torch.manual_seed(1)
-            out = attend(q16, k16, v16, layout_of(MASK, pack=False), 0.4, bias)
+            out = attention(q16, k16, v16, MASK, 0.4, bias)
             assert "_CpuAttentionBackward" in nodes(out)
             assert out.dtype == (torch.bfloat16 if enabled else torch.float32)
             gradients = torch.autograd.grad(out.float().square().sum(), [q, k, v, bias])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models.layers.cpu import linear as linear_module
-from vlmill.models.layers.cpu.linear import Linear, linear
+from vlmill.models.layers.operators import Linear, linear
 
 needs_onednn = pytest.mark.skipif(
     not linear_module.HAS_ONEDNN, reason="this PyTorch has no oneDNN, or no linear layer of it"
@@ -118,7 +118,7 @@ def test_mkl_is_fast_on_intels_processors(
 GROWTH = """
 import torch
 from vlmill.models.layers.cpu import linear as module
-from vlmill.models.layers.cpu.linear import linear
+from vlmill.models.layers.operators import linear
 
 module.mkl_is_fast = lambda: False
 

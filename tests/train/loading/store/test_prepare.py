@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table
 from vlmill.train.loading.store.pairs import pair_rows, pairs_digest
 from vlmill.train.loading.store.prepare import (
-    Wanted,
+    WhatToPrepare,
     prepare_samples,
     region_facts,
     require_pictures,
@@ -30,21 +31,17 @@ ROWS = [("p", "a dog runs"), ("q", "a cat sleeps"), ("p", "The dog sleeps"), ("r
 
 
 def prepare(
-    tables: Tables,
-    folder: Path,
-    negatives: str | None = None,
-    wanted: Wanted = Wanted(max_tokens=5),  # noqa: B008  # frozen
+    tables: Tables, folder: Path, negatives: str | None = None, **changes: Any
 ) -> Counter[str]:
+    what = WhatToPrepare(
+        pairs=tables.pairs,
+        tokenizer=train_vocabulary([text for _, text in ROWS], 90),
+        max_tokens=5,
+        pictures=RegionReader(tables.regions),
+        negatives=negatives,
+    )
     with ShardWriter(folder, REJECTS, 0, 1) as rejects:
-        return prepare_samples(
-            folder / "prepared",
-            pairs=tables.pairs,
-            pictures=RegionReader(tables.regions),
-            negatives=negatives,
-            tokenizer=train_vocabulary([text for _, text in ROWS], 90),
-            wanted=wanted,
-            rejects=rejects,
-        )
+        return prepare_samples(folder / "prepared", dataclasses.replace(what, **changes), rejects)
 
 
 def test_every_pair_is_kept_or_rejected(tables: Tables, tmp_path: Path) -> None:
@@ -156,8 +153,7 @@ def test_texts_alone(tables: Tables, tmp_path: Path) -> None:
     write_shard(tables.pairs, PAIRS, [{**empty, **row} for row in rows])
     counts = prepare(tables, tmp_path)
     assert (counts["kept"], counts["no_picture"]) == (3, 1)
-    both = Wanted(max_tokens=5, texts=True)
-    assert prepare(tables, tmp_path, wanted=both)["kept"] == 4
+    assert prepare(tables, tmp_path, takes_texts=True)["kept"] == 4
     table = SampleTable(tmp_path / "prepared")
     assert table.rows_of((), "text").tolist() == [1]
     assert table.rows_of(()).tolist() == [0, 2, 3]

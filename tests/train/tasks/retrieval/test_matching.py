@@ -32,7 +32,7 @@ from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.sample import kept_lengths, kept_tokens
 from vlmill.train.loading.stage_batches import PretrainBatches
-from vlmill.train.loading.store.prepare import Wanted, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.retrieval import matching as retrieval_scores
 from vlmill.train.tasks.retrieval.candidates import encode_texts
@@ -115,12 +115,12 @@ def scores_one_by_one(tables: Tables, name: str, model: Any) -> Any:
     folder = tables.folder / "prepared"
     prepare_samples(
         folder,
-        pairs=tables.pairs,
-        pictures=regions,
-        negatives=None,
-        tokenizer=TOKENIZER,
-        wanted=Wanted(max_tokens=feeding.max_tokens or 8),
-        rejects=None,
+        WhatToPrepare(
+            pairs=tables.pairs,
+            pictures=regions,
+            tokenizer=TOKENIZER,
+            max_tokens=feeding.max_tokens or 8,
+        ),
     )
     make = partial(PretrainBatches, lexicon=lexicon(VOCABULARY), regions=regions, longest=8)
     batches = unmasked_batches(folder, feeding, make)

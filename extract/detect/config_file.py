@@ -1,0 +1,129 @@
+"""Reads configuration files of other projects: YAML, with the files that it is based on."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmill.extract.detect.plain_yaml import BadYaml, Document, read_document
+from vlmill.models.detector.configurations import Configuration, configuration_of, flat
+from vlmill.models.detector.keys import Value, WrongKey
+from vlmill.schemas.errors import InputError
+
+BASE = "_BASE_"
+MAX_FILES = 16
+MAX_BYTES = 1 << 18
+SUFFIXES = (".yaml", ".yml")
+GIVE = (
+    "give the configuration of a C4 detector of Detectron2, airsplay, MILVLG (Caffe mode) or "
+    "Hugging Face's port"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The value of a key, and the file and line from which it comes."""
+
+    value: Value
+    place: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """The keys of a configuration file over those of its bases, and where each stands."""
+
+    path: Path
+    values: Mapping[str, Value]
+    places: Mapping[str, str]
+    digest: str  # SHA-256 of the bytes of all its files, each before its bases
+
+    def complaint(self, error: WrongKey, remedy: str) -> InputError:
+        """The user's error for a key that cannot be honoured, in one line."""
+        place = self.places.get(error.key)
+        if place is None:  # the Hugging Face port's names may stand in either case
+            named = [at for name, at in self.places.items() if name.lower() == error.key]
+            place = named[0] if named else f"{self.path} (which leaves it out)"
+        return InputError(f"--config {place}: {error}; {remedy}")
+
+    def configuration(self) -> Configuration:
+        """What the keys mean for our own network. Raises InputError that names file and key."""
+        try:
+            return configuration_of(self.values)
+        except WrongKey as error:
+            raise self.complaint(error, GIVE) from None
+        except ValueError as error:
+            raise InputError(
+                f"--config {self.path} is no detector's configuration ({error}); {GIVE}"
+            ) from None
+
+    def record(self) -> dict[str, str]:
+        """What an output says of the configuration that it was made with."""
+        return {"config": self.path.name, "config_sha256": self.digest}
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Reads a configuration with its bases. Raises InputError that names file and line."""
+    files = Files()
+    settings = files.read(path, ())
+    return ConfigFile(
+        path=path,
+        values={name: one.value for name, one in settings.items()},
+        places={name: one.place for name, one in settings.items()},
+        digest=hashlib.sha256(b"".join(files.contents)).hexdigest(),
+    )
+
+
+class Files:
+    """The files of one configuration, as they are read."""
+
+    def __init__(self) -> None:
+        self.contents: list[bytes] = []
+
+    def read(self, path: Path, chain: Sequence[Path]) -> dict[str, Setting]:
+        """The settings of a file over those of its bases; ``chain`` are the files based on it."""
+        document = self.document(path, chain)
+        if not isinstance(document.value, dict):
+            raise InputError(f"--config {path} holds no keys; give a detector's configuration")
+        bases = document.value.pop(BASE, [])
+        settings: dict[str, Setting] = {}
+        for base in bases if isinstance(bases, list) else [bases]:
+            place = f"{path}:{document.lines[BASE]}"
+            settings |= self.read(based_on(base, path, place), (*chain, path))
+        for name, value in flat(document.value):
+            line = document.lines.get(name)
+            settings[name] = Setting(value=value, place=f"{path}:{line}" if line else str(path))
+        return settings
+
+    def document(self, path: Path, chain: Sequence[Path]) -> Document:
+        """One file as plain data. Raises InputError."""
+        if path.resolve() in {one.resolve() for one in chain}:
+            circle = " -> ".join(one.name for one in (*chain, path))
+            raise InputError(f"--config {chain[0]}: {BASE} leads in a circle ({circle}); end it")
+        if len(self.contents) >= MAX_FILES:
+            raise InputError(f"--config {path}: over {MAX_FILES} files by {BASE}; join some")
+        try:
+            if path.suffix not in SUFFIXES or not path.is_file():
+                asked = f" ({BASE} of {chain[-1]})" if chain else ""
+                raise InputError(
+                    f"--config {path}: no such .yaml file{asked}; give one that is there"
+                )
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise BadYaml(f"over {MAX_BYTES} bytes", 1)
+            document = read_document(content.decode("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"--config {path} cannot be read: {error}") from None
+        except BadYaml as error:
+            raise InputError(
+                f"--config {path}:{error.line}: no plain YAML ({error}); mend it"
+            ) from None
+        self.contents.append(content)
+        return document
+
+
+def based_on(base: Value, path: Path, place: str) -> Path:
+    """The file that a base names: from the folder of the file that says so, if it is relative."""
+    if not isinstance(base, str) or "://" in base or "\0" in base:
+        raise InputError(f"--config {place}: {BASE} is {base!r}; expected the path of a file")
+    return path.parent / base

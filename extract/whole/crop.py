@@ -1,0 +1,32 @@
+"""The middle of a picture, as torchvision's transforms for its ImageNet weights cut it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crop:
+    """The short side is resized to ``resize`` pixels, of which a square of ``side`` is kept."""
+
+    resize: int
+    side: int
+
+
+def middle(pixels: Pixels, crop: Crop) -> Pixels:
+    """Red-green-blue [side, side, 3] of an upright picture's blue-green-red [H, W, 3].
+
+    Bit for bit what torchvision's ImageClassification does to a PIL image before it normalises:
+    bilinear with averaging, the long side rounded down.
+    """
+    height, width = pixels.shape[:2]
+    short = min(height, width)
+    width, height = (int(crop.resize * side / short) for side in (width, height))
+    image = Image.fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (round((side - crop.side) / 2) for side in (width, height))
+    return np.asarray(resized.crop((left, top, left + crop.side, top + crop.side)))

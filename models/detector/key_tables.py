@@ -1,0 +1,264 @@
+"""The tables of keys of other projects' configurations: what each sets, asks or leaves as it is.
+
+Four families share Detectron2's names and differ in some: Detectron2 itself, airsplay's fork, the
+port of MILVLG (its Caffe mode) and the port in Hugging Face's research projects, which writes the
+names in lower case and without ``MODEL``. Defaults are those of the family's library.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vlmill.models.detector.config import (
+    BLOCKS,
+    DetectorConfig,
+    Family,
+    airsplay,
+    detectron2,
+    hf_frcnn,
+    milvlg,
+)
+from vlmill.models.detector.keys import (
+    MISSING,
+    Key,
+    alone,
+    asks,
+    each,
+    either,
+    flag,
+    less_one,
+    number,
+    numbers,
+    one_level,
+    one_of,
+    sets,
+    single,
+    whole,
+    without,
+)
+
+# Bounds of a network that can be built. Class ids are stored in 16 bits.
+MAX_CHANNELS, MAX_CLASSES, MAX_BOXES, MAX_SIDE = 8192, 32_766, 100_000, 10_000
+MAX_POOL, MAX_SAMPLING, MAX_ANCHORS = 64, 16, 32
+
+C4 = "regions have their features from ResNet C4 models alone"
+POOLINGS = {"ROIPool": "pool", "ROIAlign": "align-legacy", "ROIAlignV2": "align"}
+ORDERS = {"BGR": "bgr", "RGB": "rgb"}
+HALVED = {True: (2, 1), False: (1, 2)}  # res5's stride and dilation
+RPN_WIDTH = either(one_of({-1: None}), whole(1, MAX_CHANNELS))  # None: as wide as its input
+# The same at inference: constants for each channel.
+BATCH_NORMS = ("FrozenBN", "BN", "SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
+
+# Sections and keys that change nothing of a C4 model's features at inference, or that flags of
+# extract-rois say: SCORE_THRESH_TEST and TEST.DETECTIONS_PER_IMAGE are --threshold and --max-boxes.
+IGNORED_SECTIONS = (
+    "SOLVER",
+    "DATASETS",
+    "DATALOADER",
+    "TEST",
+    "GLOBAL",
+    "INPUT.CROP",
+    "MODEL.FPN",
+    "MODEL.ROI_BOX_CASCADE_HEAD",
+    "MODEL.ROI_MASK_HEAD",
+    "MODEL.ROI_KEYPOINT_HEAD",
+    "MODEL.SEM_SEG_HEAD",
+    "MODEL.PANOPTIC_FPN",
+    "MODEL.RETINANET",
+)
+LOSSES = ("BBOX_REG_LOSS_TYPE", "BBOX_REG_LOSS_WEIGHT", "SMOOTH_L1_BETA")
+SAMPLING = ("IOU_THRESHOLDS", "IOU_LABELS", "BATCH_SIZE_PER_IMAGE", "POSITIVE_FRACTION")
+TOP = ("PRE_NMS_TOPK_TRAIN", "POST_NMS_TOPK_TRAIN")
+OTHER_HEADS = ("NAME", "NUM_FC", "FC_DIM", "NUM_CONV", "CONV_DIM", "NORM", "TRAIN_ON_PRED_BOXES")
+FEDERATED = ("USE_FED_LOSS", "FED_LOSS_FREQ_WEIGHT_POWER", "FED_LOSS_NUM_CLASSES")
+SIZES = ("MIN_SIZE_TRAIN", "MIN_SIZE_TRAIN_SAMPLING", "MAX_SIZE_TRAIN")
+IGNORED_IN = {
+    "INPUT.": (*SIZES, "RANDOM_FLIP", "MASK_FORMAT"),
+    "MODEL.": ("DEVICE", "WEIGHTS"),
+    "MODEL.BACKBONE.": ("FREEZE_AT",),
+    # Of res5 in the backbone, which a C4 model does not build; of deformable convolutions.
+    "MODEL.RESNETS.": ("RES5_DILATION", "DEFORM_MODULATED", "DEFORM_NUM_GROUPS"),
+    "MODEL.ANCHOR_GENERATOR.": ("ANGLES",),
+    "MODEL.RPN.": ("BOUNDARY_THRESH", "LOSS_WEIGHT", *TOP, *SAMPLING, *LOSSES),
+    "MODEL.ROI_HEADS.": ("PROPOSAL_APPEND_GT", "SCORE_THRESH_TEST", *SAMPLING),
+    "MODEL.ROI_BOX_HEAD.": (*OTHER_HEADS, *LOSSES, *FEDERATED),
+}
+IGNORED_KEYS = (
+    *("OUTPUT_DIR", "SEED", "CUDNN_BENCHMARK", "FLOAT32_PRECISION", "VIS_PERIOD"),
+    *(section + name for section, names in IGNORED_IN.items() for name in names),
+)
+EXTRACTOR = ("MIN_BOXES", "MAX_BOXES", "CONF_THRESH", "OUTPUT_DIR")
+
+DETECTRON2_KEYS: dict[str, Key] = {
+    "VERSION": asks(2, 2, "older ones name other keys"),
+    "MODEL.META_ARCHITECTURE": asks("GeneralizedRCNN", "GeneralizedRCNN", C4),
+    "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_resnet_backbone", C4),
+    "MODEL.RESNETS.OUT_FEATURES": asks(["res4"], ["res4"], C4),
+    "MODEL.PROPOSAL_GENERATOR.NAME": asks("RPN", "RPN", C4),
+    "MODEL.RPN.HEAD_NAME": asks("StandardRPNHead", "StandardRPNHead", C4),
+    "MODEL.RPN.IN_FEATURES": asks(["res4"], ["res4"], C4),
+    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "Res5ROIHeads", C4),
+    "MODEL.ROI_HEADS.IN_FEATURES": asks(["res4"], ["res4"], C4),
+    "MODEL.MASK_ON": asks(False, False, "there is no mask head here"),
+    "MODEL.KEYPOINT_ON": asks(False, False, "there is no head of keypoints here"),
+    "MODEL.LOAD_PROPOSALS": asks(False, False, "--boxes says boxes from elsewhere"),
+    "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, "convolutions here have no groups"),
+    "MODEL.RESNETS.NORM": Key("FrozenBN", one_of(dict.fromkeys(BATCH_NORMS)), ()),
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": asks(
+        [False] * 4, [False] * 4, "there are no deformable convolutions here"
+    ),
+    "MODEL.ANCHOR_GENERATOR.NAME": asks(
+        "DefaultAnchorGenerator", "DefaultAnchorGenerator", "anchors here have no angles"
+    ),
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": asks(False, False, "classes here share a softmax"),
+    "MODEL.PIXEL_MEAN": sets("pixel_mean", [103.53, 116.28, 123.675], numbers(3, -1e4, 1e4)),
+    "MODEL.PIXEL_STD": sets("pixel_std", [1.0, 1.0, 1.0], numbers(3, 1e-4, 1e4)),
+    "INPUT.MIN_SIZE_TEST": sets("short_side", 800, whole(3, MAX_SIDE)),
+    "INPUT.MAX_SIZE_TEST": sets("long_side", 1333, whole(3, MAX_SIDE)),
+    "INPUT.FORMAT": sets("channel_order", "BGR", one_of(ORDERS)),
+    "MODEL.RESNETS.DEPTH": sets("depth", 50, one_of({depth: depth for depth in BLOCKS})),
+    "MODEL.RESNETS.WIDTH_PER_GROUP": sets("res2_width", 64, whole(1, MAX_CHANNELS)),
+    "MODEL.RESNETS.STRIDE_IN_1X1": sets("stride_in_1x1", True, flag),
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": sets("res2_channels", 256, whole(1, MAX_CHANNELS // 8)),
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": sets("stem_channels", 64, whole(1, MAX_CHANNELS)),
+    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": sets("min_proposal_size", 0, number(0.0, 1e4)),
+    "MODEL.ANCHOR_GENERATOR.SIZES": sets(
+        "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, 1e4, MAX_ANCHORS, 1 / 16)
+    ),
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": sets(
+        "anchor_ratios", [[0.5, 1.0, 2.0]], one_level(1e-3, 1e3, MAX_ANCHORS)
+    ),
+    "MODEL.ANCHOR_GENERATOR.OFFSET": sets("anchor_offset", 0.0, number(0.0, 0.999)),
+    "MODEL.RPN.BBOX_REG_WEIGHTS": sets("rpn_box_weights", [1.0] * 4, numbers(4, 1e-6, 1e6)),
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": sets("pre_nms_top", 6000, whole(1, MAX_BOXES)),
+    "MODEL.RPN.POST_NMS_TOPK_TEST": sets("post_nms_top", 1000, whole(1, MAX_BOXES)),
+    "MODEL.RPN.NMS_THRESH": sets("rpn_nms_threshold", 0.7, number(0.0, 1.0)),
+    "MODEL.RPN.CONV_DIMS": sets("rpn_channels", [-1], single(RPN_WIDTH)),
+    "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, whole(1, MAX_CLASSES)),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.5, alone(number(0.0, 1.0))),
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": sets(
+        "box_weights", [10.0, 10.0, 5.0, 5.0], numbers(4, 1e-6, 1e6)
+    ),
+    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": sets("pooling", "ROIAlignV2", one_of(POOLINGS)),
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": sets("pool_size", 14, whole(1, MAX_POOL)),
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sets("sampling_ratio", 0, whole(0, MAX_SAMPLING)),
+    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": sets(
+        "class_specific_boxes", False, one_of({False: True, True: False})
+    ),
+}
+
+# airsplay's fork: its scripts raise the overlap by themselves, whatever NMS_THRESH_TEST says.
+AIRSPLAY_KEYS = without(
+    DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS", "MODEL.ROI_HEADS.NMS_THRESH_TEST"
+) | {
+    "MODEL.CAFFE_MAXPOOL": sets("stem_ceil_pool", False, flag),
+    "MODEL.PROPOSAL_GENERATOR.HID_CHANNELS": sets("rpn_channels", -1, RPN_WIDTH),
+    "MODEL.ROI_BOX_HEAD.RES5HALVE": Key(True, one_of(HALVED), ("res5_stride", "res5_dilation")),
+    "MODEL.ROI_BOX_HEAD.ATTR": sets("attributes_on", False, flag),
+    "MODEL.ROI_BOX_HEAD.NUM_ATTRS": sets("num_attributes", -1, whole(-1, MAX_CLASSES)),
+}
+
+# MILVLG's port: classes and attributes are counted with background. Anchors come with its weights;
+# SIZES are those of the original, in cells of 16 pixels.
+MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
+    "MODEL.META_ARCHITECTURE": asks(
+        "GeneralizedRCNN", "GeneralizedBUARCNN", "the port's Caffe mode"
+    ),
+    "MODEL.BUA.CAFFE": asks(True, True, "the port's Caffe mode"),
+    "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_bua_resnet_backbone", C4),
+    "MODEL.PROPOSAL_GENERATOR.NAME": asks("RPN", "BUARPN", C4),
+    "MODEL.RPN.HEAD_NAME": asks("StandardRPNHead", "StandardBUARPNHead", C4),
+    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "BUACaffeRes5ROIHeads", C4),
+    "MODEL.BUA.EXTRACTOR.MODE": asks(1, 1, "features of proposals; --boxes says others"),
+    "INPUT.MIN_SIZE_TEST": sets("short_side", 600, whole(3, MAX_SIDE)),
+    "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, whole(3, MAX_SIDE)),
+    "MODEL.BUA.RESNET_VERSION": Key(
+        1, one_of({1: (False, 1e-5), 2: (True, 2e-5)}), ("pre_activation", "norm_eps")
+    ),
+    "MODEL.BUA.RPN.CONV_OUT_CHANNELS": sets("rpn_channels", 512, whole(1, MAX_CHANNELS)),
+    "MODEL.BUA.ATTRIBUTE_ON": sets("attributes_on", False, flag),
+    "MODEL.BUA.ATTRIBUTE.NUM_CLASSES": sets("num_attributes", 401, less_one(whole(2, MAX_CLASSES))),
+    "MODEL.RESNETS.RES5_DILATION": Key(
+        1, one_of({1: (2, 1), 2: (1, 2)}), ("res5_stride", "res5_dilation")
+    ),
+    "MODEL.ANCHOR_GENERATOR.SIZES": sets(
+        "anchor_scales", [[32, 64, 128, 256, 512]], one_level(1e-3, 1e4, MAX_ANCHORS)
+    ),
+    "MODEL.ROI_HEADS.NUM_CLASSES": sets("num_classes", 80, less_one(whole(2, MAX_CLASSES))),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": sets("class_nms_thresholds", 0.3, alone(number(0.0, 1.0))),
+}
+
+
+def lowered(name: str) -> str:
+    """The Hugging Face port's name of a key of Detectron2's."""
+    parts = name.lower().split(".")
+    return ".".join(parts[1:] if len(parts) > 2 and parts[0] == "model" else parts)
+
+
+def lowered_section(name: str) -> str:
+    """The Hugging Face port's name of a section of Detectron2's."""
+    return name.lower().removeprefix("model.")
+
+
+# The port has no defaults: its file says everything. It pools one way, whatever POOLER_TYPE says.
+HF_KEYS = {
+    lowered(name): key if not key.fields else Key(MISSING, key.read, key.fields)
+    for name, key in without(
+        AIRSPLAY_KEYS,
+        "VERSION",
+        "MODEL.CAFFE_MAXPOOL",
+        "MODEL.PROPOSAL_GENERATOR.HID_CHANNELS",
+        "MODEL.ROI_BOX_HEAD.POOLER_TYPE",
+    ).items()
+} | {
+    "size_divisibility": asks(0, 0, "nothing is padded"),
+    "resnets.norm": Key("BN", one_of(dict.fromkeys(("BN", "nnSyncBN"))), ()),
+    "model.max_pool": sets("stem_ceil_pool", MISSING, flag),
+    "proposal_generator.hidden_channels": sets("rpn_channels", MISSING, RPN_WIDTH),
+    "roi_heads.nms_thresh_test": sets(
+        "class_nms_thresholds", MISSING, either(alone(number(0.0, 1.0)), each(number(0.0, 1.0), 32))
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """A family's keys: those with a meaning here, and those that change nothing."""
+
+    conventions: Callable[..., DetectorConfig]  # with what no key says
+    keys: Mapping[str, Key]
+    ignored_keys: Sequence[str]
+    ignored_sections: Sequence[str] = IGNORED_SECTIONS
+
+    def ignores(self, name: str) -> bool:
+        """Whether a key is known to change nothing."""
+        within = any(name.startswith(f"{section}.") for section in self.ignored_sections)
+        return within or name in self.ignored_keys or name in self.ignored_sections
+
+
+NAMES: dict[Family, Names] = {
+    "detectron2": Names(conventions=detectron2, keys=DETECTRON2_KEYS, ignored_keys=IGNORED_KEYS),
+    "airsplay": Names(
+        conventions=airsplay,
+        keys=AIRSPLAY_KEYS,
+        ignored_keys=[*IGNORED_KEYS, "MODEL.ROI_HEADS.NMS_THRESH_TEST"],
+    ),
+    "milvlg": Names(
+        conventions=milvlg,
+        keys=MILVLG_KEYS,
+        ignored_keys=[
+            *IGNORED_KEYS,
+            "MODEL.BUA.EXTRACT_FEATS",
+            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
+        ],
+    ),
+    "hf-frcnn": Names(
+        conventions=hf_frcnn,
+        keys=HF_KEYS,
+        ignored_keys=[
+            *map(lowered, IGNORED_KEYS),
+            *("version", "pad_value", "min_detections", "max_detections"),
+            "roi_box_head.pooler_type",
+        ],
+        ignored_sections=[*map(lowered_section, IGNORED_SECTIONS)],
+    ),
+}

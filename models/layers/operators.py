@@ -1,0 +1,88 @@
+"""Devices compute these operators in ways of their own: linear layers, dropout, attention.
+
+B sequences, N queries, M keys, h heads, d width of a head; K inputs and J outputs of a layer.
+
+Here alone it is chosen who computes them. ``cpu`` holds what is faster than PyTorch on a CPU: the
+same numbers, from dropout the same distribution. Without that folder PyTorch computes everything.
+"""
+
+from importlib.util import find_spec
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vlmill.models.layers.packed_attention import adds_bias, biased_attention
+
+HAS_CPU = find_spec("vlmill.models.layers.cpu") is not None
+if HAS_CPU:
+    from vlmill.models.layers.cpu.attention import attends_faster, cpu_attention
+    from vlmill.models.layers.cpu.dropout import cpu_dropout, drops_faster
+    from vlmill.models.layers.cpu.linear import multiplies_faster, onednn_linear
+
+
+def linear(
+    hidden: Float[Tensor, "*rows K"],
+    weight: Float[Tensor, "J K"],
+    bias: Float[Tensor, " J"] | None = None,
+) -> Float[Tensor, "*rows J"]:
+    """Computes x W^T + b, row by row."""
+    if HAS_CPU and multiplies_faster(hidden, weight):
+        return onednn_linear(hidden, weight, bias)
+    return F.linear(hidden, weight, bias)
+
+
+class Linear(nn.Linear):
+    """Computes with `linear`."""
+
+    def forward(self, hidden: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows J"]:
+        """Computes x W^T + b, row by row."""
+        return linear(hidden, self.weight, self.bias)
+
+
+class Dropout(nn.Module):
+    """Sets each number to 0 with chance ``rate`` in training, else divides it by 1 - ``rate``.
+
+    Raises ValueError for a rate that is no share below 1.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout rate {rate}: want a share from 0 to below 1")
+        self.rate = rate
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Drops numbers of any shape; changes nothing in evaluation."""
+        if not self.training:
+            return hidden
+        if HAS_CPU and drops_faster(hidden):
+            return cpu_dropout(hidden, self.rate)
+        return F.dropout(hidden, self.rate)
+
+
+def attention(
+    q: Float[Tensor, "B N h d"],
+    k: Float[Tensor, "B M h d"],
+    v: Float[Tensor, "B M h d"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
+    dropout: float = 0.0,
+    bias: Float[Tensor, "h N M"] | None = None,
+) -> Float[Tensor, "B N h d"]:
+    """Computes dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that are real.
+
+    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The mask is broadcast
+    over heads and queries; only a ``bias`` makes it a full matrix, where it is neither trained nor
+    in half precision on a GPU.
+    """
+    if HAS_CPU and attends_faster(q, dropout, bias):
+        return cpu_attention(q, k, v, key_mask, dropout, bias).to(v.dtype)
+    mask = None if key_mask is None else key_mask[:, None, None, :]
+    q, k, v = (rows.transpose(1, 2) for rows in (q, k, v))
+    if bias is not None and adds_bias(q) and dropout == 0:
+        return biased_attention(q, k, v, key_mask, bias).transpose(1, 2)
+    if bias is not None:
+        full = bias.to(q.dtype)[None]
+        mask = full if mask is None else full.masked_fill(~mask, float("-inf"))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    return mixed.transpose(1, 2)

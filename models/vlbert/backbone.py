@@ -1,0 +1,249 @@
+"""What VL-BERT's region network starts from: a ResNet's weights, or those of a detector.
+
+The released code copies a ResNet-101 under torchvision's names, whose ``layer4`` becomes conv5. Its
+file came out of the bottom-up-attention detector, so that its conventions are Caffe's: pixels blue
+first, 0 to 255 less their mean, and the stride in a stage's first 1x1. Four layouts are read:
+
+===========  ====================  ===============================================================
+torchvision  ``conv1.weight``      the released file; torchvision's own have other conventions
+detectron2   ``stem.conv1.weight`` a ResNet under Detectron2's names
+msra         ``conv1_w``           Caffe2's names of MSRA's ResNets: norms of scale and shift alone
+detector     ``backbone.stem...``  a detector of :mod:`vlmill.models.detector.published`
+===========  ====================  ===============================================================
+
+Only the last two say by their names with which conventions they were trained.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vlmill.models.convert.files import (
+    read_content,
+    state_dict_in,
+    tensors_of,
+    without_old_norms,
+    without_prefix,
+)
+from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.vlbert.config import MEAN_BGR, RegionCnnConfig
+from vlmill.models.vlbert.region_cnn import NORM, RegionCnn
+
+STEM = "stem.conv1.weight"
+STEM_MEAN = "stem.conv1.norm.running_mean"
+STAGES = (2, 3, 4, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """How a ResNet was trained, where its weights do not tell. The defaults are VL-BERT's.
+
+    ``pixel_mean`` and ``pixel_std`` are of pixels of 0 to 255, in ``channel_order``.
+    """
+
+    stride_in_1x1: bool = True
+    channel_order: Literal["bgr", "rgb"] = "bgr"
+    pixel_mean: tuple[float, float, float] = MEAN_BGR
+    pixel_std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+CONVENTIONS = {
+    "released": Conventions(),
+    # Its ImageNet weights: 0..1 less (0.485, 0.456, 0.406) over (0.229, 0.224, 0.225), times 255.
+    "torchvision": Conventions(
+        stride_in_1x1=False,
+        channel_order="rgb",
+        pixel_mean=(123.675, 116.28, 103.53),
+        pixel_std=(58.395, 57.12, 57.375),
+    ),
+}
+
+
+def torchvision_name(ours: str) -> str:
+    """``res3.0.conv1.norm.bias`` is ``layer2.0.bn1.bias``."""
+    name = ours.removeprefix("stem.")
+    name = re.sub(r"^res(\d)", lambda stage: f"layer{int(stage[1]) - 1}", name)
+    name = name.replace("shortcut.norm", "downsample.1").replace("shortcut", "downsample.0")
+    return re.sub(r"conv(\d)\.norm", r"bn\1", name)
+
+
+def msra_name(ours: str) -> str:
+    """``res3.0.conv1.norm.bias`` is ``res3_0_branch2a_bn_b``."""
+    place, _, part = ours.removeprefix("stem.").rpartition(".")
+    ending = {
+        "weight": "s" if place.endswith("norm") else "w",
+        "bias": "b",
+        "running_mean": "rm",
+        "running_var": "riv",
+    }.get(part, part)
+    if place == "conv1.norm":
+        return f"res_conv1_bn_{ending}"
+    place = place.replace("shortcut", "branch1").replace(".norm", "_bn")
+    for number, letter in enumerate("abc", start=1):
+        if ours.startswith("res"):
+            place = place.replace(f"conv{number}", f"branch2{letter}")
+    return f"{place}_{ending}".replace(".", "_")
+
+
+def detector_name(ours: str) -> str:
+    """``res4.…`` is ``backbone.res4.…``; res5 belongs to the heads."""
+    return f"roi_heads.{ours}" if ours.startswith("res5.") else f"backbone.{ours}"
+
+
+NAMES: dict[str, Callable[[str], str]] = {
+    "torchvision": torchvision_name,
+    "detectron2": str,
+    "msra": msra_name,
+    "detector": detector_name,
+}
+
+
+def recognise_backbone(state: Mapping[str, Any]) -> str:
+    """The layout that a state dict has, a name of `NAMES`, by its first convolution.
+
+    Raises ValueError for keys of none of them.
+    """
+    for layout, name in NAMES.items():
+        if name(STEM) in state:
+            return layout
+    wanted = ", ".join(f"{name(STEM)} ({layout})" for layout, name in NAMES.items())
+    first = ", ".join(sorted(state)[:2])
+    raise ValueError(f"its tensors ({first}, ...) are of no layout that is read: want {wanted}")
+
+
+def load_backbone(
+    cnn: RegionCnn, source: Mapping[str, Any] | str | Path, conventions: str | None = None
+) -> LoadTable:
+    """Start the region network from a ResNet or a detector; what became of the tensors.
+
+    source: a state dict or file, such as the released ``resnet101-pt-vgbua-0000.model``.
+    conventions: a name of `CONVENTIONS` for a ResNet under torchvision's or Detectron2's names,
+    None for the released ones. Weights for other pixels are rewritten for VL-BERT's, which is exact
+    but for the colour around a picture: zeros are VL-BERT's mean there. Classifiers and other parts
+    of a detector are unexpected in the table.
+
+    Raises ValueError for an unknown layout, another ResNet than the network's, or other
+    conventions; CheckpointMismatch, which is one, where a tensor is missing or has another shape;
+    Unreadable for a file that is no checkpoint.
+    """
+    content = read_content(Path(source)) if isinstance(source, str | Path) else source
+    held = state_dict_in(content)
+    state = without_prefix(tensors_of(held), "module.")
+    layout = recognise_backbone(state)
+    if layout in ("detectron2", "detector"):
+        state = without_old_norms(state, getattr(held, "_metadata", None))
+    name = NAMES[layout]
+    rules = conventions_of(state, layout, conventions)
+    check_sizes(cnn.config, state, name)
+    if rules.stride_in_1x1 != cnn.config.stride_in_1x1:
+        raise ValueError(
+            f"these weights stride in the {'1x1' if rules.stride_in_1x1 else '3x3'} of a stage's "
+            f"first block, the network does not; add "
+            f"cnn.stride_in_1x1={str(rules.stride_in_1x1).lower()}"
+        )
+    if layout == "msra":
+        state = with_statistics(state)
+    links = [Link(ours, (name(ours),)) for ours in cnn.state_dict()]
+    table = import_state(cnn, links, for_our_pixels(state, name, rules))
+    missing = [n for n in table.missing if not n.endswith("num_batches_tracked")]
+    if missing or table.mismatched:
+        raise CheckpointMismatch("the weights are not those of this ResNet", table)
+    return table
+
+
+def conventions_of(state: Mapping[str, Tensor], layout: str, asked: str | None) -> Conventions:
+    """Those that the layout says, or else those asked for. Raises ValueError."""
+    if layout in ("torchvision", "detectron2"):
+        return CONVENTIONS[asked or "released"]
+    if asked is not None:
+        raise ValueError(f"conventions {asked}: the file's layout ({layout}) has its own")
+    if layout == "msra":
+        return CONVENTIONS["released"]
+    from vlmill.models.detector.published import config_of_weights  # brings torchvision along
+
+    return of_detector(config_of_weights(state))
+
+
+def of_detector(config: DetectorConfig) -> Conventions:
+    """A detector's. Raises ValueError for one whose ResNet is of another kind."""
+    if config.pre_activation or config.norm_eps != NORM.eps:
+        raise ValueError(
+            f"a detector of the family {config.family} whose blocks VL-BERT's network has not "
+            f"(pre-activation, or norms with eps={config.norm_eps:g}); give a ResNet-50, 101 or "
+            "152 of the first kind"
+        )
+    return Conventions(
+        stride_in_1x1=config.stride_in_1x1,
+        channel_order=config.channel_order,
+        pixel_mean=config.pixel_mean,
+        pixel_std=config.pixel_std,
+    )
+
+
+def check_sizes(
+    config: RegionCnnConfig, state: Mapping[str, Tensor], name: Callable[[str], str]
+) -> None:
+    """Raises ValueError, with the fields to set, for a ResNet of other blocks or widths.
+
+    What is damaged or lacks a stage is left to the comparison of names.
+    """
+    blocks = [blocks_of(state, name, stage) for stage in STAGES]
+    if not all(blocks):
+        return
+    sizes = {
+        "blocks": tuple(blocks),
+        "widths": tuple(len(state[name(f"res{s}.0.conv1.weight")]) for s in STAGES),
+        "stem_channels": len(state[name(STEM)]),
+    }
+    other = {field: size for field, size in sizes.items() if size != getattr(config, field)}
+    if other:
+        ours = ", ".join(f"cnn.{field}={getattr(config, field)}" for field in other)
+        fields = " ".join(f"cnn.{field}={size}".replace(" ", "") for field, size in other.items())
+        fields = fields.replace("(", "[").replace(")", "]")
+        raise ValueError(f"another ResNet than the network's ({ours}); add {fields}")
+
+
+def blocks_of(state: Mapping[str, Tensor], name: Callable[[str], str], stage: int) -> int:
+    """How many blocks in a row a stage has in the file."""
+    return next(i for i in count() if name(f"res{stage}.{i}.conv1.weight") not in state)
+
+
+def with_statistics(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Caffe2's norms are a scale and a shift: their mean is 0, their variance 1 with eps added."""
+    scales = {name: tensor for name, tensor in state.items() if name.endswith("_bn_s")}
+    means = {f"{name[:-1]}rm": torch.zeros_like(scale) for name, scale in scales.items()}
+    variances = {
+        f"{name[:-1]}riv": torch.full_like(scale, 1 - NORM.eps) for name, scale in scales.items()
+    }
+    return {**means, **variances, **state}
+
+
+def for_our_pixels(
+    state: Mapping[str, Tensor], name: Callable[[str], str], rules: Conventions
+) -> Mapping[str, Tensor]:
+    """``state`` with a first convolution and norm that take VL-BERT's pixels.
+
+    With x = p - M (ours, blue first) and u = (p - m) / s (theirs), w * u is (w / s) * x and the
+    constant (w / s) * (M - m), which the mean of the norm takes out.
+    """
+    if rules == CONVENTIONS["released"] or (name(STEM_MEAN) not in state):
+        return state
+    weight, mean = state[name(STEM)].double(), state[name(STEM_MEAN)].double()
+    ours = MEAN_BGR if rules.channel_order == "bgr" else MEAN_BGR[::-1]
+    by_channel = [torch.tensor(v, dtype=torch.double) for v in (ours, rules.pixel_mean)]
+    scaled = weight / torch.tensor(rules.pixel_std, dtype=torch.double)[:, None, None]
+    constant = scaled.sum(dim=(2, 3)) @ (by_channel[0] - by_channel[1])
+    blue_first = scaled if rules.channel_order == "bgr" else scaled.flip(1)
+    kind = state[name(STEM)].dtype
+    return {
+        **state,
+        name(STEM): blue_first.to(kind),
+        name(STEM_MEAN): (mean - constant).to(state[name(STEM_MEAN)].dtype),
+    }

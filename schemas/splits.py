@@ -1,0 +1,41 @@
+"""Which splits of a data set are trained on, and which are held out: one closed table of names.
+
+A split that this table does not know stops whoever reads it: trained on in silence, a misspelt
+test set makes every figure wrong.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from vlmill.schemas.errors import InputError
+
+Use = Literal["train", "validation", "test"]
+
+_NAMES: dict[Use, tuple[str, ...]] = {
+    "train": ("train", "train2014", "train2017", "trainval", "restval"),
+    "validation": ("val", "valid", "validation", "dev", "minival", "val2014", "val2017"),
+    "test": (
+        *("test", "test2015", "test1", "test2", "testA", "testB"),
+        *("test-P", "test-dev", "test-std"),
+    ),
+}
+_USES: dict[str, Use] = {name.lower(): use for use, names in _NAMES.items() for name in names}
+
+
+def use_of(split: str | None) -> Use | None:
+    """What a split is for, whatever the case of its name; None for a name that is not known.
+
+    Rows that name no split (null) are trained on.
+    """
+    return "train" if split is None else _USES.get(split.strip().lower())
+
+
+def check_splits(splits: Iterable[str | None], flag: str) -> None:
+    """Raise InputError for names whose use nobody knows, with the names that are known."""
+    unknown = sorted({split for split in splits if split is not None and use_of(split) is None})
+    if unknown:
+        names = "; ".join(f"{use}: {', '.join(known)}" for use, known in _NAMES.items())
+        raise InputError(
+            f"{flag}: the split {', '.join(map(repr, unknown[:8]))} is neither trained on nor held "
+            f"out ({names}); rename it, or name the splits to train on: train_splits=[...]"
+        )

@@ -1,0 +1,44 @@
+"""Beam is loaded without the warning that no user of a job can do anything about."""
+
+import importlib
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from vlmill.pipelines.launch.loading import quiet_beam_import
+
+APITOOLS = "apitools not found, and bigquery client libraries are not available"
+
+
+def test_other_warnings_pass_and_the_logger_is_left_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    filters = list(logging.getLogger().filters)
+    with quiet_beam_import():
+        logging.warning(APITOOLS)
+        logging.warning("the disk is nearly full")
+    logging.warning(APITOOLS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the disk is nearly full",
+        APITOOLS,
+    ]
+    assert logging.getLogger().filters == filters
+
+
+def test_the_filter_goes_when_an_import_fails() -> None:
+    filters = list(logging.getLogger().filters)
+    with pytest.raises(ModuleNotFoundError), quiet_beam_import():
+        importlib.import_module("vlmill.pipelines.no_such_job")
+    assert logging.getLogger().filters == filters
+
+
+def test_a_job_says_nothing_of_apitools() -> None:
+    """In a process of its own, as Beam warns at its first import only."""
+    command = "from vlmill.pipelines.web_pairs.command import main; main(['--warc', 'none*', "
+    finished = subprocess.run(
+        [sys.executable, "-c", f"{command}'--output', 'out'])"], capture_output=True, text=True
+    )
+    assert "none*: no file matches" in finished.stderr
+    assert "apitools" not in finished.stderr

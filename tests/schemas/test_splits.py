@@ -1,0 +1,41 @@
+"""Each known name of a split has one use, and an unknown one is an error that lists them."""
+
+import pytest
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.splits import check_splits, use_of
+
+
+@pytest.mark.parametrize(
+    "split",
+    [None, "train", "train2014", "train2017", "trainval", "restval", "Train", "TRAINVAL", " train"],
+)
+def test_trained_on(split: str | None) -> None:
+    assert use_of(split) == "train"
+
+
+@pytest.mark.parametrize(
+    "split", ["val", "valid", "validation", "dev", "minival", "val2014", "val2017", "Val", "DEV"]
+)
+def test_held_out_for_validation(split: str) -> None:
+    assert use_of(split) == "validation"
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        *("test", "test2015", "test1", "test2", "testA", "testB", "test-P", "test-dev", "test-std"),
+        *("Test", "TESTA", "test-p"),
+    ],
+)
+def test_held_out_for_test(split: str) -> None:
+    assert use_of(split) == "test"
+
+
+def test_a_name_that_nobody_knows_stops_the_reader() -> None:
+    check_splits(["train", None, "Val", "testA"], "--pairs p")
+    with pytest.raises(InputError, match=r"--pairs p: the split 'eval', 'tset' is neither") as info:
+        check_splits(["train", "tset", "eval", "tset"], "--pairs p")
+    assert "minival" in str(info.value)
+    assert "train_splits=" in str(info.value)
+    assert use_of("") is None

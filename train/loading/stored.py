@@ -1,0 +1,48 @@
+"""Where the features of a picture's regions are stored: they are read when the batch is known."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.region_group import RegionGroup
+from vlmill.train.loading.arrays import Ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFeatures:
+    """The features of ``num_regions`` regions of a row: their place, or the bytes themselves.
+
+    ``place`` is a shard, and an offset and a size in its file; None for a compressed row, whose
+    bytes are in ``copied``. The regions are the row's first, or those at the places ``order``
+    [num_regions] of the row, in this order.
+    """
+
+    num_regions: int
+    place: tuple[int, int, int] | None
+    copied: npt.NDArray[np.uint8] | None = None
+    order: Ids | None = None
+
+    def rows_of(self, regions: Ids) -> Ids:
+        """The places in the row of some of the regions, which count from 0."""
+        return regions if self.order is None else self.order[regions]
+
+
+def stored_features(
+    group: RegionGroup, at: int, num_regions: int, order: Ids | None = None
+) -> StoredFeatures:
+    """Finds the features of row ``at`` of a group. Raises InputError if the row has none."""
+    place = group.feature_place(at)
+    if place is not None:
+        where = (group.shard_number, *place)
+        return StoredFeatures(num_regions=num_regions, place=where, order=order)
+    copied = group.stored_bytes("features", at)
+    if copied is None:
+        raise no_features(group.image_id(at))
+    return StoredFeatures(num_regions=num_regions, place=None, copied=copied, order=order)
+
+
+def no_features(image_id: str) -> InputError:
+    """The error that names a picture whose row has no features."""
+    return InputError(f"--regions: {image_id} has no features; extract them with them")
