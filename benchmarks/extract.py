@@ -125,10 +125,7 @@ def by_parts(
         query = Query(image_id="picture", picture=picture)
         frames = frames_of(torch.tensor([measures_of(query, spec)]))
         with parts.part("rpn"):
-            boxes, scores = model.proposal_generator(
-                features, frames.network_limits, frames.min_sides
-            )
-            taken = scores > -torch.inf
+            boxes, taken = model.proposals(features, frames.network_limits, frames.min_sides)
         with parts.part("pooling"):
             rows, columns = features.shape[2:]
             windows = pooling_windows(boxes[taken], 1 / spec.stride, spec.pool_size, rows, columns)

@@ -74,8 +74,7 @@ def device_stages(
     frames = frames_of(batch.measures)
     limits, min_sides = frames.network_limits, frames.min_sides
     features = model.feature_map(batch.pictures)
-    boxes, scores = model.proposal_generator(features, limits, min_sides)
-    taken = scores > -torch.inf
+    boxes, taken = model.proposals(features, limits, min_sides)
     rois, maps = numbered(boxes)[:chunk], features.float().contiguous()
     pooled = pool_regions(maps, rois, spec)
     means = heads.region_features(features, boxes, taken, chunk)
@@ -89,7 +88,7 @@ def device_stages(
     return {
         "upload": lambda: uploaded(queries, spec, device),
         "backbone": lambda: model.feature_map(batch.pictures),
-        "proposals": lambda: model.proposal_generator(features, limits, min_sides),
+        "proposals": lambda: model.proposals(features, limits, min_sides),
         f"pooling_of_{len(pooled)}_regions": lambda: pool_regions(maps, rois, spec),
         f"res5_of_{len(pooled)}_regions": lambda: heads.region_means(pooled),
         "pooling_and_res5": lambda: heads.region_features(features, boxes, taken, chunk),
