@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.models.detector.batches import each_picture, given
 from tests.parity.golden import GoldenSet, NotComparable, expect, read_tensors
 from tests.parity.results import Results
 from tests.parity.ties import Rows, places, settle
@@ -14,12 +15,13 @@ from torch.nn import functional
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.predict import frame_of
-from vlmill.extract.detect.selection import Chosen, Frame
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Chosen, Frames
+from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import configuration_of, flat
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, numbered, pool_regions
 from vlmill.models.detector.proposals import ProposalGenerator
 from vlmill.models.detector.published import fitted
 
@@ -110,8 +112,13 @@ class Case:
     def sizes(self) -> list[tuple[int, int]]:
         return [(p.tensor.shape[2], p.tensor.shape[3]) for p in self.inputs]
 
-    def frames(self) -> list[Frame]:
-        return [frame_of(picture) for picture in self.inputs]
+    def frames(self, index: int) -> Frames:
+        """The sizes of one picture, as a batch of one."""
+        return frames_of(self.measures()[index : index + 1])
+
+    def measures(self) -> Tensor:
+        queries = [Query(image_id="", picture=picture) for picture in self.inputs]
+        return torch.tensor([measures_of(query, self.spec) for query in queries])
 
     def of_picture(self, key: str, number: int) -> Tensor:
         """The rows of one picture in a tensor that holds those of the whole batch."""
@@ -119,12 +126,14 @@ class Case:
         return torch.split(self[key], counts)[number]
 
     def recorded_detections(self, number: int, features: str, probs: Tensor) -> Detections:
-        """What the reference's network gave, for our selection."""
+        """What the reference's network gave, for our selection: a batch of one picture."""
+        boxes, taken = given(self[f"out.proposals{self.numbers[number]}"])
         return Detections(
-            boxes=self[f"out.proposals{self.numbers[number]}"],
-            features=self.of_picture(features, number),
-            class_probs=probs,
-            box_deltas=self.of_picture("out.box_deltas", number),
+            boxes=boxes,
+            taken=taken,
+            features=self.of_picture(features, number)[None],
+            class_probs=probs[None],
+            box_deltas=self.of_picture("out.box_deltas", number)[None],
         )
 
 
@@ -202,14 +211,15 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
 
 def propose(case: Case, generator: ProposalGenerator, index: int) -> tuple[Tensor, Tensor]:
     """Proposals of one picture, from recorded outputs of the proposal head."""
-    height, width = case.sizes()[index]
-    return generator.propose(
+    frames = case.frames(index)
+    boxes, scores = generator.propose(
         case["out.rpn_logits"][index : index + 1],
         case["out.rpn_deltas"][index : index + 1],
-        height,
-        width,
-        case.inputs[index].scale,
+        frames.network_limits,
+        frames.min_sides,
     )
+    taken = scores > -torch.inf
+    return boxes[taken], scores[taken]
 
 
 def heads(case: Case, features: str) -> None:
@@ -218,9 +228,11 @@ def heads(case: Case, features: str) -> None:
     proposals = [case[f"out.proposals{number}"] for number in case.numbers]
     res4 = case["out.res4"]
     first = len(case["out.pooled_first"])
-    case.check("out.pooled_first", heads.pool(res4[:1], proposals[0][:first]))
+    rois = numbered(proposals[0][None, :first])
+    case.check("out.pooled_first", pool_regions(res4[:1], rois, case.spec))
     ours = [
-        heads.region_features(res4[i : i + 1], boxes, CHUNK) for i, boxes in enumerate(proposals)
+        heads.region_features(res4[i : i + 1], *given(boxes), CHUNK)[0]
+        for i, boxes in enumerate(proposals)
     ]
     case.check(f"out.{features}", torch.cat(ours))
     recorded = case[f"out.{features}"]
@@ -234,9 +246,33 @@ def heads(case: Case, features: str) -> None:
 
 @torch.inference_mode()
 def end_to_end(case: Case) -> list[Detections]:
-    """Our own detections, from the pictures on."""
-    scales = [picture.scale for picture in case.inputs]
-    return case.model.detect(case.batch(), case.sizes(), scales, chunk=CHUNK)
+    """Our own detections of each picture, from the pictures on, all of them in one batch."""
+    frames = frames_of(case.measures())
+    batch = case.model(case.batch(), frames.network_limits, frames.min_sides, chunk=CHUNK)
+    return each_picture(batch)
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The regions of one picture, as recordings have them."""
+
+    ids: Tensor
+    boxes: Tensor
+    class_ids: Tensor
+    class_scores: Tensor
+    nms_threshold: Tensor
+
+
+def taken_of(chosen: Chosen) -> Regions:
+    """The regions of a batch's only picture, without free places."""
+    taken = chosen.taken[0]
+    return Regions(
+        ids=chosen.ids[0, taken],
+        boxes=chosen.boxes[0, taken],
+        class_ids=chosen.class_ids[0, taken],
+        class_scores=chosen.class_scores[0, taken],
+        nms_threshold=chosen.nms_threshold[0],
+    )
 
 
 def check_detections(
@@ -253,17 +289,18 @@ def check_detections(
     settled = []
     for number, ours in zip(case.numbers, detections, strict=True):
         boxes = f"out.proposals{number}"
-        place = case.check_rows({boxes: ours.boxes}, [boxes], f"{scores}{number}")
+        place = case.check_rows({boxes: ours.boxes[0]}, [boxes], f"{scores}{number}")
         settled.append(ours if place is None else reordered(ours, place))
-        case.check(f"{probs}{number}", settled[-1].class_probs)
-    case.check(features, torch.cat([one.features for one in settled]))
+        case.check(f"{probs}{number}", settled[-1].class_probs[0])
+    case.check(features, torch.cat([one.features[0] for one in settled]))
     return settled
 
 
 def reordered(ours: Detections, place: Tensor) -> Detections:
     """Our detections in the order of the recorded rows."""
     columns: dict[str, Any] = vars(ours)
-    return dataclasses.replace(ours, **{n: c[place] for n, c in columns.items() if c is not None})
+    moved = {name: column[:, place] for name, column in columns.items() if column is not None}
+    return dataclasses.replace(ours, **moved)
 
 
 def settled_choice(
@@ -279,18 +316,19 @@ def settled_choice(
     The margin is how far our probabilities are off at most.
     """
     mine, theirs = choose(ours), choose(recorded)
-    same = torch.equal(mine.ids, theirs.ids) and torch.equal(mine.class_ids, theirs.class_ids)
-    if same or not is_near(case, ours, recorded):
+    here, there = pairs(mine), pairs(theirs)
+    if here == there or not is_near(case, ours, recorded):
         return mine
     off = (ours.class_probs.double() - recorded.class_probs.double()).abs().max()
-    rows = abs(len(mine.ids) - len(theirs.ids))
-    rows += sum(pair[0] != pair[1] for pair in zip(pairs(mine), pairs(theirs), strict=False))
+    rows = abs(len(here) - len(there))
+    rows += sum(pair[0] != pair[1] for pair in zip(here, there, strict=False))
     case.results.exchange(f"{case.name}.{key}", [float(off)] * rows)
     return theirs
 
 
 def pairs(chosen: Chosen) -> list[tuple[int, int]]:
-    return list(zip(chosen.ids.tolist(), chosen.class_ids.tolist(), strict=True))
+    regions = taken_of(chosen)
+    return list(zip(regions.ids.tolist(), regions.class_ids.tolist(), strict=True))
 
 
 def is_near(case: Case, ours: Detections, recorded: Detections) -> bool:
@@ -332,8 +370,8 @@ def settled_attributes(
 def given_boxes(case: Case) -> None:
     """Features of boxes in the picture's pixels."""
     factors = torch.tensor(case.inputs[0].factors * 2)
-    regions = case.model.describe(case["out.res4"], case["in.given_boxes"] * factors)
-    case.check("out.given_features", regions.features)
-    case.check("out.given_class_probs", regions.class_probs)
+    regions = case.model.describe(case["out.res4"], *given(case["in.given_boxes"] * factors))
+    case.check("out.given_features", regions.features[0])
+    case.check("out.given_class_probs", regions.class_probs[0])
     if regions.attribute_probs is not None:
-        case.check("out.given_attr_probs", regions.attribute_probs)
+        case.check("out.given_attr_probs", regions.attribute_probs[0])
