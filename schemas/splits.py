@@ -25,7 +25,7 @@ _NAMES: dict[Use, tuple[str, ...]] = {
         *("test-P", "test-dev", "test-std"),
     ),
 }
-_USES: dict[str, Use] = {name.lower(): use for use, names in _NAMES.items() for name in names}
+USES: dict[str, Use] = {name.lower(): use for use, names in _NAMES.items() for name in names}
 
 
 def split_name(split: str | None) -> str:
@@ -38,7 +38,7 @@ def use_of(split: str | None) -> Use | None:
 
     Rows that name no split (null) are trained on.
     """
-    return _USES.get(split_name(split))
+    return USES.get(split_name(split))
 
 
 def check_splits(splits: Iterable[str | None], flag: str) -> None:

@@ -108,7 +108,8 @@ def _prepare(
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None)
         prepare_samples(output / HELD_OUT, for_validation)
-        _compare(SampleTable(output / PREPARED), SampleTable(output / HELD_OUT))
+        learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
+        _compare(learnt_table, held_out, drawn=sources.splits.draws)
     made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
     remember(output / PREPARED, made)
     return made.rejects, made.counts, made.tokenizer
@@ -126,13 +127,11 @@ def _chosen_rows(recipe: Recipe, sources: Sources) -> tuple[Rows, Rows]:
     return Rows(splits=plan.trained, first=below), Rows(splits=plan.trained, end=below)
 
 
-def _compare(learnt: SampleTable, measured: SampleTable) -> None:
+def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None:
     """Tells what there is to validate on. Raises InputError where a pair is trained on as well."""
-    if not len(measured):
-        say("warning: --pairs has no pair to validate on; nothing is validated")
-        return
     pictures = np.unique(measured.image_keys[measured.image_rows != ABSENT])
-    say(f"validates on {len(measured)} pairs of {len(pictures)} pictures")
+    why = "; --pairs has no validation split: held out by the hash of their ids" if drawn else ""
+    say(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
     if both := np.intersect1d(learnt.pair_keys, measured.pair_keys).size:
         raise InputError(
             f"--pairs: {both} pair_ids stand in splits that are trained on and in splits that are "

@@ -104,6 +104,8 @@ class Runner:
         if done:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         held_out = self.batches.num_held_out(run)
+        if self.recipe.validate_every and not held_out and self.accelerator.is_main_process:
+            say(f"warning: stage {run.stage.name} has no pair to validate on")
         losses: list[float] = []  # of validation, at the step at hand
 
         def validate() -> dict[str, float]:
