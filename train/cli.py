@@ -29,6 +29,10 @@ Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: step
 optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
 With several stages say which: stages.1.steps=100.
 
+Pairs of a split for validation or test (val, dev, test, testA, ...: docs/training.md) are not
+trained on, and a split of another name is an error. train_splits=[train,val] trains on those that
+it names, validation_splits=[minival] validates on those.
+
 Memory is bounded by the batch, plus some 40 bytes for each pair and 150 for each picture.
 """
 
@@ -153,6 +157,7 @@ def _recipes(args: argparse.Namespace) -> int:
     if args.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")
     print("# Sizes of vocabulary, region features and classes in `model` give way to the data's.")
+    print("# train_splits, validation_splits: [] is by the splits' names (docs/training.md).")
     print(to_yaml(recipe_named(args.name)), end="")
     return 0
 

@@ -2,8 +2,9 @@
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
 ``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record,
-what the stage was fed) and ``training_state.safetensors`` (optimiser moments, random state). A
-folder appears by a rename. A finished run has the files that evaluation needs at its top, too.
+what the stage was fed), ``trained_pairs.npy`` and ``trained_images.npy`` (hashes of what it was
+trained on) and ``training_state.safetensors`` (optimiser moments, random state). A folder appears
+by a rename. A finished run has the files that evaluation needs at its top, too.
 """
 
 import json
@@ -23,6 +24,12 @@ from torch import Tensor, nn
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.train.checkpoints.trained_on import (
+    TRAINED_IMAGES,
+    TRAINED_PAIRS,
+    TrainedOn,
+    read_trained_on,
+)
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
 from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.spec import Feeding
@@ -30,6 +37,8 @@ from vlmill.train.recipes.spec import Feeding
 CHECKPOINTS = "checkpoints"
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+# What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
+PUBLISHED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
 FORMAT = 1
 
 
@@ -37,7 +46,7 @@ FORMAT = 1
 class TrainingRecord:
     """What the weights have seen: the steps of a recipe's stage on pairs with this digest.
 
-    ``pairs_digest`` is :func:`vlmill.train.loading.store.pairs.pairs_digest` of the pairs, in their
+    ``pairs_digest`` is :class:`vlmill.train.loading.store.pairs.PairsDigest` of the pairs, in their
     order. ``validation_loss`` is of the held-out pairs, where they were measured at this step.
     """
 
@@ -55,6 +64,7 @@ class LoadedCheckpoint:
 
     ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown.
     ``feeding`` is what its last stage was fed; None for a model that was never trained here.
+    ``trained_on`` is None where the checkpoint does not say it: converted, or older than that.
     """
 
     path: Path
@@ -65,6 +75,7 @@ class LoadedCheckpoint:
     detector_fingerprint: str | None
     training: TrainingRecord
     feeding: Feeding | None = None
+    trained_on: TrainedOn | None = None
 
 
 def save_checkpoint(
@@ -76,13 +87,15 @@ def save_checkpoint(
     training: TrainingRecord,
     detector_fingerprint: str | None = None,
     feeding: Feeding | None = None,
+    trained_on: TrainedOn | None = None,
     state: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint to ``folder``, which appears whole or not at all.
 
-    ``model.config`` must be the variant's configuration. ``feeding`` is that of the
-    stage at hand, ``state`` what continuing needs. ``weights`` are written in place of the model's.
+    ``model.config`` must be the variant's configuration. ``feeding`` is that of the stage at hand,
+    ``trained_on`` of it and all before, ``state`` what continuing needs. ``weights`` are written in
+    place of the model's.
     """
     settings = {
         "checkpoint": FORMAT,
@@ -91,11 +104,14 @@ def save_checkpoint(
         "detector_fingerprint": detector_fingerprint,
         "training": to_plain(training),
         "feeding": None if feeding is None else to_plain(feeding),
+        "trained_on": None if trained_on is None else {"complete": trained_on.complete},
     }
     with atomic_folder(folder, replace=True) as temporary:
         save_tensors(model.state_dict() if weights is None else weights, temporary / MODEL)
         if state is not None:
             save_tensors(state, temporary / STATE)
+        if trained_on is not None:
+            trained_on.write(temporary)
         vocabulary = vocabulary_text(tokenizer)
         (temporary / VOCABULARY).write_text(vocabulary, encoding="utf-8", newline="")
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -153,7 +169,7 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         with init_empty_weights(include_buffers=False):
             model = MODELS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
-        fed = settings.get("feeding")
+        fed, trained_on = settings.get("feeding"), settings.get("trained_on")
         return LoadedCheckpoint(
             path=folder,
             variant=variant,
@@ -163,6 +179,9 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
             detector_fingerprint=settings["detector_fingerprint"],
             training=from_plain(TrainingRecord, settings["training"], "training"),
             feeding=None if fed is None else from_plain(Feeding, fed, "feeding"),
+            trained_on=None
+            if trained_on is None
+            else read_trained_on(folder, complete=trained_on["complete"] is True),
         )
     except InputError:
         raise
@@ -187,8 +206,10 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
 
 
 def publish(output: str | Path, checkpoint: Path) -> None:
-    """Put a checkpoint's weights, vocabulary and settings at the top of ``output``, as links."""
-    for name in (MODEL, VOCABULARY, SETTINGS):  # the settings last: they say that all is there
+    """Put what evaluation needs of a run's checkpoint at the top of ``output``, as links."""
+    for name in PUBLISHED:
+        if name in (TRAINED_PAIRS, TRAINED_IMAGES) and not (checkpoint / name).exists():
+            continue  # an older checkpoint: it does not say what it was trained on
         with atomic_path(Path(output) / name) as temporary:
             try:
                 os.link(checkpoint / name, temporary)

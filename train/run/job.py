@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
@@ -15,11 +16,19 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import Shard, ShardWriter
+from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
+from vlmill.train.checkpoints.files import CHECKPOINTS, PUBLISHED, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, require_pictures
+from vlmill.train.loading.store.prepare import (
+    WhatToPrepare,
+    WhichPairs,
+    prepare_samples,
+    require_pictures,
+    unit_keys,
+)
+from vlmill.train.loading.store.splits import Rows, SplitPlan, drawn_below, said_of
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
@@ -60,7 +69,7 @@ def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = Fals
     table = SampleTable(output / PREPARED)
     config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, table)
+    stages = plan_stages(recipe, table, sources.splits)
     runner = Runner(recipe, sources, output, tokenizer, stages, accelerator)
     if accelerator.is_main_process:
         write_text(output / RECIPE, to_yaml(recipe))
@@ -87,8 +96,9 @@ def _prepare(
         return None
     if before := remembered(output / PREPARED, output):
         return before.rejects, before.counts, before.tokenizer
-    tokenizer = make_tokenizer(recipe, sources)
-    what = _what_to_prepare(recipe, sources, tokenizer)
+    learnt, measured = _chosen_rows(recipe, sources)
+    tokenizer = make_tokenizer(recipe, sources, learnt)
+    what = _what_to_prepare(recipe, sources, learnt, tokenizer)
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
         counts = prepare_samples(output / PREPARED, what, rejects)
@@ -96,13 +106,42 @@ def _prepare(
     require_pictures(counts, sources.inputs.missing)
     _require_pairs(counts)
     if recipe.validate_every:
-        for_validation = dataclasses.replace(what, held_out=True, negatives=None)
-        held_out = prepare_samples(output / HELD_OUT, for_validation)
-        if not held_out["kept"]:
-            say("warning: --pairs has no pair of split val or dev; nothing to validate on")
+        for_validation = dataclasses.replace(what, rows=measured, negatives=None)
+        prepare_samples(output / HELD_OUT, for_validation)
+        learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
+        _compare(learnt_table, held_out, drawn=sources.splits.draws)
     made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
     remember(output / PREPARED, made)
     return made.rejects, made.counts, made.tokenizer
+
+
+def _chosen_rows(recipe: Recipe, sources: Sources) -> tuple[Rows, Rows]:
+    """The rows to train on and those to validate on, told to the user."""
+    plan, splits = sources.splits, sources.pairs.splits
+    if set(splits) - {None}:
+        say(said_of(plan, splits))
+    learnt = Rows(splits=plan.trained)
+    if not plan.draws:
+        return learnt, Rows(splits=plan.validated)
+    below = drawn_below(unit_keys(_which_pairs(recipe, sources, learnt)))
+    return Rows(splits=plan.trained, first=below), Rows(splits=plan.trained, end=below)
+
+
+def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None:
+    """Tells what there is to validate on. Raises InputError where a pair is trained on as well."""
+    pictures = np.unique(measured.image_keys[measured.image_rows != ABSENT])
+    why = "; --pairs has no validation split: held out by the hash of their ids" if drawn else ""
+    say(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
+    if both := np.intersect1d(learnt.pair_keys, measured.pair_keys).size:
+        raise InputError(
+            f"--pairs: {both} pair_ids stand in splits that are trained on and in splits that are "
+            "validated on; give each pair one split"
+        )
+    if both := np.intersect1d(learnt.image_keys, pictures).size:
+        say(
+            f"warning: {both} of the {len(pictures)} pictures that are validated on are trained on "
+            "with other captions"
+        )
 
 
 def _remove_run(output: Path) -> None:
@@ -111,24 +150,35 @@ def _remove_run(output: Path) -> None:
         return
     for folder in (CHECKPOINTS, PREPARED, HELD_OUT, CURVES):
         shutil.rmtree(output / folder, ignore_errors=True)
-    for name in (LOG, RECIPE, SETTINGS, MODEL, VOCABULARY):
+    for name in (LOG, RECIPE, *PUBLISHED):
         (output / name).unlink(missing_ok=True)
 
 
-def _what_to_prepare(recipe: Recipe, sources: Sources, tokenizer: Tokenizer) -> WhatToPrepare:
+def _what_to_prepare(
+    recipe: Recipe, sources: Sources, rows: Rows, tokenizer: Tokenizer
+) -> WhatToPrepare:
     """What the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
     return WhatToPrepare(
-        pairs=sources.inputs.pairs,
+        **vars(_which_pairs(recipe, sources, rows)),
         tokenizer=tokenizer,
         max_tokens=max(feed.max_tokens or recipe.max_text_tokens for feed in feeds),
+        negatives=sources.inputs.negatives,
+    )
+
+
+def _which_pairs(recipe: Recipe, sources: Sources, rows: Rows) -> WhichPairs:
+    """The pairs among ``rows`` that any stage takes."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    return WhichPairs(
+        pairs=sources.inputs.pairs,
+        rows=rows,
         pictures=sources.pictures,
         images=None if sources.regions is None else sources.images,
-        negatives=sources.inputs.negatives,
         takes_pairs=any(feed.kind != "text" for feed in feeds),
         takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
         needs_words=any(feed.kind != "pictures" for feed in feeds),
-        total=sources.num_pairs,
+        total=sources.pairs.count,
     )
 
 
@@ -142,11 +192,11 @@ def _require_pairs(counts: Counter[str]) -> None:
     )
 
 
-def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
+def plan_stages(recipe: Recipe, table: SampleTable, plan: SplitPlan) -> list[StageRun]:
     """The stages' lengths in steps. Raises InputError for a stage without pairs."""
     runs: list[StageRun] = []
     for number, stage in enumerate(recipe.stages):
-        count = len(table.rows_of(stage.sources, stage.feeding.kind))
+        count = len(table.rows_of(stage.sources, stage.feeding.kind, plan.training[number]))
         steps = stage.steps
         if steps is None:
             assert stage.epochs is not None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.checkpoints.state import restore_training_state
+from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.loading.pictures.tokenizer import blank_tokens
@@ -59,6 +60,9 @@ class Runner:
         )
         last, self.state = self.saving.last_checkpoint()
         self.done = 0 if last is None else last.training.step
+        self.trained_on = TrainedOn()
+        if sources.init is not None:
+            self.trained_on = sources.init.trained_on or TrainedOn(complete=False)
         self.model: nn.Module = first_model(recipe, sources) if last is None else last.model
         # Made before the model is divided among processes, when it can still be copied.
         self.valueless = without_values(self.model)
@@ -88,6 +92,8 @@ class Runner:
             if total == 0 and not self.saving.resumes:
                 self._save(self.stages[0], None, 0, None)
             for run in self.stages:
+                if run.steps and is_first:
+                    self.trained_on = self.trained_on.and_also(*self.batches.keys_of(run))
                 if self.done < run.last:
                     self._train_stage(run, log, progress, stop)
 
@@ -98,6 +104,8 @@ class Runner:
         if done:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         held_out = self.batches.num_held_out(run)
+        if self.recipe.validate_every and not held_out and self.accelerator.is_main_process:
+            say(f"warning: stage {run.stage.name} has no pair to validate on")
         losses: list[float] = []  # of validation, at the step at hand
 
         def validate() -> dict[str, float]:
@@ -186,4 +194,6 @@ class Runner:
         validation_loss: float | None,
     ) -> None:
         self.done = step
-        self.saving.save(run, step, self.model, self.average, optimizer, validation_loss)
+        self.saving.save(
+            run, step, self.model, self.average, optimizer, self.trained_on, validation_loss
+        )

@@ -27,6 +27,7 @@ from vlmill.train.checkpoints.files import (
     step_folder,
 )
 from vlmill.train.checkpoints.state import training_state, whole_weights
+from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.gather import whole
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.recipes import Recipe
@@ -84,11 +85,13 @@ class Saving:
         model: nn.Module,
         average: MovingAverage | None,
         optimizer: torch.optim.Optimizer | None,
+        trained_on: TrainedOn,
         validation_loss: float | None,
     ) -> None:
         """Write the checkpoint after ``step``; all processes take part, the first one writes.
 
-        ``validation_loss`` is that of the held-out pairs, where this step has measured it.
+        ``trained_on`` is of this stage and all before; ``validation_loss`` that of the pairs to
+        validate on, where this step has measured it.
         """
         state = training_state(model, optimizer, self.accelerator)
         weights = whole_weights(model)
@@ -107,12 +110,13 @@ class Saving:
             tokenizer=self.tokenizer,
             detector_fingerprint=self.sources.fingerprint,
             feeding=run.stage.feeding,
+            trained_on=trained_on,
             training=TrainingRecord(
                 recipe=self.recipe.name,
                 stage=run.stage.name,
                 step=step,
-                num_pairs=self.sources.num_pairs,
-                pairs_digest=self.sources.pairs_digest,
+                num_pairs=self.sources.pairs.count,
+                pairs_digest=self.sources.pairs.digest,
                 validation_loss=validation_loss,
             ),
             state=state,

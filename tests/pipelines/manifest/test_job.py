@@ -121,6 +121,55 @@ def test_without_a_root_there_are_pairs_only(
     assert "../secret" in read_table(out, PAIRS).column("image_id").to_pylist()
 
 
+SPLITS = """\
+file,caption,Split
+1,one,train
+2,two,Test
+3,three,tset
+4,four,
+"""
+
+
+def split_values(output: Path) -> list[str | None]:
+    values: list[str | None] = read_table(output, PAIRS).column("split").to_pylist()
+    return values
+
+
+def test_a_column_called_split_is_used_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(SPLITS)
+    assert own(tmp_path / "x.csv", tmp_path / "out") == 0
+    assert split_values(tmp_path / "out") == ["train", "Test", "tset", None]
+    said = capsys.readouterr().out
+    assert "splits (column Split): no split 1, train 1 trained on; Test 1 for test; tset 1 " in said
+    assert "train-vl pretrain stops at them" in said
+
+
+def test_a_column_called_split_can_be_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(SPLITS.replace("Split", "split"))
+    assert own(tmp_path / "x.csv", tmp_path / "none", "--no-split-column") == 0
+    assert split_values(tmp_path / "none") == [None] * 4
+    assert own(tmp_path / "x.csv", tmp_path / "other", "--split-column", "caption") == 0
+    assert split_values(tmp_path / "other")[0] == "one"
+    assert own(tmp_path / "x.csv", tmp_path / "id", "--id-column", "split") == 0
+    assert split_values(tmp_path / "id") == [None] * 3
+    said = capsys.readouterr().out
+    assert said.count("splits (column") == 1
+
+
+def test_two_columns_called_split_are_a_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text("file,caption,split,Split\n1,one,train,test\n")
+    assert own(tmp_path / "x.csv", tmp_path / "out") == 2
+    assert "has the columns split, Split; say which" in capsys.readouterr().err
+    assert own(tmp_path / "x.csv", tmp_path / "out", "--split-column", "Split") == 0
+    assert split_values(tmp_path / "out") == ["test"]
+
+
 def test_ids_of_their_own(photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "ids.tsv"
     rows = ["n\tfile\tcaption", "7\t1\tone", "7\t1\tone", "7\t1\ttwo", "8\t1\tone", "\t1\tsix"]

@@ -25,8 +25,10 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.readers.row_index import ABSENT, Numbers
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REGIONS
+from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
-from vlmill.train.loading.store.pairs import VALIDATION_SPLITS, is_held_out, pair_batches
+from vlmill.train.loading.store.pairs import pair_batches
+from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 
 
 class Pictures(Protocol):
@@ -37,20 +39,26 @@ class Pictures(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatToPrepare:
-    """Says what a run's samples are made of, and which pairs it trains on."""
+class WhichPairs:
+    """Says which pairs of a table a run can use, and with which pictures it joins them."""
 
     pairs: str  # the table
-    tokenizer: Tokenizer
-    max_tokens: int  # longer texts are cut before [SEP]
+    rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
     pictures: Pictures | None = None  # what pairs are joined with; None for texts alone
     images: Pictures | None = None  # beside regions in `pictures`: the pictures themselves
-    negatives: str | None = None  # the table of hard negatives
     takes_pairs: bool = True
     takes_texts: bool = False  # texts without a picture
     needs_words: bool = True  # for pictures alone a text may be empty
-    held_out: bool = False  # the splits val and dev, in place of what is trained on
     total: int | None = None  # pairs of the table, for the progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatToPrepare(WhichPairs):
+    """Says what a run's samples are made of."""
+
+    tokenizer: Tokenizer
+    max_tokens: int  # longer texts are cut before [SEP]
+    negatives: str | None = None  # the table of hard negatives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +90,7 @@ def prepare_samples(
 ) -> Counter[str]:
     """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
-    Pairs are rejected that are held out for validation or test, whose picture has no regions (or
+    Pairs are rejected that are held out (all but ``what.rows``), whose picture has no regions (or
     no row of images), and whose text has no word. Texts that are cut are kept, and counted as
     ``cut``.
     """
@@ -119,6 +127,24 @@ def prepare_samples(
     return +counts
 
 
+def unit_keys(which: WhichPairs) -> Keys:
+    """The :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be used, as far
+    as this shows without its text: uint64 [N].
+    """
+    pair_filter, keys = _PairFilter(which), [np.empty(0, np.uint64)]
+    with Progress(total=which.total, unit="pair", label="hold out") as progress:
+        for batch in pair_batches(which.pairs):
+            rows = batch.to_pylist()
+            usable = (
+                unit_key(row)
+                for row, at in zip(rows, pair_filter.places(rows), strict=True)
+                if pair_filter.reason_without_text(row, at) is None
+            )
+            keys.append(np.fromiter(usable, np.uint64))
+            progress.advance(len(rows))
+    return np.concatenate(keys)
+
+
 def require_pictures(counts: Counter[str], missing: str) -> None:
     """With ``missing`` "error", raise InputError if a pair was rejected for want of its picture."""
     lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
@@ -133,19 +159,19 @@ def require_pictures(counts: Counter[str], missing: str) -> None:
 class _PairFilter:
     """Tells which pairs are kept, and where their pictures are."""
 
-    def __init__(self, what: WhatToPrepare) -> None:
-        self._what = what
+    def __init__(self, which: WhichPairs) -> None:
+        self._which = which
         self._counts: npt.NDArray[np.int32] | None = None
-        if isinstance(what.pictures, RegionReader):
-            self._counts = what.pictures.box_counts()
+        if isinstance(which.pictures, RegionReader):
+            self._counts = which.pictures.box_counts()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:
-        if self._what.pictures is None:
+        if self._which.pictures is None:
             return [ABSENT] * len(rows)
         ids = [row["image_id"] or "" for row in rows]
-        numbers = self._what.pictures.find(ids)
-        if self._what.images is not None:
-            numbers = np.where(self._what.images.find(ids) == ABSENT, ABSENT, numbers)
+        numbers = self._which.pictures.find(ids)
+        if self._which.images is not None:
+            numbers = np.where(self._which.images.find(ids) == ABSENT, ABSENT, numbers)
         places: list[int] = numbers.tolist()
         return places
 
@@ -153,18 +179,19 @@ class _PairFilter:
         return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
 
     def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
-        if self._what.held_out:
-            if row["split"] not in VALIDATION_SPLITS:
-                return Reason.HELD_OUT
-        elif is_held_out(row):
+        reason = self.reason_without_text(row, at)
+        if reason is None and self._which.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
+            return Reason.NO_TEXT
+        return reason
+
+    def reason_without_text(self, row: dict[str, Any], at: int) -> Reason | None:
+        if not self._which.rows.has(row):
             return Reason.HELD_OUT
-        if row["image_id"] is None or not self._what.takes_pairs:
-            if not self._what.takes_texts:
+        if row["image_id"] is None or not self._which.takes_pairs:
+            if not self._which.takes_texts:
                 return Reason.NO_PICTURE
         elif at == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
         elif self._counts is not None and not self._counts[at]:
             return Reason.NO_BOXES
-        if self._what.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
-            return Reason.NO_TEXT
         return None

@@ -17,7 +17,7 @@ from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
-from vlmill.train.tasks.retrieval.checks import notes_on_ties
+from vlmill.train.tasks.retrieval.checks import notes_on_ties, notes_on_training, overlap_of
 from vlmill.train.tasks.retrieval.found import found_images, found_texts, neighbours_json
 from vlmill.train.tasks.retrieval.job import (
     Opened,
@@ -69,6 +69,9 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
             f"--batch-size {options.batch_size} does not fit into the memory of --device "
             f"{options.device}; give a smaller one"
         ) from None
+    overlap = overlap_of(opened.loaded.trained_on, candidates)
+    metrics |= {} if overlap is None else overlap.metrics
+    opened.notes += notes_on_training(opened.loaded, overlap, candidates)
     opened.notes += notes_on_ties(metrics)
     _write(opened, ranked, candidates, metrics, rejects, settings)
     _print_summary(options.output, metrics, opened.notes)

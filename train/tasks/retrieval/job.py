@@ -35,7 +35,6 @@ from vlmill.train.tasks.retrieval.checks import (
     feeding_of,
     longest_text,
     notes_on_regions,
-    notes_on_training,
     ranking_of,
 )
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
@@ -123,7 +122,7 @@ def open_inputs(options: RetrievalOptions) -> Opened:
         images=images,
         read=read,
         texts=texts,
-        notes=notes + notes_on_training(loaded, read.digest, read.pairs),
+        notes=notes,
     )
 
 
