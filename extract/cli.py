@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS, ExtractConfig, InputLimits
+from vlmill.extract.config import IDS, PAGE, ExtractConfig, InputLimits
 from vlmill.extract.flags import (
     add_engine,
     add_sizes,
@@ -25,6 +25,7 @@ from vlmill.extract.formats.command import (
     command_import,
 )
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.files.lock import locked
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -261,7 +262,15 @@ def command(argv: Sequence[str]) -> int:
         "show": command_show,
         "compare": command_compare,
     }
-    return commands[arguments.command](arguments)
+    with locked(getattr(arguments, "output", None), beside=appears_whole(arguments)):
+        return commands[arguments.command](arguments)
+
+
+def appears_whole(arguments: argparse.Namespace) -> bool:
+    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    if arguments.command == "show":
+        return bool(arguments.output.suffix.lower() == PAGE)
+    return bool(arguments.command == "export")
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import Shard
@@ -217,7 +218,8 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
     args = parser().parse_args(arguments)
-    return DATASETS[args.dataset].run(args)
+    with locked(args.output):
+        return DATASETS[args.dataset].run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
