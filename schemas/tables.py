@@ -6,6 +6,8 @@ picture. The arrays that training reads again and again (features, class probabi
 nested Arrow lists of them read an order of magnitude more slowly.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -112,6 +114,9 @@ REJECTS = Table(
     ),
 )
 
+# What a column's values may be that break its contract.
+NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
+
 TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, REGIONS, REJECTS)}
 
 
@@ -131,21 +136,70 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
 
     Raises a ValueError that names the column at fault.
     """
-    if missing := [name for name in spec.schema.names if name not in table.schema.names]:
-        raise ValueError(f"{spec.name} lacks the column {', '.join(missing)}")
+    if fault := schema_fault(table.schema, spec):
+        raise ValueError(fault)
     if extra := [name for name in table.schema.names if name not in spec.schema.names]:
         raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
     for field in spec.schema:
         column = table.column(field.name)
-        if column.type != field.type:
-            raise ValueError(f"{spec.name}.{field.name} is {column.type}, must be {field.type}")
-        if column.null_count and not field.nullable:
-            raise ValueError(
-                f"{spec.name}.{field.name} has {column.null_count} nulls, must have none"
-            )
+        if counts := count_faults(column, field):
+            raise ValueError(values_fault(counts, field, spec))
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
             raise ValueError(f"{spec.name}.{field.name} has NaN; what is missing is null")
     return table.select(spec.schema.names).cast(spec.schema)
+
+
+def schema_fault(schema: pa.Schema, spec: Table) -> str | None:
+    """Says which of ``spec``'s columns is missing or of another type, None if none is."""
+    for field in spec.schema:
+        places = schema.get_all_field_indices(field.name)
+        if not places:
+            names = ", ".join(schema.names)[:200]
+            return f"{spec.name} lacks the column {field.name} ({field.type}); its own are {names}"
+        if len(places) > 1:
+            return f"{spec.name} has the column {field.name} {len(places)} times, must have one"
+        if (kind := schema.field(places[0]).type) != field.type:
+            return f"{spec.name}.{field.name} is {kind}, must be {field.type}"
+    return None
+
+
+def count_faults(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> Counter[str]:
+    """Counts the values of a contract's column that break it: NULLS where there may be none, which
+    is inside of lists too, and texts that are NO_UTF8. Empty if all of them hold.
+
+    Only texts are looked at; whether there are nulls is known.
+    """
+    counts: Counter[str] = Counter()
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        values = chunk
+        counts[NULLS] += 0 if field.nullable else values.null_count
+        while pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
+            values = values.flatten()
+            counts[NULLS] += values.null_count
+        if pa.types.is_string(values.type):
+            counts[NO_UTF8] += _count_no_utf8(values)
+    return +counts
+
+
+def _count_no_utf8(texts: pa.Array) -> int:
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return sum(not _is_utf8(text) for text in texts.cast(pa.binary()).to_pylist())
+    return 0
+
+
+def _is_utf8(text: bytes | None) -> bool:
+    try:
+        return text is None or text.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def values_fault(counts: Mapping[str, int], field: pa.Field, spec: Table) -> str:
+    """What :func:`count_faults` has counted, in words."""
+    said = " and ".join(f"{count} {what}" for what, count in counts.items())
+    return f"{spec.name}.{field.name} has {said}, must have none"
 
 
 def check_version(metadata: dict[bytes, bytes] | None, spec: Table, path: str) -> None:

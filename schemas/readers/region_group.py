@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.places import NULL, binary_columns
+from vlmill.schemas.files.reading import read_group
 from vlmill.schemas.readers.mapped import Footer, MappedShard
 from vlmill.schemas.readers.region_rows import (
     CLASS_NUMBERS,
@@ -78,7 +79,8 @@ class RegionGroup:
                 copied.append(name)
             else:
                 self._places[name] = (places.offsets.tolist(), places.sizes.tolist())
-        table = footer.file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
+        columns = [*SMALL, *copied]
+        table = read_group(footer.file, self._shard.path, group, REGIONS, columns).combine_chunks()
         self._copied = {name: _one_chunk(table, name) for name in copied}
         self.num_rows = table.num_rows
         self._ids: list[str] = _one_chunk(table, "image_id").to_pylist()
