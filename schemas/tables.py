@@ -9,6 +9,7 @@ nested Arrow lists of them read an order of magnitude more slowly.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,11 @@ class Table:
     name: str
     version: str
     schema: pa.Schema
+
+    @cached_property
+    def fields(self) -> dict[str, pa.Field]:
+        """The schema's fields by name, at a tenth of the cost of asking it."""
+        return {field.name: field for field in self.schema}
 
 
 def _field(name: str, kind: pa.DataType, *, required: bool = False) -> pa.Field:
@@ -116,6 +122,7 @@ REJECTS = Table(
 
 # What a column's values may be that break its contract.
 NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
+LISTS = (pa.ListArray, pa.FixedSizeListArray)
 
 TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, REGIONS, REJECTS)}
 
@@ -142,7 +149,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
         raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
     for field in spec.schema:
         column = table.column(field.name)
-        if counts := count_faults(column, field):
+        if counts := sum((count_faults(c, field) for c in column.chunks), Counter[str]()):
             raise ValueError(values_fault(counts, field, spec))
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
             raise ValueError(f"{spec.name}.{field.name} has NaN; what is missing is null")
@@ -163,30 +170,40 @@ def schema_fault(schema: pa.Schema, spec: Table) -> str | None:
     return None
 
 
-def count_faults(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> Counter[str]:
-    """Counts the values of a contract's column that break it: NULLS where there may be none, which
-    is inside of lists too, and texts that are NO_UTF8. Empty if all of them hold.
+def breaks_contract(values: pa.Array, field: pa.Field) -> bool:
+    """Whether some of a column's values may break its contract: :func:`count_faults` counts them.
 
-    Only texts are looked at; whether there are nulls is known.
+    Costs microseconds where there is no text: whether there are nulls is known.
     """
-    counts: Counter[str] = Counter()
-    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        values = chunk
-        counts[NULLS] += 0 if field.nullable else values.null_count
-        while pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
-            values = values.flatten()
-            counts[NULLS] += values.null_count
-        if pa.types.is_string(values.type):
-            counts[NO_UTF8] += _count_no_utf8(values)
+    if values.null_count and not field.nullable:
+        return True
+    while isinstance(values, LISTS):  # of lists, also what lies outside of a slice
+        values = values.values
+        if values.null_count:
+            return True
+    return isinstance(values, pa.StringArray) and not _is_text(values)
+
+
+def count_faults(values: pa.Array, field: pa.Field) -> Counter[str]:
+    """Counts the values of a column that break its contract: NULLS where there may be none, which
+    is inside of lists too, and texts that are NO_UTF8. Empty if all of them hold.
+    """
+    counts = Counter({NULLS: 0 if field.nullable else values.null_count})
+    while isinstance(values, LISTS):
+        values = values.flatten()
+        counts[NULLS] += values.null_count
+    if isinstance(values, pa.StringArray) and not _is_text(values):
+        texts = values.cast(pa.binary()).to_pylist()
+        counts[NO_UTF8] = sum(not _is_utf8(text) for text in texts)
     return +counts
 
 
-def _count_no_utf8(texts: pa.Array) -> int:
+def _is_text(values: pa.StringArray) -> bool:
     try:
-        texts.validate(full=True)
+        values.validate(full=True)
     except pa.ArrowInvalid:
-        return sum(not _is_utf8(text) for text in texts.cast(pa.binary()).to_pylist())
-    return 0
+        return False
+    return True
 
 
 def _is_utf8(text: bytes | None) -> bool:
