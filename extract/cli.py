@@ -24,7 +24,7 @@ from vlmill.extract.formats.command import (
     command_export,
     command_import,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
 from vlmill.schemas.files.lock import locked
 
 RUN_EXAMPLES = """examples:
@@ -197,6 +197,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     note = f" ({detector.weights})" if arguments.weights is None else ""
     counts = f"{len(plan)} pictures, {regions} rows of regions, {rejects} rejects"
     print(f"{arguments.output}: {counts}{note}")
+    say_how_to_read(arguments.output, "regions")
     return 0
 
 

@@ -17,6 +17,7 @@ from apache_beam.utils.shared import Shared
 
 from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import write_manifest
@@ -144,6 +145,7 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     print(
         f"{done}: negatives of {len(pairs.pair_ids)} pairs, {len(pairs.rejects)} rejects: {output}"
     )
+    say_how_to_read(output, NEGATIVES.name)
     return 0
 
 

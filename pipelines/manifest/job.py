@@ -18,7 +18,7 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
@@ -140,6 +140,7 @@ def run_own(args: argparse.Namespace) -> int:
     )
     if job.rows and not counts[PAIRS.name]:
         print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
+    say_how_to_read(job.output, PAIRS.name)
     return 0
 
 

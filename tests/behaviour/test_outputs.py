@@ -1,4 +1,4 @@
-"""Two runs on one output: the second is refused, with who is at work, and disturbs nothing."""
+"""Of two runs on one output the second is refused; who cannot write there is told at once."""
 
 import contextlib
 import os
@@ -6,13 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.factories import Tables, write_images
 
+from vlmill.extract.cli import command
+from vlmill.pipelines.hard_negatives.command import main as hard_negatives
+from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.regions.command import main as regions_job
+from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.schemas.console.command import run_command
 from vlmill.schemas.files.lock import LOCK
+from vlmill.train.cli import main as train_vl
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64"]
@@ -43,6 +50,10 @@ def start(command: list[str], output: Path) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def extract_rois(words: list[str]) -> int:
+    return run_command(command, words)
 
 
 @contextlib.contextmanager
@@ -95,3 +106,40 @@ def test_a_killed_runs_lock_is_free(tmp_path: Path) -> None:
     _, said = second.communicate(timeout=LATEST_S)
     assert second.returncode == 0, said
     assert not (output / LOCK).exists()
+
+
+WRITERS: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
+    "web_pairs": (web_pairs, ["--warc", "none"]),
+    "hard_negatives": (hard_negatives, ["--pairs", "none"]),
+    "manifest": (
+        manifest,
+        ["own", "--input", "x.csv", "--text-column", "t", "--image-column", "i"],
+    ),
+    "regions": (regions_job, ["--images", "none"]),
+    "run": (extract_rois, ["run", "none"]),
+    "import": (extract_rois, ["import", "none"]),
+    "export": (extract_rois, ["export", "none", "--format", "tsv"]),
+    "show": (extract_rois, ["show", "none", "--images", "none"]),
+    "pretrain": (train_vl, ["pretrain", "imagebert-small", "--pairs", "none"]),
+    "evaluate": (train_vl, ["evaluate", "retrieval", "--checkpoint", "none", "--pairs", "none"]),
+    "convert": (train_vl, ["convert", "--family", "bert", "--checkpoint", "none"]),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_output_that_cannot_be_written_is_refused_first(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    output = tmp_path / "notes.txt" / "out"
+    run, words = WRITERS[name]
+    assert run([*words, "--output", str(output)]) == 2
+    said = f"--output {output} cannot be written, as {output.parent} is a file; give another"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_command_that_is_refused_leaves_no_folder(name: str, tmp_path: Path) -> None:
+    run, words = WRITERS[name]
+    assert run([*words, "--output", str(tmp_path / "a" / "out")]) == 2
+    assert not list(tmp_path.iterdir())
