@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS, ExtractConfig, InputLimits
+from vlmill.extract.config import IDS, PAGE, ExtractConfig, InputLimits
 from vlmill.extract.flags import (
     add_engine,
     add_sizes,
@@ -24,7 +24,8 @@ from vlmill.extract.formats.command import (
     command_export,
     command_import,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.files.lock import locked
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -196,6 +197,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     note = f" ({detector.weights})" if arguments.weights is None else ""
     counts = f"{len(plan)} pictures, {regions} rows of regions, {rejects} rejects"
     print(f"{arguments.output}: {counts}{note}")
+    say_how_to_read(arguments.output, "regions")
     return 0
 
 
@@ -261,7 +263,15 @@ def command(argv: Sequence[str]) -> int:
         "show": command_show,
         "compare": command_compare,
     }
-    return commands[arguments.command](arguments)
+    with locked(getattr(arguments, "output", None), beside=appears_whole(arguments)):
+        return commands[arguments.command](arguments)
+
+
+def appears_whole(arguments: argparse.Namespace) -> bool:
+    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    if arguments.command == "show":
+        return bool(arguments.output.suffix.lower() == PAGE)
+    return bool(arguments.command == "export")
 
 
 def main() -> int:

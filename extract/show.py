@@ -10,7 +10,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
-from vlmill.extract.config import InputLimits
+from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import FILE, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
@@ -74,7 +74,7 @@ def show(
     """Draws up to ``max_pictures`` rows to one HTML file or a folder; returns how many."""
     reader = RegionReader(regions, flag="REGIONS")
     drawn = islice(drawings(reader, images, names, max_boxes), max_pictures)
-    if output.suffix.lower() != ".html":
+    if output.suffix.lower() != PAGE:
         return sum(save(output, row, canvas) for row, canvas in drawn)
     sections = [section(row, canvas) for row, canvas in drawn]
     producer = reader.producer

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import FORMAT_NAMES, FORMATS
+from vlmill.schemas.console.command import say_how_to_read
 
 IMPORT_EXAMPLES = f"""example:
   extract-rois import train2014_obj36.tsv --output regions/ --id-prefix coco/
@@ -91,6 +92,7 @@ def command_import(arguments: argparse.Namespace) -> int:
     )
     regions, rejects = import_file(job, fresh=arguments.fresh)
     print(f"{arguments.output}: {regions} rows of regions, {rejects} rejects")
+    say_how_to_read(arguments.output, "regions")
     return 0
 
 

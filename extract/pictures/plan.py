@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.files.reading import find_shards, iter_batches, read_group
 from vlmill.schemas.tables import IMAGES, PAIRS
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
@@ -109,7 +109,8 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
     """
     wanted: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
-        wanted.update(dict.fromkeys(batch.column(0).to_pylist()))
+        # Without null: a text alone has no picture.
+        wanted.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
     if any(p.image_id is None and p.kind != BROKEN for p in plan):
         raise InputError(
             "--pairs: the pictures are files, and have no id before they are read; give --ids name "
@@ -190,8 +191,8 @@ def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
     for shard in shards:
         with pq.ParquetFile(shard) as file:
             for group in range(file.num_row_groups):
-                ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
-                for row, image_id in enumerate(ids):
+                ids = read_group(file, shard, group, IMAGES, ["image_id"]).column(0)
+                for row, image_id in enumerate(ids.to_pylist()):
                     yield Picture(
                         path=str(shard), image_id=image_id, group=group, row=row, kind=ROW
                     )

@@ -20,10 +20,11 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches
@@ -152,6 +153,7 @@ def run_own(args: argparse.Namespace) -> int:
         print(said_of_splits(job.columns["split"], splits_of(job.output)))
     if job.rows and not counts[PAIRS.name]:
         print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
+    say_how_to_read(job.output, PAIRS.name)
     return 0
 
 
@@ -276,7 +278,8 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
     args = parser().parse_args(arguments)
-    return DATASETS[args.dataset].run(args)
+    with locked(args.output):
+        return DATASETS[args.dataset].run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

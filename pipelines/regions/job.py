@@ -18,12 +18,13 @@ from apache_beam.utils.shared import Shared
 
 from vlmill.extract.flags import config_of, detector_of, warn_of_random_weights
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.shards import Shard
-from vlmill.schemas.tables import IMAGES
+from vlmill.schemas.tables import IMAGES, REGIONS
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
     from vlmill.extract.detect.detector import Detector
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     note = f" ({job.detector.weights})" if args.weights is None else ""
     counts = f"{len(job.plan)} pictures, {regions} rows of regions, {rejects} rejects"
     print(f"{done}: {counts}: {job.output}{note}")
+    say_how_to_read(job.output, REGIONS.name)
     return 0
 
 
