@@ -15,11 +15,17 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import Shard, ShardWriter
+from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
-from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, require_pictures
+from vlmill.train.loading.store.prepare import (
+    WhatToPrepare,
+    prepare_samples,
+    require_pictures,
+    sample_ids,
+)
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
@@ -94,7 +100,7 @@ def _prepare(
         counts = prepare_samples(output / PREPARED, what, rejects)
     assert rejects.shard is not None
     require_pictures(counts, sources.inputs.missing)
-    _require_pairs(counts)
+    _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, held_out=True, negatives=None)
         held_out = prepare_samples(output / HELD_OUT, for_validation)
@@ -132,13 +138,13 @@ def _what_to_prepare(recipe: Recipe, sources: Sources, tokenizer: Tokenizer) -> 
     )
 
 
-def _require_pairs(counts: Counter[str]) -> None:
+def _require_pairs(counts: Counter[str], what: WhatToPrepare) -> None:
     if counts["kept"]:
         return
-    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items()) if n)
+    ids = f": {sample_ids(what)}" if counts[Reason.NO_REGIONS] or counts[Reason.NO_PICTURE] else ""
     raise InputError(
-        f"--pairs has no pair to train on ({reasons or 'it is empty'}); give pairs whose pictures "
-        "are in --regions"
+        f"--pairs has no pair to train on ({reason_counts(counts) or 'it is empty'}){ids}; give "
+        "pairs whose pictures are in --regions"
     )
 
 

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import MODEL, LoadedCheckpoint, load_checkpoint
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.recipes.spec import Feeding
@@ -138,7 +136,9 @@ def _open_pictures(
     if options.regions is None:
         raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
     if options.images is not None:
-        find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work
+        ImageReader(
+            options.images
+        )  # what is wrong with the report's pictures shows before the work
     regions = RegionReader(options.regions)
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
@@ -162,7 +162,9 @@ def _device(name: str) -> torch.device:
 def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
     """What is ranked, and the pairs that are not, with reasons; ``faults`` are the pictures'."""
     candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
-    check_candidates(candidates, rejects, opened.options.fold_images)
+    ids = [pair.image_id for pair in opened.read.pairs if pair.image_id is not None]
+    samples = opened.pictures.join.samples(ids)
+    check_candidates(candidates, rejects, opened.options.fold_images, samples)
     return candidates, rejects
 
 
