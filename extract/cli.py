@@ -25,6 +25,7 @@ from vlmill.extract.formats.command import (
     command_import,
 )
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.rejects import rejects_said
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -178,6 +179,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
     from vlmill.extract.run.devices import Crew
     from vlmill.extract.run.job import Job, run
+    from vlmill.schemas.files.reading import reject_counts
 
     config = config_of(arguments)
     given = None if arguments.boxes is None else read_boxes(arguments.boxes)
@@ -194,9 +196,9 @@ def command_run(arguments: argparse.Namespace) -> int:
     crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
     regions, rejects = run(job, fresh=arguments.fresh, crew=crew)
     note = f" ({detector.weights})" if arguments.weights is None else ""
-    counts = f"{len(plan)} pictures, {regions} rows of regions, {rejects} rejects"
-    print(f"{arguments.output}: {counts}{note}")
-    return 0
+    reasons = rejects_said(reject_counts(arguments.output))
+    print(f"{arguments.output}: {len(plan)} pictures, {regions} rows of regions, {reasons}{note}")
+    return 0 if regions or not rejects else 1
 
 
 def command_compare(arguments: argparse.Namespace) -> int:
@@ -238,7 +240,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         classes=read_names(arguments.classes, "--classes"),
         attributes=read_names(arguments.attributes, "--attributes"),
     )
-    drawn = show(
+    drawn, said = show(
         arguments.regions,
         arguments.images,
         arguments.output,
@@ -246,8 +248,8 @@ def command_show(arguments: argparse.Namespace) -> int:
         max_boxes=arguments.boxes,
         max_pictures=arguments.pictures,
     )
-    print(f"{arguments.output}: {drawn} pictures drawn")
-    return 0
+    print(f"{arguments.output}: {said}")
+    return 0 if drawn else 1
 
 
 def command(argv: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import FORMAT_NAMES, FORMATS
+from vlmill.schemas.rejects import rejects_said
 
 IMPORT_EXAMPLES = f"""example:
   extract-rois import train2014_obj36.tsv --output regions/ --id-prefix coco/
@@ -79,6 +80,7 @@ def positive(text: str) -> int:
 def command_import(arguments: argparse.Namespace) -> int:
     """``extract-rois import``."""
     from vlmill.extract.formats.import_file import Import, import_file
+    from vlmill.schemas.files.reading import reject_counts
 
     job = Import(
         file=arguments.file,
@@ -90,8 +92,9 @@ def command_import(arguments: argparse.Namespace) -> int:
         pictures_per_shard=arguments.pictures_per_shard,
     )
     regions, rejects = import_file(job, fresh=arguments.fresh)
-    print(f"{arguments.output}: {regions} rows of regions, {rejects} rejects")
-    return 0
+    reasons = rejects_said(reject_counts(arguments.output))
+    print(f"{arguments.output}: {regions} rows of regions, {reasons}")
+    return 0 if regions or not rejects else 1
 
 
 def command_export(arguments: argparse.Namespace) -> int:

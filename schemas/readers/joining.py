@@ -20,6 +20,7 @@ class Indexed(Protocol):
     @property
     def index(self) -> IdIndex:
         """Returns the index of the ids."""
+        ...
 
 
 class Join:
@@ -31,9 +32,9 @@ class Join:
     a byte a row, and some 300 bytes for each row that was met by name.
     """
 
-    def __init__(self, table: Indexed, *, asking: str, holding: str) -> None:
-        self._table, self._asking, self._holding = table, asking, holding
-        self._equal = np.zeros(len(table.index), dtype=np.bool_)
+    def __init__(self, index: IdIndex, *, asking: str, holding: str) -> None:
+        self._index, self._asking, self._holding = index, asking, holding
+        self._equal = np.zeros(len(index), dtype=np.bool_)
         self._by_name: dict[str, int] = {}
         self._askers: dict[int, str] = {}
         self._counts: Counter[Difference] = Counter()
@@ -41,12 +42,12 @@ class Join:
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
         """Returns row numbers, ABSENT where no row is of that picture. Raises InputError."""
-        numbers = self._table.index.find(image_ids)
+        numbers = self._index.find(image_ids)
         equal = numbers[numbers != ABSENT]
         self._equal[equal] = True
         for row in equal.tolist() if self._askers else ():
             if row in self._askers:
-                raise self._conflict(self._askers[row], self._table.index.id_of(row), row)
+                raise self._conflict(self._askers[row], self._index.id_of(row), row)
         for at in np.flatnonzero(numbers == ABSENT).tolist():
             numbers[at] = self._row_by_name(image_ids[at])
         return numbers
@@ -54,7 +55,7 @@ class Join:
     def _row_by_name(self, image_id: str) -> int:
         if image_id in self._by_name:
             return self._by_name[image_id]
-        alike = self._table.index.alike(image_id) if image_id else {}
+        alike = self._index.alike(image_id) if image_id else {}
         if not alike:
             return ABSENT
         name, *others = alike
@@ -63,7 +64,7 @@ class Join:
                 f"{self._asking}: {image_id} may be {name} or {others[0]} of {self._holding}; call "
                 "pictures by the same ids in both"
             )
-        row = self._table.index.number(name)
+        row = self._index.number(name)
         if row in self._askers or self._equal[row]:
             raise self._conflict(image_id, self._askers.get(row, name), row)
         kind = alike[name]
@@ -74,7 +75,7 @@ class Join:
 
     def _conflict(self, one: str, other: str, row: int) -> InputError:
         return InputError(
-            f"{self._asking}: {one} and {other} would both be {self._table.index.id_of(row)} of "
+            f"{self._asking}: {one} and {other} would both be {self._index.id_of(row)} of "
             f"{self._holding}; call pictures by the same ids in both"
         )
 
@@ -96,8 +97,7 @@ class Join:
         return f"{self._asking} has {_few(image_ids)}, {self._holding} has {_few(self._held())}"
 
     def _held(self) -> Sequence[str]:
-        index = self._table.index
-        return [index.id_of(row) for row in range(min(len(index), SAMPLES))]
+        return [self._index.id_of(row) for row in range(min(len(self._index), SAMPLES))]
 
 
 def _few(image_ids: Sequence[str]) -> str:

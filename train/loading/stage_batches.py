@@ -255,7 +255,7 @@ class PretrainBatches(Dataset[HostBatch]):
     @cached_property
     def _join(self) -> Join:
         assert self.images is not None
-        return Join(self.images, asking="--pairs", holding="--images")
+        return Join(self.images.index, asking="--pairs", holding="--images")
 
     def _boxed(self, regions: SampledRegions, row: int) -> Arrays:
         assert self.images is not None

@@ -158,7 +158,7 @@ def sample_ids(what: WhatToPrepare) -> str:
     if what.pictures is None:
         return ""
     first = next(pair_rows(what.pairs), [])
-    join = Join(what.pictures, asking="--pairs", holding=_flag(what.pictures))
+    join = Join(what.pictures.index, asking="--pairs", holding=_flag(what.pictures))
     return join.samples([row["image_id"] for row in first])
 
 
@@ -183,7 +183,7 @@ class _PairFilter:
         if isinstance(what.pictures, RegionReader):
             self._counts = what.pictures.box_counts()
         tables = [one for one in (what.pictures, what.images) if one is not None]
-        self._joins = [Join(one, asking="--pairs", holding=_flag(one)) for one in tables]
+        self._joins = [Join(one.index, asking="--pairs", holding=_flag(one)) for one in tables]
         self._repeated, self._came = _repeated_keys(what.pairs), set[str]()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:

@@ -95,7 +95,7 @@ class RegionPictures:
         self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
     ) -> None:
         self._reader, self._global_features = reader, global_features
-        self.join = Join(reader, asking="--pairs", holding="--regions")
+        self.join = Join(reader.index, asking="--pairs", holding="--regions")
         # Nothing is guessed: distributions over classes are left in their file.
         self._feeding = dataclasses.replace(feeding, region_targets="class")
 
@@ -139,7 +139,7 @@ class PixelPictures:
 
     def __init__(self, reader: ImageReader, feeding: Feeding) -> None:
         self._reader, self._feeding = reader, feeding
-        self.join = Join(reader, asking="--pairs", holding="--images")
+        self.join = Join(reader.index, asking="--pairs", holding="--images")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
         """Pictures without a row."""
