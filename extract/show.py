@@ -57,7 +57,9 @@ def name_of(names: Sequence[str], number: int, kind: str) -> str:
 
 
 def read_names(path: str | None, flag: str) -> list[str]:
-    """One name a line; of synonyms separated by commas, the first. Empty lines at the end are none."""
+    """One name a line; of synonyms separated by commas, the first. Blank lines at the end do not
+    count.
+    """
     if path is None:
         return []
     try:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,9 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 MANY_WORKERS = 8
@@ -133,13 +134,9 @@ def run_own(args: argparse.Namespace) -> int:
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
-    print(
-        f"{done}: {counts[PAIRS.name]} pairs{pictures}, {counts[REJECTS.name]} rejects: "
-        f"{job.output}"
-    )
-    if job.rows and not counts[PAIRS.name]:
-        print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
-    return 0
+    rejects = rejects_said(reject_counts(job.output))
+    print(f"{done}: {counts[PAIRS.name]} pairs{pictures}, {rejects}: {job.output}")
+    return 0 if counts[PAIRS.name] or not job.rows else 1
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
