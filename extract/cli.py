@@ -57,7 +57,10 @@ configuration. Other roundings move proposals by about 0.01 pixels, features by 
 the largest. A configuration that was misread shows as differences of another size, or as other
 proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
-  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html"""
+  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
+
+A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its SHA-256; one
+that may be two rows is an error. Where nothing is drawn the status is 1."""
 
 
 def parser() -> Parser:
@@ -113,7 +116,9 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "auto: content for files, name for members",
     )
     which.add_argument(
-        "--pairs", metavar="PAIRS", help="only the pictures that this table of pairs points to"
+        "--pairs",
+        metavar="PAIRS",
+        help="only the pictures that this table of pairs points to, under its ids (46.jpg for 46)",
     )
     which.add_argument(
         "--boxes",
@@ -162,8 +167,8 @@ def add_show(show: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="one .html file with the pictures inside, or a folder of PNGs",
     )
-    show.add_argument("--classes", metavar="FILE", help="names of the classes, one a line")
-    show.add_argument("--attributes", metavar="FILE", help="names of the attributes, one a line")
+    show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
+    show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
     show.add_argument(
         "--boxes", type=count, default=12, metavar="N", help="per picture (default: %(default)s)"
     )
