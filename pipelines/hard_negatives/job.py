@@ -7,6 +7,7 @@ shard. A killed run keeps its finished shards.
 import argparse
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +25,7 @@ from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import ShardWriter, describe_shard, shard_name, write_shard
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.rejects import Reason, reject, rejects_said
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
 
 JOB = "hard_negatives"
@@ -142,10 +143,9 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         shards = [describe_shard(output / name, NEGATIVES.name) for name in names]
         write_manifest(output, [*shards, rejects], job=JOB, settings=settings)
     done = "finished before" if state is State.FINISHED else "done"
-    print(
-        f"{done}: negatives of {len(pairs.pair_ids)} pairs, {len(pairs.rejects)} rejects: {output}"
-    )
     say_how_to_read(output, NEGATIVES.name)
+    rejected = rejects_said(Counter(str(row["reason"]) for row in pairs.rejects))
+    print(f"{done}: negatives of {len(pairs.pair_ids)} pairs, {rejected}: {output}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.reading import iter_batches, reject_counts
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
@@ -145,16 +145,12 @@ def run_own(args: argparse.Namespace) -> int:
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
-    print(
-        f"{done}: {counts[PAIRS.name]} pairs{pictures}, {counts[REJECTS.name]} rejects: "
-        f"{job.output}"
-    )
+    say_how_to_read(job.output, PAIRS.name)
     if "split" in job.columns:
         print(said_of_splits(job.columns["split"], splits_of(job.output)))
-    if job.rows and not counts[PAIRS.name]:
-        print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
-    say_how_to_read(job.output, PAIRS.name)
-    return 0
+    rejects = rejects_said(reject_counts(job.output))
+    print(f"{done}: {counts[PAIRS.name]} pairs{pictures}, {rejects}: {job.output}")
+    return 0 if counts[PAIRS.name] or not job.rows else 1
 
 
 USES = {

@@ -2,6 +2,7 @@
 
 import glob
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.tables import Table
+from vlmill.schemas.tables import REJECTS, Table
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
@@ -121,3 +122,11 @@ def read_table(
     names = spec.schema.names if columns is None else list(columns)
     schema = pa.schema([spec.schema.field(name) for name in names])
     return pa.Table.from_batches([b.cast(schema) for b in batches], schema=schema)
+
+
+def reject_counts(folder: str | Path) -> Counter[str]:
+    """Counts the reasons of a finished output's rejects."""
+    counts: Counter[str] = Counter()
+    for batch in iter_batches(folder, REJECTS, columns=["reason"], batch_rows=65_536):
+        counts.update(batch.column(0).to_pylist())
+    return counts

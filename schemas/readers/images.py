@@ -90,6 +90,11 @@ class ImageReader:
         """Returns row numbers of pictures, ``row_index.ABSENT`` for those without a row."""
         return self._ids.find(image_ids)
 
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids."""
+        return self._ids
+
     def group_starts(self) -> Numbers:
         """The first row of each row group: rows of one group lie together in the file."""
         return self._starts[:-1]

@@ -114,6 +114,11 @@ class RegionReader:
         """Returns row numbers of pictures, :data:`ABSENT` for those that have none."""
         return self._ids.find(image_ids)
 
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids."""
+        return self._ids
+
     def box_counts(self) -> npt.NDArray[np.int32]:
         """Returns R of each row from the index: no row is read."""
         return self._ids.counts("num_boxes")

@@ -162,7 +162,9 @@ def _device(name: str) -> torch.device:
 def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
     """What is ranked, and the pairs that are not, with reasons; ``faults`` are the pictures'."""
     candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
-    check_candidates(candidates, rejects, opened.options.fold_images)
+    ids = [pair.image_id for pair in opened.read.pairs if pair.image_id is not None]
+    samples = opened.pictures.join.samples(ids)
+    check_candidates(candidates, rejects, opened.options.fold_images, samples)
     return candidates, rejects
 
 
