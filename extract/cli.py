@@ -12,6 +12,7 @@ from vlmill.extract.flags import (
     add_sizes,
     config_of,
     count,
+    detector_inputs,
     detector_on,
     limits_of,
     warn_of_random_weights,
@@ -177,6 +178,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.pictures.given_boxes import read_boxes
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
     from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.inputs import inputs_of_run
     from vlmill.extract.run.job import Job, run
 
     config = config_of(arguments)
@@ -189,7 +191,17 @@ def command_run(arguments: argparse.Namespace) -> int:
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]
     detector = detector_on(arguments, names[0])
-    job = Job(plan=plan, output=arguments.output, detector=detector, config=config, given=given)
+    job = Job(
+        plan=plan,
+        output=arguments.output,
+        detector=detector,
+        config=config,
+        given=given,
+        inputs=[
+            *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
+            *detector_inputs(arguments),
+        ],
+    )
     opener = functools.partial(detector_on, arguments)
     crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
     regions, rejects = run(job, fresh=arguments.fresh, crew=crew)

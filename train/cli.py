@@ -12,6 +12,7 @@ from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
+from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
 
 PRETRAIN_HELP = """\
@@ -60,6 +61,8 @@ def _main(argv: Sequence[str]) -> int:
         return _pretrain(args, [*args.words, *extras])
     if args.command == "recipes":
         return _recipes(args)
+    if args.command == "show":
+        return run_show(args)
     return run_evaluate(args)
 
 
@@ -74,6 +77,7 @@ def _parser() -> Parser:
     add_evaluate_arguments(evaluate)
     convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
     add_convert_arguments(convert)
+    add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     recipes.add_argument("action", nargs="?", choices=("list", "show"), default="list")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")

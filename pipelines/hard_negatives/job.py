@@ -19,6 +19,7 @@ from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_in
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches
@@ -122,6 +123,7 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     output = Path(args.output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = [table_input("--pairs", args.pairs, PAIRS)]
         ranges = ranges_of(len(pairs.pair_ids), args.pairs_per_shard)
         names = [shard_name(NEGATIVES, k, len(ranges)) for k, _, _ in ranges]
         missing = [r for r, n in zip(ranges, names, strict=True) if not (output / n).exists()]
@@ -133,7 +135,7 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
                 _ = pipeline | "Ranges" >> beam.Create(missing) | "Search" >> beam.ParDo(step)
         rejects = write_shard(output, REJECTS, pairs.rejects, producer={"job": JOB, **settings})
         shards = [describe_shard(output / name, NEGATIVES.name) for name in names]
-        write_manifest(output, [*shards, rejects], job=JOB, settings=settings)
+        write_manifest(output, [*shards, rejects], job=JOB, settings=settings, inputs=inputs)
     done = "finished before" if state is State.FINISHED else "done"
     print(
         f"{done}: negatives of {len(pairs.pair_ids)} pairs, {len(pairs.rejects)} rejects: {output}"

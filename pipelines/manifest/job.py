@@ -22,6 +22,8 @@ from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import file_input, path_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import Shard
@@ -125,11 +127,12 @@ def run_own(args: argparse.Namespace) -> int:
     job = own_job(args)
     state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = inputs_of_job(job)
         shards = make_parts(job)
         funnel = funnel_of(job)
         write_json(job.output / "funnel.json", funnel)
         write_report(job.output, funnel, job.settings())
-        write_manifest(job.output, shards, job=JOB, settings=job.settings())
+        write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
@@ -140,6 +143,12 @@ def run_own(args: argparse.Namespace) -> int:
     if job.rows and not counts[PAIRS.name]:
         print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
     return 0
+
+
+def inputs_of_job(job: OwnJob) -> list[Input]:
+    """Records the file of captions and the folder of pictures."""
+    pictures = () if job.image_root is None else (path_input("--image-root", job.image_root),)
+    return [file_input("--input", job.table.path), *pictures]
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:

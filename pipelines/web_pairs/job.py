@@ -49,6 +49,8 @@ from vlmill.pipelines.web_pairs.tables import (
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import path_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import Shard
@@ -156,8 +158,9 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     output = Path(args.output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = [path_input("--warc", args.warc)]
         mine(options, [path for path, _ in archives], rules, output, args.shards)
-        finish(output, settings)
+        finish(output, settings, inputs)
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     done = "finished before" if state is State.FINISHED else "done"
@@ -182,13 +185,13 @@ def mine(
         write(p, pairs, tee, str(output), shards, rules)
 
 
-def finish(output: Path, settings: dict[str, Any]) -> None:
+def finish(output: Path, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Writes funnel, report and, last, the manifest."""
     tallies, shards = take_results(output)
     funnel = build_funnel(tallies)
     write_json(output / "funnel.json", funnel)
     write_report(output, funnel, settings)
-    write_manifest(output, shards, job=JOB, settings=settings)
+    write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     results_path(output).unlink()
 
 

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import Shard
 from vlmill.train.checkpoints.files import (
@@ -23,14 +24,14 @@ from vlmill.train.checkpoints.files import (
     read_record,
     remove_partial,
     save_checkpoint,
-    saved_steps,
-    step_folder,
 )
+from vlmill.train.checkpoints.folders import saved_steps, step_folder
 from vlmill.train.checkpoints.state import training_state, whole_weights
 from vlmill.train.devices.gather import whole
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Sources
+from vlmill.train.run.lineage import detector_record, run_inputs
 from vlmill.train.run.loop import StageRun
 
 JOB = "train-vl pretrain"
@@ -52,8 +53,12 @@ class Saving:
     ) -> None:
         self.output, self.recipe, self.sources = output, recipe, sources
         self.tokenizer, self.stages, self.accelerator = tokenizer, stages, accelerator
+        self.inputs: list[Input] = []
+        self.detector: dict[str, Any] | None = None
         if accelerator.is_main_process:
             remove_partial(output)
+            self.inputs = run_inputs(recipe, sources)
+            self.detector = None if sources.regions is None else detector_record(sources.regions)
         accelerator.wait_for_everyone()
         self.saved = saved_steps(output)
         records = {step: read_record(folder) for step, folder in self.saved.items()}
@@ -107,6 +112,8 @@ class Saving:
             tokenizer=self.tokenizer,
             detector_fingerprint=self.sources.fingerprint,
             feeding=run.stage.feeding,
+            detector=self.detector,
+            inputs=self.inputs,
             training=TrainingRecord(
                 recipe=self.recipe.name,
                 stage=run.stage.name,
@@ -133,7 +140,7 @@ class Saving:
         publish(self.output, chosen)
         for name in (PREPARED, HELD_OUT):
             shutil.rmtree(self.output / name, ignore_errors=True)
-        write_manifest(self.output, [rejects], job=JOB, settings=settings)
+        write_manifest(self.output, [rejects], job=JOB, settings=settings, inputs=self.inputs)
         rejected = f"; {rejects.rows} rejected" if rejects.rows else ""
         which = "" if best is None else f" (best of the validated ones, {self.losses[best]:.4f})"
         return (
