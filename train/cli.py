@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.train.convert.command import add_convert_arguments, run_convert
@@ -22,6 +23,7 @@ example:
   train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
       --output runs/small steps=600 optimizer.lr=1e-3
 
+The same with --dry-run tells what it would cost, and writes nothing.
 A table is a folder, a file or a glob. The same command on the same --output continues a run that
 was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
 step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
@@ -108,6 +110,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
+    add_cost_arguments(parser)
 
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
@@ -127,7 +130,11 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         vocab=args.vocab,
     )
     try:
-        said = pretrain(recipe, inputs, args.output, fresh=args.fresh)
+        if args.dry_run:
+            from vlmill.train.run.dry_run import estimate_run
+
+            return print_estimate(estimate_run(recipe, inputs), args.output)
+        said = pretrain(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
         if said:  # by the first of several processes
             print(said)
     except NonFiniteLoss as error:

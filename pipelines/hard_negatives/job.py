@@ -15,8 +15,10 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
+from vlmill.pipelines.hard_negatives.cost import estimate_of, measure
 from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import table_input
@@ -113,6 +115,10 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     pairs = Pairs(args.pairs)
     if not pairs.pair_ids:
         raise InputError(f"--pairs {args.pairs}: the table is empty; give one with pairs")
+    output = Path(args.output)
+    if args.dry_run:
+        rate = measure(pairs.pair_ids, pairs.image_ids, pairs.texts, rules)
+        return print_estimate(estimate_of(len(pairs.pair_ids), rules.top, rate), output)
     settings = {
         "top": rules.top,
         "below": str(rules.below),
@@ -120,7 +126,6 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         "pairs_per_shard": args.pairs_per_shard,
         "pairs_sha256": pairs.digest(),
     }
-    output = Path(args.output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
         inputs = [table_input("--pairs", args.pairs, PAIRS)]

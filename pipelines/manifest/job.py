@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmill.pipelines.manifest.cost import estimate_of, measure
 from vlmill.pipelines.manifest.own import JOB, OwnJob, funnel_of, make_parts
 from vlmill.pipelines.manifest.report import write_report
 from vlmill.pipelines.manifest.rows import (
@@ -19,6 +20,7 @@ from vlmill.pipelines.manifest.rows import (
     table_file,
 )
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.cost import add_dry_run, print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
@@ -120,11 +122,14 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
+    add_dry_run(p)
 
 
 def run_own(args: argparse.Namespace) -> int:
     """``manifest own``: measure the file, write its parts, then funnel, report and manifest."""
     job = own_job(args)
+    if args.dry_run:
+        return print_estimate(estimate_of(job.rows, *measure(job)), job.output)
     state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
     if state is not State.FINISHED:
         inputs = inputs_of_job(job)

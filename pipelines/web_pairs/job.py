@@ -18,6 +18,7 @@ from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.counting.steps import KEPT, REJECTS, TALLIES
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.steps_pages import (
     PAGE_RECORDS,
@@ -47,6 +48,7 @@ from vlmill.pipelines.web_pairs.tables import (
     results_path,
     take_results,
 )
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import path_input
@@ -156,6 +158,8 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         **rules.as_settings(),
     }
     output = Path(args.output)
+    if args.dry_run:
+        return print_estimate(estimate_of(archives, measure(archives, rules)), output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
         inputs = [path_input("--warc", args.warc)]

@@ -4,6 +4,7 @@ Each job estimates by a pure function; here are what it gives, how a rate is mea
 items, the table that ``--dry-run`` prints, and the refusal of a disk that is too small.
 """
 
+import argparse
 import os
 import shutil
 import time
@@ -36,16 +37,41 @@ class Estimate:
     """A run's cost. Bytes are of --output.
 
     ``least_bytes`` is what the run writes in any case: a disk without that room is refused.
-    ``most_bytes`` is what it may write; None where only the run itself can tell. ``note`` says what
-    the figures leave out.
+    ``most_bytes`` is what it may write, ``about_bytes`` what it will if all is like the first
+    items; None where only the run itself can tell. ``note`` says what the figures leave out.
     """
 
     inputs: Mapping[str, str]  # flag or name -> how much there is
     least_bytes: int = 0
     most_bytes: int | None = None
+    about_bytes: int | None = None
     seconds: float | None = None
     rate: Rate | None = None
     note: str = ""
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--dry-run``."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print inputs, output bytes, hours at the rate of the first items (measured for some "
+        "seconds) and free space; write nothing",
+    )
+
+
+def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--dry-run``, and ``--force`` against the refusal of :func:`require_room`."""
+    add_dry_run(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="run even if the disk is too small for the output"
+    )
+
+
+def print_estimate(estimate: Estimate, output: str | Path) -> int:
+    """Prints the table of a dry run; returns the exit status, 0."""
+    print("\n".join(estimate_lines(estimate, free_bytes(output))))
+    return 0
 
 
 def size_words(count: int) -> str:
@@ -85,6 +111,8 @@ def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
 
 def _output_words(estimate: Estimate) -> str:
     least, most = estimate.least_bytes, estimate.most_bytes
+    if estimate.about_bytes is not None:
+        return f"about {size_words(estimate.about_bytes)}, if all is like the first items"
     if most is None:
         return f"at least {size_words(least)}" if least else "unknown until it is made"
     if least == most:
