@@ -78,4 +78,4 @@ def measure(job: Job, crew: Crew) -> Rate:
     first = [picture for picture, _ in zip(readable, range(most), strict=False)]
     with engine_of(crew, job.detector, job.config, job.given) as engine:
         part = Part(index=0, total=1, pictures=first)
-        return measured_rate(results_of(engine, job, [part]), "picture")
+        return measured_rate(results_of(engine, job, [part]), "pictures")

@@ -21,7 +21,7 @@ def measure(
     """The rate of one process on the first captions, searched among these alone."""
     count = min(len(pair_ids), SAMPLE_CAPTIONS)
     index = build_index(pair_ids[:count], image_ids[:count], texts[:count], rules)
-    return measured_rate(search(index, 0, count, rules), "caption")
+    return measured_rate(search(index, 0, count, rules), "captions")
 
 
 def estimate_of(num_pairs: int, top: int, rate: Rate) -> Estimate:

@@ -40,7 +40,7 @@ def measure(job: OwnJob) -> tuple[Rate, int]:
     """The rate of the first rows, and the bytes of their texts and pictures."""
     first = FirstRows(job)
     with ThreadPoolExecutor(job.workers) as pool:
-        rate = measured_rate(first.chunks(pool), "row", weight=float)
+        rate = measured_rate(first.chunks(pool), "rows", weight=float)
     return rate, first.bytes
 
 

@@ -97,8 +97,8 @@ def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
     if estimate.rate is not None and estimate.rate.seconds > 0:
         rate = estimate.rate
         hours += (
-            f", at {rate.items / rate.seconds:.3g} {rate.unit}s/s "
-            f"(measured on {rate.items:g} in {rate.seconds:.1f} s)"
+            f", at {rate.items / rate.seconds:.3g} {rate.unit}/s "
+            f"(measured on {rate.items:.4g} in {rate.seconds:.1f} s)"
         )
     facts.append(("time", hours))
     free = "unknown" if free_bytes is None else size_words(free_bytes)

@@ -75,4 +75,4 @@ def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) ->
         with suppress(Stopped):  # at its limit
             run_stage(run, runner.batches.of_training(run, 0), training, events, done=0)
     start = 1 if len(times) > 2 else 0
-    return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit="step")
+    return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit="steps")
