@@ -142,8 +142,16 @@ def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
         job = "" if entry.job is None else f", by {entry.job}"
         detail = f" ({node.detail})" if node.detail else ""
         again = "; its inputs stand above" if node.again else ""
-        yield f"{'  ' * depth}{entry.flag} {node.path}{rows}{job}: {node.state}{detail}{again}"
+        yield f"{'  ' * depth}{entry.flag} {_short(node.path)}{rows}{job}: {node.state}{detail}{again}"
         yield from lines_of(node.inputs, depth + 1)
+
+
+def _short(path: str) -> str:
+    """A path below the working directory is relative to it."""
+    if is_remote(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative
 
 
 def mismatches(nodes: Sequence[Node]) -> int:

@@ -43,6 +43,6 @@ def run_show(args: argparse.Namespace) -> int:
     print("\n".join(f"  {line}" for line in lines_of(nodes)) or "  no input is recorded")
     wrong = mismatches(nodes)
     if nodes:
-        verdict = f"{wrong} inputs are changed or missing" if wrong else "every input still matches"
+        verdict = f"changed or missing: {wrong}" if wrong else "every input still matches"
         print(f"{args.folder}: {verdict}")
     return int(bool(wrong))

@@ -128,7 +128,7 @@ def test_lineage_tells_what_changed(
     tables.write_pairs([("a", "one caption")])
     assert main(["show", str(run), "--lineage"]) == 1
     said = capsys.readouterr().out
-    assert "rows 12 then, 1 now" in said and "1 inputs are changed or missing" in said
+    assert "rows 12 then, 1 now" in said and "changed or missing: 1" in said
     assert main(["show", str(step_folder(run, 4)), "--lineage"]) == 1
 
 
