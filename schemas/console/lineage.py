@@ -142,7 +142,8 @@ def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
         job = "" if entry.job is None else f", by {entry.job}"
         detail = f" ({node.detail})" if node.detail else ""
         again = "; its inputs stand above" if node.again else ""
-        yield f"{'  ' * depth}{entry.flag} {_short(node.path)}{rows}{job}: {node.state}{detail}{again}"
+        what = f"{'  ' * depth}{entry.flag} {_short(node.path)}{rows}{job}"
+        yield f"{what}: {node.state}{detail}{again}"
         yield from lines_of(node.inputs, depth + 1)
 
 
