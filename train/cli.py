@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -13,6 +14,7 @@ from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
+from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
 
 PRETRAIN_HELP = """\
@@ -22,6 +24,7 @@ example:
   train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
       --output runs/small steps=600 optimizer.lr=1e-3
 
+The same with --dry-run tells what it would cost, and writes nothing.
 A table is a folder, a file or a glob. The same command on the same --output continues a run that
 was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
 step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
@@ -71,6 +74,8 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return _pretrain(args, [*args.words, *extras])
     if args.command == "recipes":
         return _recipes(args)
+    if args.command == "show":
+        return run_show(args)
     return run_evaluate(args)
 
 
@@ -85,6 +90,7 @@ def _parser() -> Parser:
     add_evaluate_arguments(evaluate)
     convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
     add_convert_arguments(convert)
+    add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     recipes.add_argument("action", nargs="?", choices=("list", "show"), default="list")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")
@@ -115,6 +121,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
+    add_cost_arguments(parser)
 
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
@@ -134,7 +141,11 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         vocab=args.vocab,
     )
     try:
-        said = pretrain(recipe, inputs, args.output, fresh=args.fresh)
+        if args.dry_run:
+            from vlmill.train.run.dry_run import estimate_run
+
+            return print_estimate(estimate_run(recipe, inputs), args.output)
+        said = pretrain(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
         if said:  # by the first of several processes
             print(said)
     except NonFiniteLoss as error:

@@ -152,11 +152,19 @@ def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) 
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
+def is_table(argument: str) -> bool:
+    """Whether an argument is a table of images alone: its folder, or its files."""
+    path = Path(argument)
+    if path.is_dir():
+        return any(path.glob("images-*.parquet"))
+    return argument.endswith(".parquet")
+
+
 def pictures_of(argument: str) -> Iterator[Picture]:
     """The pictures of one argument."""
     path = Path(argument)
     if path.is_dir():
-        if any(path.glob("images-*.parquet")):
+        if is_table(argument):
             yield from rows_of(find_shards(path, IMAGES, "INPUT"))
         else:
             for name in walk(path):

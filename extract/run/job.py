@@ -20,6 +20,7 @@ from vlmill.extract.run.batches import Extracted
 from vlmill.extract.run.devices import Crew, Engine, Window, engine_of, windows_of
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard, shard_name
@@ -52,6 +53,7 @@ class Job:
     detector: Detector
     config: ExtractConfig
     given: GivenBoxes | None = None
+    inputs: Sequence[Input] = ()  # for the manifest: what the plan and the detector were made of
 
     @property
     def num_shards(self) -> int:
@@ -133,7 +135,7 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
         for index in range(job.num_shards)
         for shard in finished.get(index) or written[index].shards
     ]
-    write_manifest(job.output, shards, job=JOB, settings=settings)
+    write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     return count_rows(shards)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.files.lock import locked
 
 
@@ -31,6 +32,7 @@ def parser() -> Parser:
     p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
+    add_dry_run(p)
     return p
 
 

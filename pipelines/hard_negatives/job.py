@@ -16,11 +16,14 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
+from vlmill.pipelines.hard_negatives.cost import estimate_of, measure
 from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches
@@ -120,6 +123,10 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             f"--pairs {args.pairs}: the table is empty, or of texts without pictures alone; give "
             "one with pairs"
         )
+    output = Path(args.output)
+    if args.dry_run:
+        rate = measure(pairs.pair_ids, pairs.image_ids, pairs.texts, rules)
+        return print_estimate(estimate_of(len(pairs.pair_ids), rules.top, rate), output)
     settings = {
         "top": rules.top,
         "below": str(rules.below),
@@ -127,9 +134,9 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         "pairs_per_shard": args.pairs_per_shard,
         "pairs_sha256": pairs.digest(),
     }
-    output = Path(args.output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = [table_input("--pairs", args.pairs, PAIRS)]
         ranges = ranges_of(len(pairs.pair_ids), args.pairs_per_shard)
         names = [shard_name(NEGATIVES, k, len(ranges)) for k, _, _ in ranges]
         missing = [r for r, n in zip(ranges, names, strict=True) if not (output / n).exists()]
@@ -141,7 +148,7 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
                 _ = pipeline | "Ranges" >> beam.Create(missing) | "Search" >> beam.ParDo(step)
         rejects = write_shard(output, REJECTS, pairs.rejects, producer={"job": JOB, **settings})
         shards = [describe_shard(output / name, NEGATIVES.name) for name in names]
-        write_manifest(output, [*shards, rejects], job=JOB, settings=settings)
+        write_manifest(output, [*shards, rejects], job=JOB, settings=settings, inputs=inputs)
     done = "finished before" if state is State.FINISHED else "done"
     say_how_to_read(output, NEGATIVES.name)
     rejected = rejects_said(Counter(str(row["reason"]) for row in pairs.rejects))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmill.pipelines.manifest.cost import estimate_of, measure
 from vlmill.pipelines.manifest.own import JOB, OwnJob, funnel_of, make_parts
 from vlmill.pipelines.manifest.report import write_report
 from vlmill.pipelines.manifest.rows import (
@@ -20,9 +21,12 @@ from vlmill.pipelines.manifest.rows import (
     table_file,
 )
 from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.console.cost import add_dry_run, print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import file_input, path_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
@@ -130,18 +134,22 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
+    add_dry_run(p)
 
 
 def run_own(args: argparse.Namespace) -> int:
     """``manifest own``: measure the file, write its parts, then funnel, report and manifest."""
     job = own_job(args)
+    if args.dry_run:
+        return print_estimate(estimate_of(job.rows, *measure(job)), job.output)
     state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = inputs_of_job(job)
         shards = make_parts(job)
         funnel = funnel_of(job)
         write_json(job.output / "funnel.json", funnel)
         write_report(job.output, funnel, job.settings())
-        write_manifest(job.output, shards, job=JOB, settings=job.settings())
+        write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
@@ -178,6 +186,12 @@ def said_of_splits(column: str, splits: Mapping[str | None, int]) -> str:
             counts = ", ".join(f"{name or 'no split'} {splits[name]}" for name in names)
             parts.append(f"{counts} {said}")
     return f"splits (column {column}): {'; '.join(parts) or 'none'}"
+
+
+def inputs_of_job(job: OwnJob) -> list[Input]:
+    """Records the file of captions and the folder of pictures."""
+    pictures = () if job.image_root is None else (path_input("--image-root", job.image_root),)
+    return [file_input("--input", job.table.path), *pictures]
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:

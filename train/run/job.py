@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.cost import require_room
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
@@ -19,7 +21,8 @@ from vlmill.schemas.files.shards import Shard, ShardWriter
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.checkpoints.files import CHECKPOINTS, PUBLISHED, saved_steps
+from vlmill.train.checkpoints.files import PUBLISHED
+from vlmill.train.checkpoints.folders import CHECKPOINTS, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
 from vlmill.train.loading.store.prepare import (
@@ -34,6 +37,7 @@ from vlmill.train.loading.store.splits import Rows, SplitPlan, drawn_below, said
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
+from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.log import CURVES
 from vlmill.train.run.loop import StageRun, Stopped
@@ -47,50 +51,68 @@ from vlmill.train.run.sizes import model_config
 RECIPE = "recipe.yaml"
 
 
-def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False) -> str:
+def pretrain(
+    recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False, force: bool = False
+) -> str:
     """Run ``recipe``, or what is left of it, and return a sentence on what ``output`` holds now.
 
     Under a launcher (torchrun, accelerate launch) every process calls this; the first one prepares
     and writes. Memory is bounded by the batch, some 40 bytes for each pair, and the regions' index.
-    Raises InputError for inputs that do not fit together or an output that holds another run.
+    Raises InputError for inputs that do not fit together, an output that holds another run, and a
+    disk that is too small for the checkpoints unless ``force`` is set.
     """
     accelerator = make_accelerator(recipe)
     if accelerator.is_main_process:
         say_what_is_missing(recipe, inputs)
     sources = open_sources(inputs, recipe)
-    changes = allowed_changes(recipe, sources.init)
+    allowed_changes(recipe, sources.init)  # refused before anything is written
     settings = settings_of(recipe, sources)
     prepared: list[Any] = [None]
     if accelerator.is_main_process:
-        prepared = [_prepare(recipe, sources, output, settings, fresh=fresh)]
+        prepared = [prepare(recipe, sources, output, settings, fresh=fresh)]
     prepared = broadcast_object_list(prepared)
     if prepared[0] is None:
         return f"{output} holds this run, finished at step {max(saved_steps(output))}"
     rejects, counts, text = prepared[0]
-    tokenizer = Tokenizer.from_str(text)
-    table = SampleTable(output / PREPARED)
-    config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
-    recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, table, sources.splits)
-    runner = Runner(recipe, sources, output, tokenizer, stages, accelerator)
+    runner = open_runner(recipe, sources, output, text, accelerator)
     if accelerator.is_main_process:
-        write_text(output / RECIPE, to_yaml(recipe))
+        require_room(checkpoints_bytes(runner), output, force=force)
+        write_text(output / RECIPE, to_yaml(runner.recipe))
     try:
         runner.train()
     except Stopped:
         return f"{output}: stopped at step {runner.done}, saved; the same command continues"
     said = ""
     if accelerator.is_main_process:
-        write_report(output, recipe, table, tokenizer, counts)
+        table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(text)
+        write_report(output, runner.recipe, table, tokenizer, counts)
         said = runner.saving.finish(rejects, settings, counts)
     accelerator.wait_for_everyone()
     return said
 
 
-def _prepare(
+def open_runner(
+    recipe: Recipe, sources: Sources, output: Path, tokenizer: str, accelerator: Accelerator
+) -> Runner:
+    """The run on the samples that :func:`prepare` has left, its model sized by the data.
+
+    ``tokenizer`` is its JSON.
+    """
+    words = Tokenizer.from_str(tokenizer)
+    changes = allowed_changes(recipe, sources.init)
+    config = replaced(model_config(recipe, words, sources), changes.items(), "model")
+    recipe = dataclasses.replace(recipe, model=config)
+    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits)
+    return Runner(recipe, sources, output, words, stages, accelerator)
+
+
+def prepare(
     recipe: Recipe, sources: Sources, output: Path, settings: dict[str, Any], *, fresh: bool
 ) -> tuple[Shard, Counter[str], str] | None:
-    """The samples, ready to be read; None if the run has finished before."""
+    """Makes the samples ready to be read: their rejects, counts and the tokenizer's JSON.
+
+    None if the run has finished before.
+    """
     if fresh:
         _remove_run(output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=fresh)

@@ -99,7 +99,7 @@ class Runner:
 
     def _train_stage(self, run: StageRun, log: Log, progress: Progress, stop: StopRequest) -> None:
         done = self.done - run.offset
-        training = self._build_training(run)
+        training = self.build_training(run)
         torch.manual_seed(self.recipe.seed + run.number + (self.accelerator.process_index << 16))
         if done:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
@@ -119,18 +119,18 @@ class Runner:
         events = Events(
             log=log,
             progress=progress,
-            throughput=self._throughput(run),
+            throughput=self.throughput(run),
             log_every=self.recipe.log_every,
             save=save,
             save_every=self.recipe.save_every,
-            after_step=self._after_step,
+            after_step=self.after_step,
             validate=validate,
             validate_every=self.recipe.validate_every if held_out else 0,
             stopping=stop.came,
         )
         run_stage(run, self.batches.of_training(run, done), training, events, done=done)
 
-    def _build_training(self, run: StageRun) -> Training:
+    def build_training(self, run: StageRun) -> Training:
         """The model wrapped for the devices, with the stage's optimiser."""
         tokenizer, accelerator = self.sources.picture_tokenizer, self.accelerator
         tokens = None if tokenizer is None else tokenizer.reader(accelerator.device)
@@ -155,7 +155,7 @@ class Runner:
             seed=self.recipe.seed,
         )
 
-    def _throughput(self, run: StageRun) -> Throughput:
+    def throughput(self, run: StageRun) -> Throughput:
         """A step's products are counted on the copy of the model that has no values."""
         tokenizer = self.sources.picture_tokenizer
         tokens = None if tokenizer is None else partial(blank_tokens, stride=tokenizer.stride)
@@ -172,7 +172,8 @@ class Runner:
             parameter.requires_grad_(trained)
         return PretrainingStep(model, run.stage.objectives, picture_tokens)
 
-    def _after_step(self) -> None:
+    def after_step(self) -> None:
+        """Take the weights of a step into the average, where there is one."""
         if self.average is not None:
             self.average.update(self.model)
 

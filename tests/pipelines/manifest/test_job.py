@@ -16,8 +16,9 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own import Ledger, OwnJob, clean_text
 from vlmill.pipelines.manifest.rows import places_of, read_rows, table_file
+from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import MANIFEST, verify_folder
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import image_id_of, pair_id_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
@@ -341,3 +342,21 @@ def contents_of(folder: Path) -> dict[str, bytes]:
         "tsv": ROWS.replace(",", "\t").encode(),
         "parquet": (folder / "p").read_bytes(),
     }
+
+
+def test_a_dry_run_measures_and_writes_nothing(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "captions.csv"
+    table.write_text("text,image\n" + "a kite,1.jpg\n" * 2)
+    out = tmp_path / "out"
+    columns = ["--text-column", "text", "--image-column", "image", "--image-root", str(photos)]
+    words = ["own", "--input", str(table), *columns, "--output", str(out)]
+    assert main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    expected = (photos / "1.jpg").stat().st_size + len("a kite")  # the repetition is a reject
+    assert f"about {size_words(expected)}, if" in said and "--input 2 rows" in said
+    assert not out.exists()
+    assert main(words) == 0
+    flags = [(entry.flag, entry.rule) for entry in read_manifest(out)["inputs"]]
+    assert flags == [("--input", "content"), ("--image-root", "listing")]

@@ -12,11 +12,14 @@ import torch
 from vlmill.schemas.console.report import write_page
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import table_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
-from vlmill.schemas.tables import REJECTS
+from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
+from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import notes_on_ties, notes_on_training, overlap_of
 from vlmill.train.tasks.retrieval.found import found_images, found_texts, neighbours_json
@@ -142,7 +145,18 @@ def _write(
         notice=" ".join(opened.notes),
     )
     write_json(folder / METRICS, metrics)
-    write_manifest(folder, [shard], job=JOB, settings=settings)
+    write_manifest(folder, [shard], job=JOB, settings=settings, inputs=inputs_of(opened))
+
+
+def inputs_of(opened: Opened) -> list[Input]:
+    """Records what an evaluation has read, for its manifest."""
+    options = opened.options
+    tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))
+    return [
+        checkpoint_input("--checkpoint", opened.loaded.path),
+        table_input("--pairs", options.pairs, PAIRS),
+        *(table_input(flag, path, table) for flag, path, table in tables if path is not None),
+    ]
 
 
 def _print_summary(
