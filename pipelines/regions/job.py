@@ -91,7 +91,8 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         output=args.output,
         detector=detector_of(args),
         config=config,
-        inputs=[table_input("--images", args.images, IMAGES), *detector_inputs(args)],
+        # Named as by `extract-rois run`: both write the same bytes.
+        inputs=[table_input("INPUT", args.images, IMAGES), *detector_inputs(args)],
     )
     settings = job.settings()
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)

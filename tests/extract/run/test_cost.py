@@ -14,6 +14,7 @@ from vlmill.extract.run.cost import estimate_of, measure, output_bytes, row_byte
 from vlmill.extract.run.devices import Crew
 from vlmill.extract.run.job import Job, run
 from vlmill.schemas.console import cost
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.readers.regions import region_arrays
 
@@ -87,7 +88,7 @@ def test_a_disk_that_is_too_small_is_refused(
 ) -> None:
     monkeypatch.setattr(cost, "free_bytes", lambda _: 1000)
     words = ["run", str(shared_pictures / "0.jpg"), "--output", str(tmp_path / "out"), *ARCH]
-    with pytest.raises(cost.InputError, match="--force"):
+    with pytest.raises(InputError, match="--force"):
         cli.command(words)
     assert not (tmp_path / "out").exists()
     assert cli.command([*words, "--force"]) == 0

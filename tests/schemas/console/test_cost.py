@@ -1,12 +1,12 @@
 """Rates, the table of a dry run, and the refusal of a disk that is too small."""
 
+import shutil
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from vlmill.schemas.console import cost
 from vlmill.schemas.console.cost import (
     Estimate,
     Rate,
@@ -91,7 +91,7 @@ def test_the_table_says_all_that_is_known() -> None:
 def test_a_disk_that_is_too_small_is_refused_unless_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost.shutil, "disk_usage", lambda _: Usage(0, 0, 100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 100))
     folder = tmp_path / "not" / "made"
     require_room(100, folder, force=False)
     with pytest.raises(InputError, match=r"at least 101 bytes, 100 bytes are free there.*--force"):
