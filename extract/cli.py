@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS, ExtractConfig, InputLimits
+from vlmill.extract.config import IDS, PAGE, ExtractConfig, InputLimits
 from vlmill.extract.flags import (
     add_engine,
     add_sizes,
@@ -24,7 +24,9 @@ from vlmill.extract.formats.command import (
     command_export,
     command_import,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.files.lock import locked
+from vlmill.schemas.rejects import rejects_said
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
@@ -56,7 +58,10 @@ configuration. Other roundings move proposals by about 0.01 pixels, features by 
 the largest. A configuration that was misread shows as differences of another size, or as other
 proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
-  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html"""
+  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
+
+A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
+SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
 
 
 def parser() -> Parser:
@@ -112,7 +117,9 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "auto: content for files, name for members",
     )
     which.add_argument(
-        "--pairs", metavar="PAIRS", help="only the pictures that this table of pairs points to"
+        "--pairs",
+        metavar="PAIRS",
+        help="only the pictures that this table of pairs points to, under its ids (46.jpg for 46)",
     )
     which.add_argument(
         "--boxes",
@@ -161,8 +168,8 @@ def add_show(show: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="one .html file with the pictures inside, or a folder of PNGs",
     )
-    show.add_argument("--classes", metavar="FILE", help="names of the classes, one a line")
-    show.add_argument("--attributes", metavar="FILE", help="names of the attributes, one a line")
+    show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
+    show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
     show.add_argument(
         "--boxes", type=count, default=12, metavar="N", help="per picture (default: %(default)s)"
     )
@@ -178,6 +185,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
     from vlmill.extract.run.devices import Crew
     from vlmill.extract.run.job import Job, run
+    from vlmill.schemas.files.reading import reject_counts
 
     config = config_of(arguments)
     given = None if arguments.boxes is None else read_boxes(arguments.boxes)
@@ -194,9 +202,10 @@ def command_run(arguments: argparse.Namespace) -> int:
     crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
     regions, rejects = run(job, fresh=arguments.fresh, crew=crew)
     note = f" ({detector.weights})" if arguments.weights is None else ""
-    counts = f"{len(plan)} pictures, {regions} rows of regions, {rejects} rejects"
-    print(f"{arguments.output}: {counts}{note}")
-    return 0
+    say_how_to_read(arguments.output, "regions")
+    reasons = rejects_said(reject_counts(arguments.output))
+    print(f"{arguments.output}: {len(plan)} pictures, {regions} rows of regions, {reasons}{note}")
+    return 0 if regions or not rejects else 1
 
 
 def command_compare(arguments: argparse.Namespace) -> int:
@@ -238,7 +247,7 @@ def command_show(arguments: argparse.Namespace) -> int:
         classes=read_names(arguments.classes, "--classes"),
         attributes=read_names(arguments.attributes, "--attributes"),
     )
-    drawn = show(
+    drawn, said = show(
         arguments.regions,
         arguments.images,
         arguments.output,
@@ -246,8 +255,8 @@ def command_show(arguments: argparse.Namespace) -> int:
         max_boxes=arguments.boxes,
         max_pictures=arguments.pictures,
     )
-    print(f"{arguments.output}: {drawn} pictures drawn")
-    return 0
+    print(f"{arguments.output}: {said}")
+    return 0 if drawn else 1
 
 
 def command(argv: Sequence[str]) -> int:
@@ -261,7 +270,15 @@ def command(argv: Sequence[str]) -> int:
         "show": command_show,
         "compare": command_compare,
     }
-    return commands[arguments.command](arguments)
+    with locked(getattr(arguments, "output", None), beside=appears_whole(arguments)):
+        return commands[arguments.command](arguments)
+
+
+def appears_whole(arguments: argparse.Namespace) -> bool:
+    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    if arguments.command == "show":
+        return bool(arguments.output.suffix.lower() == PAGE)
+    return bool(arguments.command == "export")
 
 
 def main() -> int:

@@ -1,24 +1,29 @@
 """``extract-rois show``: boxes, classes and scores drawn on the pictures."""
 
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
-from vlmill.extract.config import InputLimits
+from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.plan import FILE, plan_pictures
+from vlmill.extract.pictures.named import id_alike, id_of_file
+from vlmill.extract.pictures.plan import FILE, Picture, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_bytes
+from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
-from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.readers.row_index import IdIndex
+from vlmill.schemas.rejects import Rejected, rejects_said
 
 MAX_SIDE_PX = 900
 # Paul Tol's "bright" scheme: told apart also by the colour-blind.
@@ -52,14 +57,57 @@ def name_of(names: Sequence[str], number: int, kind: str) -> str:
 
 
 def read_names(path: str | None, flag: str) -> list[str]:
-    """One name a line; of synonyms separated by commas, the first."""
+    """One name a line; of synonyms separated by commas, the first. Blank lines at the end do not
+    count.
+    """
     if path is None:
         return []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").rstrip().splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"{flag} {path}: {error}; give a text file of one name a line") from None
     return [line.split(",")[0].strip() for line in lines]
+
+
+def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:
+    """Raises InputError for another number of names than the detector has classes or attributes.
+
+    Of regions that another program has made the number is not known.
+    """
+    detector = producer.get("detector")
+    for flag, listed, size in (
+        ("--classes", names.classes, "num_classes"),
+        ("--attributes", names.attributes, "num_attributes"),
+    ):
+        number = detector.get(size) if isinstance(detector, dict) else None
+        if listed and isinstance(number, int) and len(listed) != number:
+            what = size.removeprefix("num_")
+            raise InputError(
+                f"{flag} has {len(listed)} names, the detector of REGIONS {number} {what}; give "
+                f"its own list of {what}, one a line, without background"
+            )
+
+
+@dataclass(kw_only=True)
+class Shown:
+    """What ``show`` has drawn of the ``num_rows`` of a table, and what it has left out."""
+
+    num_rows: int
+    num_drawn: int = 0
+    unnamed: list[str] = field(default_factory=list)  # pictures that no row is of
+    unread: Counter[str] = field(default_factory=Counter)  # reasons
+
+    def said(self, index: IdIndex) -> str:
+        """Returns a line with the counts; with ids of both sides where nothing was drawn."""
+        parts = [f"{self.num_drawn} of {self.num_rows} pictures drawn"]
+        if self.unnamed:
+            parts.append(f"{len(self.unnamed)} of --images have no row")
+        if self.unread:
+            parts.append(rejects_said(self.unread))
+        if self.unnamed and not self.num_drawn:
+            join = Join(index, asking="--images", holding="REGIONS")
+            parts.append(join.samples(self.unnamed))
+        return ", ".join(parts)
 
 
 def show(
@@ -70,13 +118,21 @@ def show(
     names: Vocabulary,
     max_boxes: int,
     max_pictures: int,
-) -> int:
-    """Draws up to ``max_pictures`` rows to one HTML file or a folder; returns how many."""
+) -> tuple[int, str]:
+    """Draws up to ``max_pictures`` rows to one HTML file or a folder.
+
+    Returns how many, and a line that says so. Raises InputError for names that are not the
+    detector's, and for a picture that may be two rows.
+    """
     reader = RegionReader(regions, flag="REGIONS")
-    drawn = islice(drawings(reader, images, names, max_boxes), max_pictures)
-    if output.suffix.lower() != ".html":
-        return sum(save(output, row, canvas) for row, canvas in drawn)
+    check_names(names, reader.producer)
+    shown = Shown(num_rows=len(reader))
+    drawn = islice(drawings(reader, images, names, max_boxes, shown), max_pictures)
+    if output.suffix.lower() != PAGE:
+        shown.num_drawn = sum(save(output, row, canvas) for row, canvas in drawn)
+        return shown.num_drawn, shown.said(reader.index)
     sections = [section(row, canvas) for row, canvas in drawn]
+    shown.num_drawn = len(sections)
     producer = reader.producer
     weights = str(producer.get("weights", "unknown"))
     notice = (
@@ -85,7 +141,7 @@ def show(
     detector = reader.detector_fingerprint or "unknown"
     subtitle = f"{len(sections)} of {len(reader)} pictures, detector {detector}"
     write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
-    return len(sections)
+    return shown.num_drawn, shown.said(reader.index)
 
 
 def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
@@ -111,32 +167,46 @@ def encoded(canvas: Image.Image, kind: str) -> bytes:
 
 
 def drawings(
-    reader: RegionReader, images: Sequence[str], names: Vocabulary, max_boxes: int
+    reader: RegionReader,
+    images: Sequence[str],
+    names: Vocabulary,
+    max_boxes: int,
+    shown: Shown,
 ) -> Iterator[tuple[RegionRow, Image.Image]]:
     """The rows whose pictures are among ``images``, in that order, with their drawings.
 
-    A file is the picture of the row with its name (without ending, and without the folders of an
-    id such as coco/000000132417), else of the row with its content's SHA-256.
+    A picture is that of the row with its id, or with another name of it; a file's name is its own,
+    else its content's SHA-256. ``shown`` counts the others.
     """
     limits = InputLimits()
     source = PictureReader(limits.max_bytes)
-    by_name = {image_id.rpartition("/")[2]: image_id for image_id in reader.image_ids}
-    shown: set[str] = set()
+    drawn: set[str] = set()
     for picture in plan_pictures(images):
-        named = by_name.get(Path(picture.path).stem) if picture.kind == FILE else picture.image_id
-        if named is not None and (named in shown or named not in reader):
+        named = row_named(reader.index, picture)
+        if named in drawn:
             continue
         try:
-            found, data = source.read(picture)
-            image_id = found if named is None else named
-            if image_id in shown or image_id not in reader:
+            own_id, data = source.read(picture)
+            image_id = own_id if named is None else named
+            if image_id not in reader:
+                shown.unnamed.append(picture.image_id or Path(picture.path).name)
+                continue
+            if image_id in drawn:
                 continue
             pixels = decode(data, limits)
-        except Rejected:
-            continue  # what cannot be read now cannot be drawn; run has counted it
-        shown.add(image_id)
+        except Rejected as why:
+            shown.unread[why.reason] += 1
+            continue
+        drawn.add(image_id)
         row = reader[image_id]
         yield row, draw(Image.fromarray(pixels[:, :, ::-1].copy()), row, names, max_boxes)
+
+
+def row_named(index: IdIndex, picture: Picture) -> str | None:
+    """The id of the row that a planned picture is named after; None if no name tells."""
+    if picture.kind == FILE:
+        return id_of_file(index, picture.path, "REGIONS")
+    return None if picture.image_id is None else id_alike(index, picture.image_id, "REGIONS")
 
 
 def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> Image.Image:

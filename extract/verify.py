@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.extract.formats.records import IMPORTED_BORDER_PX, outside
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.readers.regions import PER_BOX, RegionReader, RegionRow
@@ -27,15 +28,20 @@ def verify(folder: str | Path) -> list[str]:
         return problems
     try:
         reader = RegionReader(folder)
-        # Boxes that were given, or imported, are kept as they came, also over the border.
-        given = reader.producer.get("boxes") == "given"
-        width = whole_width(reader.producer)
+        border, width = border_of(reader.producer), whole_width(reader.producer)
         for row in reader:
-            found = row_problems(row, inside=not given, whole=width)
+            found = row_problems(row, border_px=border, whole=width)
             problems += [f"{folder}, {row.image_id}: {problem}" for problem in found]
     except (InputError, OSError, ValueError) as error:
         problems.append(str(error))
     return problems
+
+
+def border_of(producer: Mapping[str, Any]) -> float | None:
+    """How far boxes may leave their pictures; None: as far as they were given to the run."""
+    if "given" in producer:
+        return None
+    return IMPORTED_BORDER_PX if producer.get("boxes") == "given" else BORDER_TOLERANCE_PX
 
 
 def whole_width(producer: Mapping[str, Any]) -> int | None:
@@ -44,8 +50,11 @@ def whole_width(producer: Mapping[str, Any]) -> int | None:
     return None if networks is None else sum(int(network["width"]) for network in networks)
 
 
-def row_problems(row: RegionRow, *, inside: bool = True, whole: int | None = None) -> list[str]:
-    """What is wrong with one picture's regions; ``inside``: no box may leave the picture.
+def row_problems(
+    row: RegionRow, *, border_px: float | None = BORDER_TOLERANCE_PX, whole: int | None = None
+) -> list[str]:
+    """What is wrong with one picture's regions; ``border_px``: how far a box may leave it, None:
+    any number of pixels.
 
     ``whole``: the width that its global_feature must have.
     """
@@ -56,10 +65,9 @@ def row_problems(row: RegionRow, *, inside: bool = True, whole: int | None = Non
         if array is not None and len(array) != count:
             problems.append(f"{len(array)} {name} for {count} boxes")
     low, high = row.boxes[:, :2], row.boxes[:, 2:]
-    size = np.array([row.width, row.height]) + BORDER_TOLERANCE_PX
     if not (high >= low).all():
         problems.append("a box ends before it begins")
-    if inside and not ((low >= -BORDER_TOLERANCE_PX) & (high <= size)).all():
+    if border_px is not None and outside(row.boxes, row.width, row.height, border_px):
         problems.append(f"a box leaves the picture of {row.width} x {row.height}")
     found = 0 if row.global_feature is None else len(row.global_feature)
     if whole is not None and found != whole:

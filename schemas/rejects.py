@@ -4,6 +4,7 @@ The list of reasons is closed, so that reports and scripts can rely on it; free 
 ``detail``.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 MAX_KEY = 2_048
@@ -87,6 +88,22 @@ class Rejected(Exception):
 
     def __str__(self) -> str:
         return self.detail
+
+
+def reason_counts(counts: Mapping[str, int]) -> str:
+    """Returns how often each reason came, for a command's last line: "3 no_text, 1 duplicate".
+
+    The most frequent one first, what is no reason left out; empty without any.
+    """
+    known = [(count, reason.value) for reason in Reason if (count := counts.get(reason, 0))]
+    known.sort(key=lambda one: -one[0])
+    return ", ".join(f"{count} {reason}" for count, reason in known)
+
+
+def rejects_said(counts: Mapping[str, int]) -> str:
+    """Returns "4 rejects (3 no_text, 1 duplicate)", or "0 rejects"."""
+    total = sum(counts.get(reason, 0) for reason in Reason)
+    return f"{total} rejects ({reason_counts(counts)})" if total else "0 rejects"
 
 
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:

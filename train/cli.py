@@ -8,6 +8,7 @@ from pathlib import Path
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.lock import locked
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.describe import HEAD, describe
@@ -58,6 +59,12 @@ def _main(argv: Sequence[str]) -> int:
     takes_words = args.command in ("pretrain", "convert")
     if stray := [word for word in extras if word.startswith("-") or not takes_words]:
         parser.error(f"unrecognized argument {stray[0]}")
+    # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
+    with locked(getattr(args, "output", None), beside=args.command == "convert"):
+        return _run(args, extras)
+
+
+def _run(args: argparse.Namespace, extras: list[str]) -> int:
     if args.command == "convert":
         return run_convert(args, [*args.words, *extras])
     if args.command == "pretrain":

@@ -39,6 +39,8 @@ COLUMNS = {
     "attrs_conf": "attribute_scores",
 }
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
+# Others count whole pixels, or round: a box may end one beyond the border.
+IMPORTED_BORDER_PX = 1.0
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
 
@@ -138,10 +140,14 @@ def row_of(fields: Mapping[str, Any]) -> RegionRow:
     for name in ("features", "cls_prob", "objects_conf", "attrs_conf"):
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
+    width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
+    height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
+    if outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX):
+        raise BadRecord(f"a box leaves the picture of {width} x {height}", Reason.BAD_BOXES)
     return RegionRow(
         image_id=str(fields["image_id"]),
-        width=whole_number("image_w", fields["image_w"], 1, 2**31 - 1),
-        height=whole_number("image_h", fields["image_h"], 1, 2**31 - 1),
+        width=width,
+        height=height,
         **{COLUMNS[name]: array for name, array in with_classes(arrays).items()},
     )
 
@@ -169,6 +175,12 @@ def check_boxes(boxes: Array) -> None:
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadRecord("a box ends before it begins")
+
+
+def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
+    """Whether a box [n, 4] leaves its picture by more than ``tolerance_px``."""
+    far = np.array([width, height]) + tolerance_px
+    return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
 
 
 def with_classes(arrays: dict[str, Array]) -> dict[str, Array]:

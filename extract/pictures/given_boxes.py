@@ -8,13 +8,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.extract.pictures.named import id_alike, id_of_file
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.row_index import IdIndex
 from vlmill.schemas.rejects import Reason, Rejected
 
 Boxes = npt.NDArray[np.float32]
@@ -31,10 +34,17 @@ class GivenBoxes:
     entries: Mapping[str, Boxes | str]
     digest: str
 
-    def key_of(self, image_id: str, path: str) -> str | None:
-        """Under which of a picture's names its boxes are."""
-        stem = Path(path).stem
-        return next((name for name in (image_id, stem) if name in self.entries), None)
+    @cached_property
+    def _index(self) -> IdIndex:
+        return IdIndex.of(list(self.entries))
+
+    def key_of(self, image_id: str | None, path: str) -> str | None:
+        """Under which of a picture's names its boxes are. Raises InputError if it may be two."""
+        if image_id in self.entries:
+            return image_id
+        return id_of_file(self._index, path, "--boxes") or id_alike(
+            self._index, image_id or "", "--boxes"
+        )
 
     def boxes_of(self, image_id: str, path: str) -> Boxes:
         """A stored picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""

@@ -18,11 +18,14 @@ import pyarrow.parquet as pq
 
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
+from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.files.reading import find_shards, iter_batches, read_group
+from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.readers.joining import Join
+from vlmill.schemas.readers.row_index import ABSENT, IdIndex
 from vlmill.schemas.tables import IMAGES, PAIRS
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
 HASH = re.compile("[0-9a-f]{64}")
 FILE, ROW, MEMBER = "file", "row", "member"
@@ -105,20 +108,38 @@ def usable_id(name: str) -> str | None:
 def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
     """The pictures that a table of pairs points to; those that are not there come last, as missing.
 
-    Raises InputError where pictures have no id before they are read.
+    A picture that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
+    InputError where pictures have no id before they are read, where none is named, and where two
+    could be meant.
     """
-    wanted: dict[str, None] = {}
+    named: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
-        wanted.update(dict.fromkeys(batch.column(0).to_pylist()))
+        # Without null: a text alone has no picture.
+        named.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
     if any(p.image_id is None and p.kind != BROKEN for p in plan):
         raise InputError(
             "--pairs: the pictures are files, and have no id before they are read; give --ids name "
             "if the pairs call them by their names, or a table of images"
         )
-    kept = [p for p in plan if p.image_id in wanted or p.kind == BROKEN]
-    there = {p.image_id for p in kept}
-    absent = (image_id for image_id in wanted if image_id not in there)
-    return kept + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
+    ids = list(dict.fromkeys(p.image_id for p in plan if p.image_id is not None))
+    join = Join(IdIndex.of(ids), asking="--pairs", holding="INPUT")
+    places = join.find(list(named)).tolist()
+    names = {ids[at]: name for name, at in zip(named, places, strict=True) if at != ABSENT}
+    if named and not names:
+        raise InputError(
+            f"--pairs {pairs}: none of its {len(named)} pictures is among the {len(ids)} of INPUT: "
+            f"{join.samples(list(named))}; give the pictures of these pairs (--ids says what the "
+            "id of a file is)"
+        )
+    if summary := join.summary():
+        say(f"note: {summary}; rows get the pairs' ids")
+    chosen = [
+        p if p.image_id is None else dataclasses.replace(p, image_id=names[p.image_id])
+        for p in plan
+        if p.kind == BROKEN or p.image_id in names
+    ]
+    absent = (name for name, at in zip(named, places, strict=True) if at == ABSENT)
+    return chosen + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
 
 
 def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) -> list[Picture]:
@@ -126,8 +147,8 @@ def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) 
 
     An entry that is called like a SHA-256 may belong to any file, and is not counted here.
     """
-    names = {name for p in plan for name in (p.image_id, Path(p.path).stem) if name}
-    absent = [name for name in given.entries if name not in names and not HASH.fullmatch(name)]
+    met = {given.key_of(p.image_id, p.path) for p in plan}
+    absent = [name for name in given.entries if name not in met and not HASH.fullmatch(name)]
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
@@ -157,7 +178,7 @@ def walk(folder: Path) -> Iterator[str]:
     for base, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
-            if name.lower().endswith((*SUFFIXES, *TARS)) and not name.startswith("."):
+            if name.lower().endswith((*PICTURE_ENDINGS, *TARS)) and not name.startswith("."):
                 yield os.path.join(base, name)
 
 
@@ -172,7 +193,7 @@ def members_of(path: str) -> Iterator[Picture]:
     """The pictures of a tar; what cannot be read of it counts as one that is broken."""
     try:
         for member in members(Path(path)):
-            if member.suffix in SUFFIXES:
+            if member.suffix in PICTURE_ENDINGS:
                 yield Picture(
                     path=path,
                     image_id=usable_id(member.key),
@@ -190,8 +211,8 @@ def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
     for shard in shards:
         with pq.ParquetFile(shard) as file:
             for group in range(file.num_row_groups):
-                ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
-                for row, image_id in enumerate(ids):
+                ids = read_group(file, shard, group, IMAGES, ["image_id"]).column(0)
+                for row, image_id in enumerate(ids.to_pylist()):
                     yield Picture(
                         path=str(shard), image_id=image_id, group=group, row=row, kind=ROW
                     )

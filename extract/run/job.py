@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.detect.precision import lacks_bfloat16_units
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture, plan_digest
 from vlmill.extract.run.batches import Extracted
@@ -109,7 +110,15 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
     if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
-    finished = {i: found for i in range(job.num_shards) if (found := finished_shards(job, i))}
+    if job.config.precision == "fast" and lacks_bfloat16_units(job.detector.device):
+        print(
+            "--precision fast: this processor has no bfloat16 units; expect it to be slower than "
+            "exact, and leave it out if no GPU is meant",
+            file=sys.stderr,
+        )
+    finished = {
+        index: shards for index in range(job.num_shards) if (shards := finished_shards(job, index))
+    }
     done = sum(len(job.part(index).pictures) for index in finished)
     todo = [index for index in range(job.num_shards) if index not in finished]
     with (

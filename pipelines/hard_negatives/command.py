@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.files.lock import locked
 
 
 def parser() -> Parser:
@@ -40,7 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives import job
 
-    return job.run(args, beam_flags)
+    with locked(args.output):
+        return job.run(args, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

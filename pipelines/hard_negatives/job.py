@@ -7,6 +7,7 @@ shard. A killed run keeps its finished shards.
 import argparse
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,13 +18,14 @@ from apache_beam.utils.shared import Shared
 
 from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import ShardWriter, describe_shard, shard_name, write_shard
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.rejects import Reason, reject, rejects_said
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
 
 JOB = "hard_negatives"
@@ -39,7 +41,10 @@ class Pairs:
         columns = ["pair_id", "image_id", "text"]
         for batch in iter_batches(argument, PAIRS, columns=columns, flag="--pairs"):
             for pair_id, image_id, text in zip(*(c.to_pylist() for c in batch), strict=True):
-                if pair_id in rows:
+                if image_id is None:
+                    detail = "a text without a picture has no negatives"
+                    self.rejects.append(reject(JOB, pair_id, Reason.NO_PICTURE, detail))
+                elif pair_id in rows:
                     detail = "a pair of this id came earlier"
                     self.rejects.append(reject(JOB, pair_id, Reason.DUPLICATE, detail))
                 else:
@@ -111,7 +116,10 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         raise InputError(f"--pairs-per-shard {args.pairs_per_shard}: must be at least 1")
     pairs = Pairs(args.pairs)
     if not pairs.pair_ids:
-        raise InputError(f"--pairs {args.pairs}: the table is empty; give one with pairs")
+        raise InputError(
+            f"--pairs {args.pairs}: the table is empty, or of texts without pictures alone; give "
+            "one with pairs"
+        )
     settings = {
         "top": rules.top,
         "below": str(rules.below),
@@ -135,9 +143,9 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         shards = [describe_shard(output / name, NEGATIVES.name) for name in names]
         write_manifest(output, [*shards, rejects], job=JOB, settings=settings)
     done = "finished before" if state is State.FINISHED else "done"
-    print(
-        f"{done}: negatives of {len(pairs.pair_ids)} pairs, {len(pairs.rejects)} rejects: {output}"
-    )
+    say_how_to_read(output, NEGATIVES.name)
+    rejected = rejects_said(Counter(str(row["reason"]) for row in pairs.rejects))
+    print(f"{done}: negatives of {len(pairs.pair_ids)} pairs, {rejected}: {output}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,16 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.reading import iter_batches, reject_counts
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
@@ -144,15 +145,12 @@ def run_own(args: argparse.Namespace) -> int:
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     pictures = f", {counts[IMAGES.name]} pictures" if job.image_root is not None else ""
-    print(
-        f"{done}: {counts[PAIRS.name]} pairs{pictures}, {counts[REJECTS.name]} rejects: "
-        f"{job.output}"
-    )
+    say_how_to_read(job.output, PAIRS.name)
     if "split" in job.columns:
         print(said_of_splits(job.columns["split"], splits_of(job.output)))
-    if job.rows and not counts[PAIRS.name]:
-        print(f"warning: no row became a pair; {job.output}/report.html says why", file=sys.stderr)
-    return 0
+    rejects = rejects_said(reject_counts(job.output))
+    print(f"{done}: {counts[PAIRS.name]} pairs{pictures}, {rejects}: {job.output}")
+    return 0 if counts[PAIRS.name] or not job.rows else 1
 
 
 USES = {
@@ -276,7 +274,8 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
     args = parser().parse_args(arguments)
-    return DATASETS[args.dataset].run(args)
+    with locked(args.output):
+        return DATASETS[args.dataset].run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

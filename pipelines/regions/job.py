@@ -18,12 +18,14 @@ from apache_beam.utils.shared import Shared
 
 from vlmill.extract.flags import config_of, detector_of, warn_of_random_weights
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.files.reading import find_shards, reject_counts
 from vlmill.schemas.files.shards import Shard
-from vlmill.schemas.tables import IMAGES
+from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.tables import IMAGES, REGIONS
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
     from vlmill.extract.detect.detector import Detector
@@ -92,9 +94,11 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     note = f" ({job.detector.weights})" if args.weights is None else ""
-    counts = f"{len(job.plan)} pictures, {regions} rows of regions, {rejects} rejects"
+    reasons = rejects_said(reject_counts(job.output))
+    counts = f"{len(job.plan)} pictures, {regions} rows of regions, {reasons}"
+    say_how_to_read(job.output, REGIONS.name)
     print(f"{done}: {counts}: {job.output}{note}")
-    return 0
+    return 0 if regions or not rejects else 1
 
 
 def extract_missing(

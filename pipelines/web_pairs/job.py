@@ -47,6 +47,7 @@ from vlmill.pipelines.web_pairs.tables import (
     results_path,
     take_results,
 )
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
@@ -162,6 +163,7 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     done = "finished before" if state is State.FINISHED else "done"
     print(f"{done}: " + ", ".join(f"{rows[name]} {name}" for name in TABLE_NAMES) + f": {output}")
+    say_how_to_read(output, TABLE_NAMES[0])
     return 0
 
 

@@ -72,7 +72,7 @@ class ImageReader:
     @property
     def _ids(self) -> RowIndex:
         if self._index is None:
-            self._index = RowIndex(self.paths, self._flag)
+            self._index = RowIndex(self.paths, IMAGES, self._flag)
         return self._index
 
     def __len__(self) -> int:
@@ -89,6 +89,11 @@ class ImageReader:
     def find(self, image_ids: Sequence[str]) -> Numbers:
         """Returns row numbers of pictures, ``row_index.ABSENT`` for those without a row."""
         return self._ids.find(image_ids)
+
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids."""
+        return self._ids
 
     def group_starts(self) -> Numbers:
         """The first row of each row group: rows of one group lie together in the file."""

@@ -89,7 +89,7 @@ class RegionReader:
     @property
     def _ids(self) -> RowIndex:
         if self._index is None:
-            self._index = RowIndex(self.paths, self._flag, ["num_boxes"])
+            self._index = RowIndex(self.paths, REGIONS, self._flag, ["num_boxes"])
         return self._index
 
     @property
@@ -113,6 +113,11 @@ class RegionReader:
     def find(self, image_ids: Sequence[str]) -> Numbers:
         """Returns row numbers of pictures, :data:`ABSENT` for those that have none."""
         return self._ids.find(image_ids)
+
+    @property
+    def index(self) -> RowIndex:
+        """Returns the index of the ids."""
+        return self._ids
 
     def box_counts(self) -> npt.NDArray[np.int32]:
         """Returns R of each row from the index: no row is read."""

@@ -17,7 +17,9 @@ from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.console.command import run_command
+from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import PAIRS
 
 SMALL = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--max-boxes", "6"]
 SMALL += ["--min-boxes", "6"]
@@ -49,6 +51,58 @@ def test_run_verify_show(
     sizes = {Image.open(io.BytesIO(p.read_bytes())).size for p in folder.iterdir()}
     assert len(list(folder.iterdir())) == 2
     assert sizes == {(96, 72)}
+
+
+def test_show_finds_pictures_that_are_called_otherwise(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, rows = tmp_path / "regions", ["own/1.jpg", "2.jpg", "6"]
+    pairs = [{"pair_id": n, "image_id": n, "text": "a dog"} for n in rows]
+    write_shard(tmp_path / "pairs", PAIRS, pairs)
+    flags = ("--ids", "name", "--pairs", tmp_path / "pairs", "--output", output, *SMALL)
+    assert extract_rois("run", pictures, *flags) == 0
+    assert sorted(RegionReader(output).image_ids) == sorted(rows)
+    page = tmp_path / "page.html"
+    assert extract_rois("show", output, "--images", pictures, "--output", page) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"{page}: 3 of 3 pictures drawn, 7 of --images have no row"
+    assert page.read_text().count("data:image/jpeg;base64,") == 3
+
+
+def test_show_of_other_pictures_fails_with_ids_of_both_sides(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "regions"
+    assert extract_rois("run", pictures / "1.jpg", "--ids", "name", "--output", output, *SMALL) == 0
+    arguments = ("--images", pictures / "2.jpg", "--output", tmp_path / "page.html")
+    assert extract_rois("show", output, *arguments) == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "0 of 1 pictures drawn, 1 of --images have no row" in said
+    assert said.endswith("--images has 2.jpg, REGIONS has 1")
+
+
+@pytest.mark.parametrize(("flag", "number"), [("--classes", 1600), ("--attributes", 400)])
+def test_another_number_of_names_is_refused(
+    flag: str, number: int, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, names = tmp_path / "regions", tmp_path / "names.txt"
+    assert extract_rois("run", pictures / "1.jpg", "--output", output, *SMALL) == 0
+    arguments = ("--images", pictures, "--output", tmp_path / "page.html", flag, names)
+    names.write_text("thing\n" * 123)
+    assert extract_rois("show", output, *arguments) == 2
+    assert f"{flag} has 123 names, the detector of REGIONS {number}" in capsys.readouterr().err
+    names.write_text("thing\n" * number + "\n")
+    assert extract_rois("show", output, *arguments) == 0
+
+
+def test_a_run_of_rejects_alone_fails_and_says_why(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "regions"
+    for _ in range(2):  # also of what is finished already
+        assert extract_rois("run", pictures / "4-cut.jpg", "--output", output, *SMALL) == 1
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert "0 rows of regions, 1 rejects (1 unreadable_image)" in said
 
 
 def test_verify_fails_on_damage(pictures: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
 from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
@@ -64,7 +65,7 @@ class PretrainBatches(Dataset[HostBatch]):
     global_features: bool = False  # whether it takes those of whole pictures
 
     def __getstate__(self) -> dict[str, object]:
-        opened = ("table", "order", "texts", "_block_masking", "_columns")
+        opened = ("table", "order", "texts", "_block_masking", "_columns", "_join")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     @cached_property
@@ -200,7 +201,7 @@ class PretrainBatches(Dataset[HostBatch]):
             text, regions = self._regions(text, at, draws)
         if kind == "picture-regions":
             assert regions is not None
-            pixels = self._boxed(regions)
+            pixels = self._boxed(regions, image_row)
         elif kind in ("pixels", "pictures"):
             pixels = self._pixels(at, image_row, draws)
         return Sample(
@@ -253,9 +254,14 @@ class PretrainBatches(Dataset[HostBatch]):
         )
         return fit_together(text, regions, self.stage.feeding)
 
-    def _boxed(self, regions: SampledRegions) -> Arrays:
+    @cached_property
+    def _join(self) -> Join:
         assert self.images is not None
-        (at,) = self.images.find([regions.row.image_id])
+        return Join(self.images.index, asking="--pairs", holding="--images")
+
+    def _boxed(self, regions: SampledRegions, row: int) -> Arrays:
+        assert self.images is not None
+        (at,) = self._join.find([self.table.image_id(row)])
         return boxed_picture(self.images.bytes_of(int(at)), regions, self.stage.feeding)
 
     def _pixels(self, at: int, row: int, draws: Uniforms) -> Arrays:

@@ -6,12 +6,13 @@ from typing import Literal
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.joining import Indexed
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
 from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
 from vlmill.train.loading.store.pairs import PairsFacts, pairs_facts
-from vlmill.train.loading.store.prepare import Pictures, RegionFacts, region_facts
+from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
 from vlmill.train.recipes import Recipe
 
@@ -51,7 +52,7 @@ class Sources:
         return self.regions
 
     @property
-    def pictures(self) -> Pictures | None:
+    def pictures(self) -> Indexed | None:
         """What pairs are joined with; None for texts alone."""
         return self.images if self.regions is None else self.regions
 

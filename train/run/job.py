@@ -17,6 +17,7 @@ from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import Shard, ShardWriter
 from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import CHECKPOINTS, PUBLISHED, saved_steps
 from vlmill.train.devices.setup import make_accelerator
@@ -26,6 +27,7 @@ from vlmill.train.loading.store.prepare import (
     WhichPairs,
     prepare_samples,
     require_pictures,
+    sample_ids,
     unit_keys,
 )
 from vlmill.train.loading.store.splits import Rows, SplitPlan, drawn_below, said_of
@@ -104,7 +106,7 @@ def _prepare(
         counts = prepare_samples(output / PREPARED, what, rejects)
     assert rejects.shard is not None
     require_pictures(counts, sources.inputs.missing)
-    _require_pairs(counts)
+    _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None)
         prepare_samples(output / HELD_OUT, for_validation)
@@ -182,13 +184,13 @@ def _which_pairs(recipe: Recipe, sources: Sources, rows: Rows) -> WhichPairs:
     )
 
 
-def _require_pairs(counts: Counter[str]) -> None:
+def _require_pairs(counts: Counter[str], what: WhatToPrepare) -> None:
     if counts["kept"]:
         return
-    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(counts.items()) if n)
+    ids = f": {sample_ids(what)}" if counts[Reason.NO_REGIONS] or counts[Reason.NO_PICTURE] else ""
     raise InputError(
-        f"--pairs has no pair to train on ({reasons or 'it is empty'}); give pairs whose pictures "
-        "are in --regions"
+        f"--pairs has no pair to train on ({reason_counts(counts) or 'it is empty'}){ids}; give "
+        "pairs whose pictures are in --regions"
     )
 
 

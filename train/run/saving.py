@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.rejects import reason_counts
 from vlmill.train.checkpoints.files import (
     LoadedCheckpoint,
     TrainingRecord,
@@ -138,7 +139,7 @@ class Saving:
         for name in (PREPARED, HELD_OUT):
             shutil.rmtree(self.output / name, ignore_errors=True)
         write_manifest(self.output, [rejects], job=JOB, settings=settings)
-        rejected = f"; {rejects.rows} rejected" if rejects.rows else ""
+        rejected = f"; {rejects.rows} rejected ({reason_counts(counts)})" if rejects.rows else ""
         which = "" if best is None else f" (best of the validated ones, {self.losses[best]:.4f})"
         return (
             f"{self.recipe.name}: {last} steps on {counts['kept']} pairs{rejected}; "

@@ -33,10 +33,10 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
     body = training.body_of(recipe.model if init is None else init.config)
     # Its own network's features are as wide as that makes them.
     width = body.region_width if training.body else sources.reader.feature_dim
-    classes = _num_classes(sources)
     if init is not None:
-        _check_sizes(body, width, classes)
+        _check_sizes(body, width, recipe, sources)
         return init.config
+    classes = max(_num_guessed(recipe, sources), _num_stored(sources))
     sizes |= {
         "region_width": width,
         "num_region_classes": max(body.num_region_classes, classes),
@@ -56,16 +56,44 @@ def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:
     return dataclasses.replace(recipe.model, num_visual_tokens=tokenizer.num_tokens)
 
 
-def _num_classes(sources: Sources) -> int:
-    """Classes of the regions: of the ids, or of their distributions with background."""
+def _num_stored(sources: Sources) -> int:
+    """Classes of the distributions that the regions have, with background; 0 without."""
     about = sources.reader.arrays.get("class_probs")
-    stored = 0 if about is None else int(about.get("of", about["dim"]))
-    return max(sources.facts.num_classes, stored)
+    return 0 if about is None else int(about.get("of", about["dim"]))
 
 
-def _check_sizes(config: Any, width: int, classes: int) -> None:
-    if config.region_width != width or config.num_region_classes < classes:
+def _num_guessed(recipe: Recipe, sources: Sources) -> int:
+    """Classes that the stages guess: those of the ids, or of distributions with background.
+
+    What a table has beside the ids does not count where no stage reads it.
+    """
+    if _stages_of_distributions(recipe):
+        return max(sources.facts.num_classes + 1, _num_stored(sources))
+    return sources.facts.num_classes
+
+
+def _stages_of_distributions(recipe: Recipe) -> list[int]:
+    stages = enumerate(recipe.stages)
+    return [i for i, stage in stages if stage.feeding.region_targets == "distribution"]
+
+
+def _check_sizes(config: Any, width: int, recipe: Recipe, sources: Sources) -> None:
+    if config.region_width != width:
         raise InputError(
-            f"--init takes features of {config.region_width} and {config.num_region_classes} "
-            f"classes, --regions has {width} and {classes}; use its detector's regions"
+            f"--init takes features of {config.region_width}, --regions has {width}; use its "
+            "detector's regions"
+        )
+    classes, guessed = config.num_region_classes, _num_guessed(recipe, sources)
+    if classes < sources.facts.num_classes:
+        raise InputError(
+            f"--init guesses {classes} classes, --regions has {sources.facts.num_classes}; use its "
+            "detector's regions"
+        )
+    if classes < guessed:
+        changes = (
+            f"stages.{i}.feeding.region_targets=class" for i in _stages_of_distributions(recipe)
+        )
+        raise InputError(
+            f"--init guesses {classes} classes, distributions of --regions have {guessed} with "
+            f"background; add {' '.join(changes)}"
         )

@@ -1,6 +1,7 @@
 """What is exported is imported again, in every format; what is wrong in a file is a reject."""
 
 import base64
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from vlmill.extract.formats.records import Bad
 from vlmill.extract.verify import verify
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
@@ -120,6 +122,51 @@ def test_any_number_of_boxes(
     assert_rows(folder / "back", rows, KEPT[name])
     assert len(list((folder / "back").glob("regions-*"))) == -(-len(rows) // per_shard)
     assert verify(folder / "back") == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_boxes_outside_their_picture_are_rejected(tmp_path: Path, name: str) -> None:
+    border = np.array([[-1, 0, 201, 101]], np.float32)  # whole pixels may be counted
+    rows = [
+        make_row("at-the-border", 1, boxes=border),
+        make_row("beyond", 1, boxes=border + np.array([0, 0, 0, 1], np.float32)),
+        make_row("before", 1, boxes=border - np.array([1, 0, 0, 0], np.float32)),
+    ]
+    export_file(write_regions(tmp_path / "source", rows), tmp_path / "file", name)
+    assert import_file(Import(file=tmp_path / "file", output=tmp_path / "back")) == (1, 2)
+    assert RegionReader(tmp_path / "back").image_ids == ["at-the-border"]
+    rejects = read_table(tmp_path / "back", REJECTS).to_pylist()
+    assert {row["reason"] for row in rejects} == {"bad_boxes"}
+    assert verify(tmp_path / "back") == []
+
+
+def test_verify_finds_imported_boxes_outside_their_picture(tmp_path: Path) -> None:
+    export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "file", "tsv6")
+    import_file(Import(file=tmp_path / "file", output=tmp_path / "back"))
+    assert verify(tmp_path / "back") == []
+    reader = RegionReader(tmp_path / "back")
+    small = [dataclasses.replace(row, width=30) for row in reader]
+    arrays = region_arrays(dtype="float32", feature_dim=DIM)
+    with ShardWriter(
+        tmp_path / "old", REGIONS, 0, 1, producer=reader.producer, arrays=arrays
+    ) as writer:
+        writer.write(encode_regions(small, dtype="float32"))
+    assert writer.shard is not None
+    write_manifest(tmp_path / "old", [writer.shard], job="extract-rois import", settings={})
+    problems = verify(tmp_path / "old")
+    assert problems and all("a box leaves the picture of 30 x 100" in line for line in problems)
+
+
+def test_an_import_of_rejects_alone_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_file(
+        write_regions(tmp_path / "source", [make_row("a", 2, width=5)]), tmp_path / "file", "tsv6"
+    )
+    arguments = ["import", str(tmp_path / "file"), "--output", str(tmp_path / "back")]
+    assert run_command(command, arguments) == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.endswith("0 rows of regions, 1 rejects (1 bad_boxes)")
 
 
 def test_stored_halves_are_widened_exactly(tmp_path: Path) -> None:

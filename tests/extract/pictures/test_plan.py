@@ -256,6 +256,48 @@ def test_only_the_pictures_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path
         only_of_pairs(plan_pictures([str(images / "local.jpg")]), str(tmp_path / "pairs"))
 
 
+def write_pairs(folder: Path, image_ids: list[str | None]) -> str:
+    rows = [
+        {"pair_id": str(number), "image_id": name, "text": "a dog"}
+        for number, name in enumerate(image_ids)
+    ]
+    write_shard(folder, PAIRS, rows)
+    return str(folder)
+
+
+def test_pictures_get_the_ids_by_which_pairs_call_them(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = write_pairs(tmp_path / "pairs", ["own/1.jpg", "2", None, "gone.jpg"])
+    plan = only_of_pairs(plan_pictures([str(pictures)], "name"), pairs)
+    assert [(p.image_id, Path(p.path).name) for p in plan[:-1]] == [
+        ("own/1.jpg", "1.jpg"),
+        ("2", "2.jpg"),
+    ]
+    assert (plan[-1].image_id, plan[-1].kind) == ("gone.jpg", "missing")
+    assert "1 but for folders (own/1.jpg is 1); rows get the pairs' ids" in capsys.readouterr().err
+
+
+def test_pairs_of_other_pictures_are_an_error(pictures: Path, tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs", ["x", "y"])
+    with pytest.raises(InputError, match=r"none of its 2 pictures .* has x y, INPUT has 0 1 2"):
+        only_of_pairs(plan_pictures([str(pictures)], "name"), pairs)
+
+
+def test_given_boxes_meet_pictures_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "boxes.jsonl"
+    names = ["46.jpg", "coco/000000132417", "train/7", "val/7"]
+    path.write_text("\n".join(json.dumps({"image_id": name, "boxes": []}) for name in names))
+    given = read_boxes(path)
+    assert given.key_of("46", "some.tar") == "46.jpg"
+    assert given.key_of("hash", "/data/own/46.jpg") == "46.jpg"
+    assert given.key_of("hash", "val2014/COCO_val2014_000000132417.jpg") == "coco/000000132417"
+    assert given.key_of("hash", "/data/val/7.png") == "val/7"
+    assert given.key_of("hash", "46.png") is None
+    with pytest.raises(InputError, match=r"--boxes: 7\.png may be train/7 or val/7"):
+        given.key_of("hash", "7.png")
+
+
 def test_boxes_are_found_by_id_and_by_name(tmp_path: Path) -> None:
     path = tmp_path / "boxes.jsonl"
     lines = [

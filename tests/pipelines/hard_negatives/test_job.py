@@ -43,6 +43,18 @@ def test_every_pair_has_a_row_and_repeats_are_rejected(
     assert len(list((tmp_path / "out").glob("negatives-*.parquet"))) == 3
 
 
+def test_texts_without_a_picture_are_rejected(pairs: Path, tmp_path: Path) -> None:
+    text = {"pair_id": pair_id_of("", "a cat"), "text": "a cat"}
+    write_shard(pairs, PAIRS, [text], 1, 2)
+    assert run(pairs, tmp_path / "out") == 0
+    rejects = {
+        row["key"]: row["reason"] for row in read_table(tmp_path / "out", REJECTS).to_pylist()
+    }
+    assert rejects.pop(text["pair_id"]) == "no_picture"
+    assert list(rejects.values()) == ["duplicate"]
+    assert read_table(tmp_path / "out", NEGATIVES).num_rows == len(TEXTS)
+
+
 def test_a_killed_run_continues_to_the_same_bytes(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

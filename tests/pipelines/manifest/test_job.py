@@ -268,8 +268,8 @@ def test_all_rejected_is_said(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.csv").write_text("file,caption\ngone,x\n")
-    assert own(tmp_path / "x.csv", tmp_path / "out", "--image-root", str(photos)) == 0
-    assert "warning: no row became a pair" in capsys.readouterr().err
+    assert own(tmp_path / "x.csv", tmp_path / "out", "--image-root", str(photos)) == 1
+    assert "0 pairs, 0 pictures, 1 rejects (1 missing_image)" in capsys.readouterr().out
 
 
 @given(st.text())

@@ -12,8 +12,9 @@ import torch
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.tables import REJECTS
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
+from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint, saved_steps
 from vlmill.train.loading.features import features_of
 from vlmill.train.objectives import pretraining as objectives
@@ -241,7 +242,7 @@ def test_pairs_without_regions_are_rejected_rows(
     inputs = tables.write()
     tables.write_regions([f"picture-{i}" for i in range(11)], empty=("picture-3",))
     said = pretrain(change_recipe(recipe, ["steps=1"]), inputs, tmp_path / "out")
-    assert "on 10 pairs; 2 rejected" in said
+    assert "on 10 pairs; 2 rejected (1 no_regions, 1 no_boxes)" in said
     rows = read_table(str(tmp_path / "out"), REJECTS).to_pylist()
     assert [row["reason"] for row in rows] == ["no_boxes", "no_regions"]
 
@@ -307,6 +308,63 @@ def test_regions_that_do_not_fit_are_refused(
     with pytest.raises(InputError, match=message):
         pretrain(recipe, again, tmp_path / "second")
     assert not (tmp_path / "second").exists()
+
+
+def write_distributions(tables: Tables, count: int) -> None:
+    """The same detector's regions with whole distributions over 7 classes and background."""
+    reader = RegionReader(tables.regions)
+    rows = [
+        dataclasses.replace(row, class_probs=np.full((len(row.boxes), count), 1 / count))
+        for row in reader
+    ]
+    write_shard(
+        tables.regions,
+        REGIONS,
+        encode_regions(rows, dtype="float16"),
+        producer=reader.producer,
+        arrays=region_arrays(dtype="float16", feature_dim=16, class_probs_dim=count),
+    )
+
+
+def test_distributions_that_no_stage_reads_do_not_matter_to_a_checkpoint(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    recipe = change_recipe(recipe, ["model.num_region_classes=7", "steps=0"])
+    pretrain(recipe, inputs, tmp_path / "first")
+    classes = load_checkpoint(tmp_path / "first").config.num_region_classes
+    write_distributions(tables, classes + 1)
+    again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
+    pretrain(change_recipe(recipe, ["steps=1"]), again, tmp_path / "second")
+    assert load_checkpoint(tmp_path / "second").config.num_region_classes == classes
+    asks = change_recipe(recipe, ["feeding.region_targets=distribution"])
+    message = (
+        rf"--init guesses {classes} classes, distributions of --regions have {classes + 1} with "
+        r"background; add stages\.0\.feeding\.region_targets=class$"
+    )
+    with pytest.raises(InputError, match=message):
+        pretrain(asks, again, tmp_path / "third")
+
+
+def test_pairs_of_other_pictures_are_refused_with_ids_of_both(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    tables.write_regions(["x", "y"])
+    message = r"\(12 no_regions\): --pairs has picture-0 .*, --regions has x y; give"
+    with pytest.raises(InputError, match=message):
+        pretrain(recipe, inputs, tmp_path / "out")
+
+
+def test_ids_but_for_an_ending_give_the_same_run(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    inputs = tables.write()
+    recipe = change_recipe(recipe, ["steps=2"])
+    pretrain(recipe, inputs, tmp_path / "first")
+    tables.write_regions([f"picture-{i}.jpg" for i in range(12)])
+    pretrain(recipe, inputs, tmp_path / "second")
+    assert logged(tmp_path / "first") == logged(tmp_path / "second")
 
 
 def test_an_unknown_detector_is_a_warning(

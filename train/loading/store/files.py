@@ -123,20 +123,32 @@ def write_known(folder: Path) -> None:
     (folder / "known").write_bytes(np.sort(np.asarray(keys, dtype=np.uint64)).tobytes())
 
 
-def prepare_negatives(folder: Path, negatives: str) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JoinedNegatives:
+    """What a table of hard negatives has of the pairs that are trained on."""
+
+    num_rows: int  # of the table
+    num_met: int  # of them, whose pair is trained on
+    num_negatives: int  # that are trained on too, of all of those
+    sample: str  # the table's first pair_id
+
+
+def prepare_negatives(folder: Path, negatives: str) -> JoinedNegatives:
     """Write each kept pair's negatives as row numbers; those not kept are left out."""
     keys = numbers_of(folder, "pair_key")
     order = np.argsort(keys, kind="stable")
-    ordered, total = keys[order], 0
+    ordered, total, num_rows, num_met, sample = keys[order], 0, 0, 0, ""
     with _Writer(folder / "hard.arrow", HARD) as writer:
         for batch in iter_batches(negatives, NEGATIVES, batch_rows=ROWS, flag="--negatives"):
             for row in batch.to_pylist():
+                num_rows, sample = num_rows + 1, sample or row["pair_id"]
                 place = _find([row["pair_id"]], ordered, order)
                 found = _find(row["negative_pair_ids"], ordered, order)
+                num_met += len(place)
                 if len(place) and len(found):
                     total += len(found)
                     writer.write([{"row": int(place[0]), "negatives": found}])
-    return total
+    return JoinedNegatives(num_rows=num_rows, num_met=num_met, num_negatives=total, sample=sample)
 
 
 def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:

@@ -7,35 +7,34 @@ index of the pictures.
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.ids import key64
+from vlmill.schemas.readers.joining import Indexed, Join
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.readers.row_index import ABSENT, Numbers
+from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reject
-from vlmill.schemas.tables import REGIONS
+from vlmill.schemas.tables import PAIRS, REGIONS
 from vlmill.train.loading.arrays import Keys
-from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
-from vlmill.train.loading.store.pairs import pair_batches
+from vlmill.train.loading.store.files import ROWS, Columns, prepare_negatives, write_known
+from vlmill.train.loading.store.pairs import pair_batches, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
+from vlmill.train.loading.store.table import SampleTable
 
-
-class Pictures(Protocol):
-    """A table of regions or of images, as far as pairs are joined with it."""
-
-    def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Row numbers, :data:`~vlmill.schemas.readers.row_index.ABSENT` where there is none."""
+# Of the rows of a table of negatives: fewer that are of pairs to train on are worth a warning.
+FEW_NEGATIVES = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,8 @@ class WhichPairs:
 
     pairs: str  # the table
     rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
-    pictures: Pictures | None = None  # what pairs are joined with; None for texts alone
-    images: Pictures | None = None  # beside regions in `pictures`: the pictures themselves
+    pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
+    images: Indexed | None = None  # beside regions in `pictures`: the pictures themselves
     takes_pairs: bool = True
     takes_texts: bool = False  # texts without a picture
     needs_words: bool = True  # for pictures alone a text may be empty
@@ -90,9 +89,10 @@ def prepare_samples(
 ) -> Counter[str]:
     """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
-    Pairs are rejected that are held out (all but ``what.rows``), whose picture has no regions (or
-    no row of images), and whose text has no word. Texts that are cut are kept, and counted as
-    ``cut``.
+    Pairs are rejected that are held out (all but ``what.rows``), whose pair_id came before, whose
+    picture has no regions (or no row of images), and whose text has no word. Texts that are cut are
+    kept, and counted as ``cut``. With ``rejects``, says which pictures the tables call by different
+    ids.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -122,8 +122,11 @@ def prepare_samples(
             writer.write(accepted)
             progress.advance(len(rows), rejects=len(rejected))
     write_known(folder)
+    if rejects is not None:  # what is held out comes from the same tables
+        for summary in pair_filter.summaries():
+            say(f"note: {summary}")
     if what.negatives is not None and counts["kept"]:
-        counts["hard_negatives"] = prepare_negatives(folder, what.negatives)
+        counts["hard_negatives"] = _negatives(folder, what.negatives)
     return +counts
 
 
@@ -145,6 +148,20 @@ def unit_keys(which: WhichPairs) -> Keys:
     return np.concatenate(keys)
 
 
+def _negatives(folder: Path, negatives: str) -> int:
+    """How many hard negatives there are. Raises InputError if they are of other pairs."""
+    joined = prepare_negatives(folder, negatives)
+    said = f"{joined.num_met} of the {joined.num_rows} pair_ids of --negatives {negatives}"
+    if joined.num_rows and not joined.num_met:
+        raise InputError(
+            f"{said} are among the pairs to train on (it has {joined.sample}, --pairs has "
+            f"{SampleTable(folder).pair_id(0)}); mine them from these --pairs"
+        )
+    if joined.num_met < FEW_NEGATIVES * joined.num_rows:
+        say(f"warning: only {said} are among the pairs to train on")
+    return joined.num_negatives
+
+
 def require_pictures(counts: Counter[str], missing: str) -> None:
     """With ``missing`` "error", raise InputError if a pair was rejected for want of its picture."""
     lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
@@ -156,6 +173,29 @@ def require_pictures(counts: Counter[str], missing: str) -> None:
         )
 
 
+def sample_ids(which: WhichPairs) -> str:
+    """How the pairs and the table that they are joined with call pictures, for an error; empty
+    without such a table.
+    """
+    if which.pictures is None:
+        return ""
+    first = next(pair_rows(which.pairs), [])
+    join = Join(which.pictures.index, asking="--pairs", holding=_flag(which.pictures))
+    return join.samples([row["image_id"] for row in first])
+
+
+def _flag(pictures: Indexed) -> str:
+    return "--regions" if isinstance(pictures, RegionReader) else "--images"
+
+
+def _repeated_keys(pairs: str) -> frozenset[int]:
+    """The keys of pair_ids that more than one pair may have. Memory: 8 bytes a pair."""
+    batches = iter_batches(pairs, PAIRS, columns=["pair_id"], batch_rows=ROWS, flag="--pairs")
+    ids = (pair_id for batch in batches for pair_id in batch.column(0).to_pylist())
+    keys = np.sort(np.fromiter(map(key64, ids), dtype=np.uint64))
+    return frozenset(keys[1:][keys[1:] == keys[:-1]].tolist())
+
+
 class _PairFilter:
     """Tells which pairs are kept, and where their pictures are."""
 
@@ -164,27 +204,46 @@ class _PairFilter:
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(which.pictures, RegionReader):
             self._counts = which.pictures.box_counts()
+        tables = [one for one in (which.pictures, which.images) if one is not None]
+        self._joins = [Join(one.index, asking="--pairs", holding=_flag(one)) for one in tables]
+        self._repeated, self._came = _repeated_keys(which.pairs), set[str]()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:
-        if self._which.pictures is None:
+        """Returns the row of each pair's picture; ABSENT if one of the tables has none."""
+        if not self._joins:
             return [ABSENT] * len(rows)
         ids = [row["image_id"] or "" for row in rows]
-        numbers = self._which.pictures.find(ids)
-        if self._which.images is not None:
-            numbers = np.where(self._which.images.find(ids) == ABSENT, ABSENT, numbers)
+        numbers, *others = (join.find(ids) for join in self._joins)
+        for other in others:
+            numbers = np.where(other == ABSENT, ABSENT, numbers)
         places: list[int] = numbers.tolist()
         return places
+
+    def summaries(self) -> list[str]:
+        """Returns what met by name, a line for each table."""
+        return [summary for join in self._joins if (summary := join.summary())]
+
+    def _came_before(self, pair_id: str) -> bool:
+        if not self._repeated or key64(pair_id) not in self._repeated:
+            return False
+        before = pair_id in self._came
+        self._came.add(pair_id)
+        return before
 
     def num_regions(self, at: int) -> int:
         return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
 
     def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
+        """Returns why a pair is left out; asked once for each pair, in their order."""
+        if self._came_before(row["pair_id"]):
+            return Reason.DUPLICATE
         reason = self.reason_without_text(row, at)
         if reason is None and self._which.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
             return Reason.NO_TEXT
         return reason
 
     def reason_without_text(self, row: dict[str, Any], at: int) -> Reason | None:
+        """Returns why a pair is left out whatever its text, and whether it came before or not."""
         if not self._which.rows.has(row):
             return Reason.HELD_OUT
         if row["image_id"] is None or not self._which.takes_pairs:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.rejects import Reason, reason_counts, reject
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.store.pairs import PairsDigest, pair_batches
 
@@ -96,18 +96,14 @@ def select_candidates(
 ) -> tuple[Candidates, Rejects]:
     """Keep the pairs that can be scored, in their order, and a row of the rejects for each other.
 
-    ``faults`` says what is wrong with a picture, by its id. Raises InputError if a pair_id comes
-    twice: its figure would count twice.
+    ``faults`` says what is wrong with a picture, by its id. Of a pair_id that comes again the first
+    pair counts, as in training: a figure would count twice.
     """
-    ids = Counter(pair.pair_id for pair in pairs)
-    if repeated := [one for one, count in ids.items() if count > 1]:
-        raise InputError(
-            f"--pairs has {len(repeated)} pair_ids twice or more (first: "
-            f"{', '.join(repeated[:5])}); give each pair once"
-        )
     kept, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
+    came = set[str]()
     for pair, text in zip(pairs, tokens, strict=True):
-        reason = _fault(pair, text, faults)
+        reason = Reason.DUPLICATE if pair.pair_id in came else _fault(pair, text, faults)
+        came.add(pair.pair_id)
         if pair.image_id is None or reason is not None:
             reason = reason or Reason.NO_PICTURE
             rejects.append(reject(STAGE, pair.pair_id, reason, f"image {pair.image_id}"))
@@ -132,15 +128,20 @@ def _fault(pair: Pair, tokens: Ids, faults: Mapping[str, Reason]) -> Reason | No
 
 
 def check_candidates(
-    candidates: Candidates, rejects: Sequence[Mapping[str, object]], fold_images: int | None
+    candidates: Candidates,
+    rejects: Sequence[Mapping[str, object]],
+    fold_images: int | None,
+    samples: str = "",
 ) -> None:
-    """Raise InputError if no pair is left, or the pictures do not fill whole folds."""
+    """Raise InputError if no pair is left, or the pictures do not fill whole folds.
+
+    ``samples`` says how the tables call pictures.
+    """
     if not candidates.pairs:
-        reasons = Counter(row["reason"] for row in rejects)
+        reasons = Counter(str(row["reason"]) for row in rejects)
         raise InputError(
-            f"--pairs: none of {len(rejects)} pairs can be scored "
-            f"({', '.join(f'{n} {reason}' for reason, n in reasons.items())}); "
-            "give the --regions or --images of their pictures"
+            f"--pairs: none of {len(rejects)} pairs can be scored ({reason_counts(reasons)}"
+            f"{samples and '; '}{samples}); give the --regions or --images of their pictures"
         )
     num_images = len(candidates.image_ids)
     if fold_images is not None and (fold_images < 1 or num_images % fold_images):

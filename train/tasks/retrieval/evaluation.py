@@ -15,6 +15,7 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import notes_on_ties, notes_on_training, overlap_of
@@ -51,7 +52,10 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     """
     opened = open_inputs(options)
     ids = sorted({pair.image_id for pair in opened.read.pairs if pair.image_id is not None})
-    faults = dict(opened.pictures.missing(ids))
+    pictures = opened.pictures
+    faults = dict(pictures.missing(ids))
+    if summary := pictures.join.summary():
+        opened.notes.append(f"{summary}.")
     candidates, rejects = select(opened, faults)
     settings = settings_of(opened)
     state = prepare_output(options.output, job=JOB, settings=settings, fresh=options.fresh)
@@ -74,7 +78,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     opened.notes += notes_on_training(opened.loaded, overlap, candidates)
     opened.notes += notes_on_ties(metrics)
     _write(opened, ranked, candidates, metrics, rejects, settings)
-    _print_summary(options.output, metrics, opened.notes)
+    _print_summary(options.output, metrics, rejects, opened.notes)
     return metrics
 
 
@@ -141,7 +145,9 @@ def _write(
     write_manifest(folder, [shard], job=JOB, settings=settings)
 
 
-def _print_summary(folder: Path, metrics: Mapping[str, float], notes: list[str]) -> None:
+def _print_summary(
+    folder: Path, metrics: Mapping[str, float], rejects: Rejects, notes: list[str]
+) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     for direction, name in DIRECTIONS.items():
@@ -153,5 +159,5 @@ def _print_summary(folder: Path, metrics: Mapping[str, float], notes: list[str])
         print(f"{name}: {figures}")
     print(
         f"{folder}: {metrics['pairs']} pairs of {metrics['images']} pictures, "
-        f"{metrics['rejected_pairs']} pairs rejected"
+        f"{rejects_said(Counter(str(row['reason']) for row in rejects))}"
     )

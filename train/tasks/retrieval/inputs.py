@@ -16,6 +16,7 @@ from torch import Tensor
 from vlmill.models.places import Places
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import ABSENT, RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
@@ -94,12 +95,13 @@ class RegionPictures:
         self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
     ) -> None:
         self._reader, self._global_features = reader, global_features
+        self.join = Join(reader.index, asking="--pairs", holding="--regions")
         # Nothing is guessed: distributions over classes are left in their file.
         self._feeding = dataclasses.replace(feeding, region_targets="class")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
         """Pictures without a row, or with a row without boxes."""
-        numbers = self._reader.find(image_ids)
+        numbers = self.join.find(image_ids)
         counts = self._reader.box_counts()
         faults = {}
         for image_id, number in zip(image_ids, numbers.tolist(), strict=True):
@@ -111,7 +113,7 @@ class RegionPictures:
 
     def fault(self, image_id: str) -> Reason | None:
         """Features or boxes that are not finite, among those that the model is fed."""
-        row = self._reader[image_id]
+        row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
         fed = slice(count) if order is None else order
         parts = [row.boxes[fed], *([] if row.features is None else [row.features[fed]])]
@@ -121,10 +123,15 @@ class RegionPictures:
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
         """With all regions: those that a text leaves no room for are cut beside it."""
-        numbers = self._reader.find(image_ids).tolist()
+        numbers = self._rows(image_ids)
         return region_batch(
             self._reader, numbers, self._feeding, global_features=self._global_features
         )
+
+    def _rows(self, image_ids: Sequence[str]) -> list[int]:
+        """Rows of pictures that are not missing."""
+        rows: list[int] = self.join.find(image_ids).tolist()
+        return rows
 
 
 class PixelPictures:
@@ -132,16 +139,17 @@ class PixelPictures:
 
     def __init__(self, reader: ImageReader, feeding: Feeding) -> None:
         self._reader, self._feeding = reader, feeding
+        self.join = Join(reader.index, asking="--pairs", holding="--images")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
         """Pictures without a row."""
-        numbers = self._reader.find(image_ids).tolist()
+        numbers = self.join.find(image_ids).tolist()
         pairs = zip(image_ids, numbers, strict=True)
         return {image_id: Reason.NO_PICTURE for image_id, at in pairs if at == ABSENT}
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
         """A picture's pixels [3, S, S], or what is wrong with it."""
-        data = self._reader[image_id]
+        data = self._reader.bytes_of(int(self.join.find([image_id])[0]))
         if not data:
             return Reason.EMPTY
         try:

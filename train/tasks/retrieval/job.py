@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
@@ -137,7 +137,8 @@ def _open_pictures(
     if options.regions is None:
         raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
     if options.images is not None:
-        find_shards(options.images, IMAGES, "--images")  # a typing error shows before the work
+        # The report's: what is wrong with their table shows before the work.
+        read_table(options.images, IMAGES, columns=["image_id"], flag="--images")
     regions = RegionReader(options.regions)
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
@@ -161,7 +162,9 @@ def _device(name: str) -> torch.device:
 def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
     """What is ranked, and the pairs that are not, with reasons; ``faults`` are the pictures'."""
     candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
-    check_candidates(candidates, rejects, opened.options.fold_images)
+    ids = [pair.image_id for pair in opened.read.pairs if pair.image_id is not None]
+    samples = opened.pictures.join.samples(ids)
+    check_candidates(candidates, rejects, opened.options.fold_images, samples)
     return candidates, rejects
 
 

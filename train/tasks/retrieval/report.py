@@ -13,8 +13,10 @@ from vlmill.schemas.console.report import (
     html_table,
     settings_table,
     template,
-    thumbnails,
+    thumbnail_uri,
 )
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.found import Found, Neighbour, examples, unmoved
 from vlmill.train.tasks.retrieval.metrics import KS
@@ -53,6 +55,24 @@ def shown_image_ids(
     return {candidates.image_ids[n] for n in numbers | {found.query for found in by_image}}
 
 
+def _thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
+    """Thumbnails as data: URIs of the pictures that the table has, under their ids or by one name,
+    and that can be decoded.
+    """
+    if images is None:
+        return {}
+    reader, uris = ImageReader(images), dict[str, str]()
+    for image_id in sorted(image_ids):
+        names = [image_id] if image_id in reader else list(reader.index.alike(image_id))
+        content = reader[names[0]] if len(names) == 1 else None
+        try:
+            if content is not None:
+                uris[image_id] = thumbnail_uri(content)
+        except Rejected:
+            continue  # shown by its id: a picture that cannot be decoded has none to show
+    return uris
+
+
 def sections(
     *,
     metrics: Mapping[str, float],
@@ -67,7 +87,7 @@ def sections(
     """All of the page but its title; ``score`` says what kind of number ranks."""
     texts, pictures = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
     ids = shown_image_ids(candidates, texts.all, pictures.all)
-    uris = thumbnails(images, ids)
+    uris = _thumbnails(images, ids)
     return [
         Section(
             title="Recall",

@@ -10,8 +10,9 @@ import pytest
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import ShardWriter, write_shard
+from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.tables import PAIRS, REJECTS
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table
 from vlmill.train.loading.store.pairs import pair_rows, pairs_facts
@@ -20,6 +21,7 @@ from vlmill.train.loading.store.prepare import (
     prepare_samples,
     region_facts,
     require_pictures,
+    sample_ids,
 )
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import train_vocabulary
@@ -108,6 +110,73 @@ def test_hard_negatives_become_rows(tables: Tables, tmp_path: Path) -> None:
     assert [table.hard_negatives(row).tolist() for row in range(4)] == [[], [], [1, 3], []]
     prepare(tables, tmp_path)  # without negatives: nothing is left of the earlier ones
     assert SampleTable(tmp_path / "prepared").hard_negatives(2).tolist() == []
+
+
+def test_pictures_meet_regions_and_images_by_name(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("a/p.jpg", "a dog runs"), ("q", "a cat sleeps"), ("gone.jpg", "The dog sleeps")]
+    tables.write_pairs(rows)
+    tables.write_regions(["q.png", "p"])
+    empty = dict.fromkeys(IMAGES.schema.names)
+    images = [{**empty, "image_id": name, "bytes": b"x"} for name in ("p.jpg", "q")]
+    write_shard(tmp_path / "images", IMAGES, images)
+    counts = prepare(tables, tmp_path, images=ImageReader(tmp_path / "images"))
+    assert (counts["kept"], counts["no_regions"]) == (2, 1)
+    table = SampleTable(tmp_path / "prepared")
+    assert table.image_rows.tolist() == [1, 0]
+    assert [table.image_id(row) for row in range(2)] == ["a/p.jpg", "q"]
+    said = capsys.readouterr().err
+    assert "note: --pairs and --regions call 2 pictures by different ids; they met: " in said
+    assert "1 but for an ending (q is q.png), 1 but for folders (a/p.jpg is p)" in said
+    assert "--images call 1 pictures by different ids" in said
+
+
+def test_of_a_pair_id_that_comes_again_the_first_pair_is_kept(
+    tables: Tables, tmp_path: Path
+) -> None:
+    ids = tables.write_pairs([*ROWS[:2], *ROWS[:2], ROWS[3], ROWS[1]])
+    tables.write_regions(["p", "q", "r"])
+    counts = prepare(tables, tmp_path)
+    assert (counts["kept"], counts["duplicate"]) == (3, 3)
+    rejects = read_table(str(tmp_path), REJECTS).to_pylist()
+    assert [(row["key"], row["reason"]) for row in rejects] == [
+        (ids[0], "duplicate"),
+        (ids[1], "duplicate"),
+        (ids[1], "duplicate"),
+    ]
+
+
+def test_negatives_of_other_pairs_are_refused(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tables.write_pairs(ROWS)
+    tables.write_regions(["p", "q", "r"])
+    others = {"x": ["y"], "y": ["x"]}
+    message = f"0 of the 2 pair_ids of --negatives .* .it has x, --pairs has {ids[0]}"
+    with pytest.raises(InputError, match=message):
+        prepare(tables, tmp_path, tables.write_negatives(others))
+    assert prepare(tables, tmp_path, tables.write_negatives(others | {ids[0]: [ids[1]]}))
+    said = capsys.readouterr().err
+    assert "warning: only 1 of the 3 pair_ids of --negatives" in said
+    half = {ids[0]: [ids[1]], "x": ["y"]}
+    assert prepare(tables, tmp_path, tables.write_negatives(half))["hard_negatives"] == 1
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_ids_of_both_tables_for_an_error(tables: Tables) -> None:
+    tables.write_pairs(ROWS)
+    tables.write_regions(["x", "y"])
+    what = WhatToPrepare(
+        pairs=tables.pairs,
+        tokenizer=train_vocabulary([text for _, text in ROWS], 90),
+        max_tokens=5,
+        pictures=RegionReader(tables.regions),
+    )
+    assert sample_ids(what) == "--pairs has p q p, --regions has x y"
+    assert sample_ids(dataclasses.replace(what, pictures=None)) == ""
+    tables.write_pairs([])
+    assert sample_ids(what) == "--pairs has no ids, --regions has x y"
 
 
 def test_facts_of_regions(tables: Tables) -> None:

@@ -55,8 +55,17 @@ def test_pairs_are_kept_in_their_order_or_rejected_with_a_reason() -> None:
         "t": "not_finite",
         "u": "no_text",
     }
-    with pytest.raises(InputError, match=r"2 pair_ids twice or more \(first: p, q\)"):
-        select_candidates(pairs_of(*[("p", "b"), ("q", "b")] * 2), tokens[:4], {})
+
+
+def test_of_a_pair_id_that_comes_again_the_first_pair_counts() -> None:
+    tokens = [np.arange(n) for n in (4, 3, 5, 4)]
+    pairs = pairs_of(("p", "b"), ("q", "b"), ("p", "a"), ("q", "b"))
+    candidates, rejects = select_candidates(pairs, tokens, {})
+    assert [(pair.pair_id, pair.image_id) for pair in candidates.pairs] == [("p", "b"), ("q", "b")]
+    assert [(row["key"], row["reason"]) for row in rejects] == [
+        ("p", "duplicate"),
+        ("q", "duplicate"),
+    ]
 
 
 def test_the_table_is_read_once_for_pairs_and_digest(tmp_path: Path) -> None:

@@ -336,15 +336,36 @@ def test_wrong_arguments_are_named(
 def test_nothing_to_rank_is_an_error_that_counts_the_reasons(place: Workplace) -> None:
     place.rows = []
     place.write()
-    with pytest.raises(InputError, match=r"none of 5 pairs can be scored \(5 no_regions\)"):
+    with pytest.raises(InputError, match=r"\(5 no_regions; --pairs has .* has no ids\)"):
         place.run()
 
 
-def test_a_pair_given_twice_is_an_error(place: Workplace) -> None:
+def test_of_a_pair_given_twice_the_first_counts(place: Workplace) -> None:
+    place.write()
+    once = place.metrics()
     place.pairs.append(place.pairs[0])
     place.write()
-    with pytest.raises(InputError, match=r"1 pair_ids twice or more \(first: p0\)"):
-        place.run()
+    assert place.metrics("--fresh") == once | {"rejected_pairs": 1}
+
+
+def test_pictures_that_the_tables_call_by_different_ids(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.write()
+    once = place.metrics()
+    out = io.BytesIO()
+    Image.new("RGB", (4, 4), "red").save(out, "PNG")
+    image = {"image_id": "photos/image0.png", "bytes": out.getvalue()}
+    write_shard(place.folder / "images", IMAGES, [image])
+    for pair in place.pairs:
+        pair["image_id"] = f"own/{pair['image_id']}.jpg"
+    place.pairs[0]["image_id"] = place.pairs[4]["image_id"] = "image0"
+    place.write()
+    images = str(place.folder / "images")
+    assert place.metrics("--fresh", "--images", images) == once
+    said = capsys.readouterr().err
+    assert "3 but for folders (own/image1.jpg is image1)." in said
+    assert "data:image/jpeg;base64," in (place.folder / "out" / "report.html").read_text()
 
 
 def test_the_report_shows_pictures_and_escapes_texts(place: Workplace) -> None:

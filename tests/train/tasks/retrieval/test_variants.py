@@ -145,7 +145,8 @@ def test_pairs_that_cannot_be_scored_are_counted(
     metrics = place.metrics()
     assert metrics["pairs"] + metrics["rejected_pairs"] == len(place.pairs)
     assert metrics["cut_texts"] == 1  # of nine words
-    assert "4 pairs rejected" in capsys.readouterr().out
+    said = "4 rejects (1 no_text, 1 no_picture, 1 no_regions, 1 not_finite)"
+    assert said in capsys.readouterr().out.splitlines()[-1]
     place.write(tiny_model("vlmo", VOCABULARY), "vlmo", CASES["vlmo"].feeding)
     assert place.run("--fresh") == 0
     rejects = read_table(place.out, REJECTS).to_pylist()

@@ -1,0 +1,30 @@
+"""Which of some ids names a picture: the equal one, else the one that is another name of it."""
+
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.row_index import IdIndex
+
+
+def id_alike(index: IdIndex, name: str, holding: str) -> str | None:
+    """Returns the id that is ``name`` or may stand for it; None without one.
+
+    ``holding`` is where the ids are from, for the InputError if it may be two.
+    """
+    if name in index:
+        return name
+    ids = list(index.alike(name))
+    if len(ids) > 1:
+        raise InputError(
+            f"{holding}: {name} may be {ids[0]} or {ids[1]}; call the picture by one of these ids"
+        )
+    return ids[0] if ids else None
+
+
+def id_of_file(index: IdIndex, path: str, holding: str) -> str | None:
+    """Returns the id that names a file: by its path, by its name alone, or by that without any
+    ending. Raises InputError if it may be two.
+    """
+    name, stem = Path(path).name, Path(path).stem
+    of_name = id_alike(index, path, holding) or id_alike(index, name, holding)
+    return of_name or (stem if stem in index else None)

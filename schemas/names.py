@@ -1,0 +1,84 @@
+"""Ids of one picture as different files write them: 46.jpg and 46, coco/132417 and 000000132417.
+
+Two ids may be the same picture if what they differ in is only in one of them: the ending of a
+picture's file, folders in front, or what COCO puts before a number (its own prefix, zeros). So 46
+may be 46.jpg and train/46; 46.jpg is never 46.png, and train/46 never val/46.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
+# COCO's file names: the number is the picture's, and the same in all of its annotations.
+_COCO = re.compile(r"COCO_((?:train|val|test)\d{4})_(\d+)", re.ASCII)
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+
+class Difference(IntEnum):
+    """What only one of two ids of a picture has; the further down, the less is left of them."""
+
+    ENDING = 1
+    FOLDERS = 2
+    NUMBER = 3
+
+    def __str__(self) -> str:
+        return ("an ending", "folders", "COCO's prefix or zeros")[self - 1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Name:
+    folders: tuple[str, ...]
+    text: str  # of the last part, without its ending
+    ending: str  # in lower case; empty without
+    core: str  # what ids of the same picture have in common
+    split: str  # of COCO, if the name says it
+
+
+def without_ending(image_id: str) -> str:
+    """Returns an id without the ending of a picture's file."""
+    return image_id[: len(image_id) - len(_ending(image_id))]
+
+
+def core_of(image_id: str) -> str:
+    """Returns what ids of the same picture have in common: the last part without its ending, a
+    number without zeros in front.
+    """
+    return _name(image_id).core
+
+
+def difference(one: str, other: str) -> Difference | None:
+    """Returns what only one of two unequal ids has; None if they are different pictures."""
+    a, b = _name(one), _name(other)
+    shorter, longer = sorted((a.folders, b.folders), key=len)
+    if a.core != b.core or longer[len(longer) - len(shorter) :] != shorter:
+        return None
+    if len({a.ending, b.ending} - {""}) > 1 or len({a.split, b.split} - {""}) > 1:
+        return None
+    if a.text != b.text:
+        return Difference.NUMBER
+    return Difference.ENDING if a.folders == b.folders else Difference.FOLDERS
+
+
+def _ending(image_id: str) -> str:
+    stem, dot, ending = image_id.rpartition(".")
+    known = f".{ending}".lower() in PICTURE_ENDINGS and stem and not stem.endswith("/")
+    return dot + ending if known else ""
+
+
+def _name(image_id: str) -> _Name:
+    bare = without_ending(image_id)
+    *folders, text = [part for part in bare.split("/") if part not in ("", ".")] or [bare]
+    core, split = text, ""
+    if coco := _COCO.fullmatch(text):
+        # The prefix says what the folders of such files say: train2014/COCO_train2014_...
+        folders, split, core = ["coco"], coco[1], coco[2]
+    if _NUMBER.fullmatch(core):
+        core = core.lstrip("0") or "0"
+    return _Name(
+        folders=tuple(folders),
+        text=text,
+        ending=_ending(image_id).lower(),
+        core=core,
+        split=split,
+    )
