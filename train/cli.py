@@ -37,7 +37,7 @@ Pairs of a split for validation or test (val, dev, test, testA, ...: docs/traini
 trained on, and a split of another name is an error. train_splits=[train,val] trains on those that
 it names, validation_splits=[minival] validates on those.
 
-Memory is bounded by the batch, plus some 40 bytes for each pair and 150 for each picture.
+Memory is bounded by the batch, plus some 60 bytes for each pair and 150 for each picture.
 """
 
 RECIPES_HELP = """\

@@ -207,8 +207,6 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
 def publish(output: str | Path, checkpoint: Path) -> None:
     """Put what evaluation needs of a run's checkpoint at the top of ``output``, as links."""
     for name in PUBLISHED:
-        if name in (TRAINED_PAIRS, TRAINED_IMAGES) and not (checkpoint / name).exists():
-            continue  # an older checkpoint: it does not say what it was trained on
         with atomic_path(Path(output) / name) as temporary:
             try:
                 os.link(checkpoint / name, temporary)

@@ -57,7 +57,7 @@ def pretrain(
     """Run ``recipe``, or what is left of it, and return a sentence on what ``output`` holds now.
 
     Under a launcher (torchrun, accelerate launch) every process calls this; the first one prepares
-    and writes. Memory is bounded by the batch, some 40 bytes for each pair, and the regions' index.
+    and writes. Memory is bounded by the batch, some 60 bytes for each pair, and the regions' index.
     Raises InputError for inputs that do not fit together, an output that holds another run, and a
     disk that is too small for the checkpoints unless ``force`` is set.
     """

@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.checkpoints.folders import CHECKPOINTS, find_checkpoint, saved_steps, step_folder
+from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding
 
@@ -26,6 +28,7 @@ FEEDING = Feeding(max_regions=7, whole_image="mean", crop=(0.1, 0.9))
 CONFIG = ImageBertConfig(
     vocab_size=20, width=8, num_layers=1, num_heads=2, intermediate_width=8, region_width=4
 )
+PAIRS = np.array([2**64 - 1, 3], np.uint64)
 
 
 def save(folder: Path) -> ImageBert:
@@ -39,6 +42,7 @@ def save(folder: Path) -> ImageBert:
         training=RECORD,
         detector_fingerprint="detector-a",
         feeding=FEEDING,
+        trained_on=TrainedOn(complete=False).and_also(PAIRS, PAIRS[:1]),
         state={"rng.cpu": torch.get_rng_state()},
     )
     return model
@@ -49,6 +53,9 @@ def assert_whole(loaded: LoadedCheckpoint, model: ImageBert) -> None:
     assert (loaded.variant, loaded.detector_fingerprint) == ("imagebert", "detector-a")
     assert loaded.tokenizer.encode("a dog").tokens[0] == "[CLS]"
     assert not loaded.model.training
+    assert loaded.trained_on is not None and not loaded.trained_on.complete
+    assert loaded.trained_on.pairs.tolist() == [3, 2**64 - 1]
+    assert loaded.trained_on.images.tolist() == [2**64 - 1]
     weights = loaded.model.state_dict()
     assert weights.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
@@ -112,6 +119,7 @@ def test_without_a_checkpoint(tmp_path: Path) -> None:
         ("model", {"width": 24}, "is damaged"),
         ("training", None, "is damaged"),
         ("feeding", {"max_region": 3}, "did you mean max_regions"),
+        ("trained_on", {}, "is damaged"),
     ],
 )
 def test_wrong_settings_are_told(field: str, value: object, message: str, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_held_out_pairs_are_not_trained_on_whatever_the_case(
     assert loaded.trained_on is not None and loaded.trained_on.complete
     assert loaded.trained_on.pairs.tolist() == keys([*ids[:2], *ids[6:]])
     said = capsys.readouterr().err
-    assert "leaves out Test (1), testA (1)" in said and "validates on VAL (1), validation" in said
+    assert "leaves out Test (1), testA (1)" in said and "validation VAL (1), validation (1)" in said
 
 
 def test_an_unknown_split_stops_the_run_before_it_begins(

@@ -148,7 +148,7 @@ def said_of(plan: SplitPlan, splits: Mapping[str | None, int]) -> str:
     """What a plan does with the pairs of each split, in a sentence."""
     uses = {"trains on": plan.trained}
     if not plan.draws:
-        uses["validates on"] = plan.validated - plan.trained
+        uses["keeps for validation"] = plan.validated - plan.trained
     uses["leaves out"] = frozenset(splits) - plan.trained - plan.validated
     parts = [
         f"{use} "
