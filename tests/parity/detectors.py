@@ -1,35 +1,34 @@
 """The detector families: each against its recordings, stage by stage and from the picture on."""
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from tests.models.detector.batches import given
+from tests.parity.detector_choices import (
+    choice_of,
+    rows_by_boxes,
+    rows_by_ids,
+    settled_attributes,
+    settled_choice,
+)
 from tests.parity.detector_stages import (
     Case,
-    Regions,
     check_detections,
+    check_proposals,
     end_to_end,
     given_boxes,
     open_cases,
-    propose,
-    settled_attributes,
-    settled_choice,
     shared_stages,
-    taken_of,
 )
 from tests.parity.golden import GoldenSet, expect
+from tests.parity.region_ties import taken_of
 from tests.parity.results import Results
 from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import (
-    by_best_class,
-    by_class_pairs,
-    in_pictures,
     select,
 )
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
@@ -83,8 +82,9 @@ def milvlg_selections(case: Case, ours: Detections, recorded: Detections) -> Non
     for number, (low, high) in enumerate(options["sel"]):
         rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
         key = f"out.sel{number}"
-        choose = partial(select, spec=case.spec, frames=case.frames(0), rule=rule)
-        chosen = taken_of(settled_choice(case, key, ours, recorded, choose))
+        choice = choice_of(case, 0, rule, f"{key}_bbox", f"{key}_objects_conf")
+        rows = rows_by_boxes(case, choice, recorded, f"{key}_bbox", f"{key}_objects_conf")
+        chosen = settled_choice(case, key, choice, ours, recorded, rows)
         assert ours.attribute_probs is not None and recorded.attribute_probs is not None
         attributes, scores = settled_attributes(
             case,
@@ -94,29 +94,26 @@ def milvlg_selections(case: Case, ours: Detections, recorded: Detections) -> Non
             chosen.ids,
         )
         case.check(f"{key}_num_bbox", torch.tensor(len(chosen.ids)))
-        rows = {
-            f"{key}_bbox": chosen.boxes,
-            f"{key}_x": ours.features[0, chosen.ids],
-            f"{key}_objects_id": chosen.class_ids,
-            f"{key}_objects_conf": chosen.class_scores,
-            f"{key}_attrs_id": attributes,
-            f"{key}_attrs_conf": scores,
-        }
-        case.check_rows(rows, [f"{key}_bbox"], f"{key}_objects_conf")
+        case.check_all(
+            {
+                f"{key}_bbox": chosen.boxes,
+                f"{key}_x": ours.features[0, chosen.ids],
+                f"{key}_objects_id": chosen.class_ids,
+                f"{key}_objects_conf": chosen.class_scores,
+                f"{key}_attrs_id": attributes,
+                f"{key}_attrs_conf": scores,
+            }
+        )
 
 
 def expect_same_rows(case: Case, ours: Detections, recorded: Detections) -> None:
     """The rows that extract-rois writes come from the proposals that the reference's do."""
     high = min(most for _, most in case.golden.config["options"]["sel"])
-    choose = partial(
-        select,
-        spec=case.spec,
-        frames=case.frames(0),
-        rule=Selection(threshold=0.0, min_boxes=0, max_boxes=high),
-    )
-    rows = settled_choice(case, "rows", ours, recorded, choose)
+    rule = Selection(threshold=0.0, min_boxes=0, max_boxes=high)
+    choice = choice_of(case, 0, rule, "out.proposals", "out.class_probs")
+    rows = settled_choice(case, "rows", choice, ours, recorded, None)
     expect(
-        torch.equal(taken_of(rows).ids, taken_of(choose(recorded)).ids),
+        torch.equal(rows.ids, choice.choose(recorded).ids),
         f"{case.golden.folder}: {case.name}: extract-rois keeps other rows than the recorded",
     )
 
@@ -153,9 +150,7 @@ def original_layers(case: Case) -> None:
     spec = dataclasses.replace(
         case.spec, family="caffe", max_log_scale=None, min_size_inclusive=True
     )
-    boxes, scores = propose(case, ProposalGenerator(spec), 0)
-    case.check("caffe.rois", boxes)
-    case.check("caffe.roi_scores", scores)
+    check_proposals(case, ProposalGenerator(spec), 0, ("caffe.rois", "caffe.roi_scores"))
     rois, taken = given(case["caffe.rois"])
     described = case.model.describe(case["out.res4"], rois, taken)
     case.check("caffe.class_probs", described.class_probs[0])
@@ -206,7 +201,7 @@ def airsplay(golden: GoldenSet, results: Results) -> None:
 
 
 def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> None:
-    options, frames = case.golden.config["options"], case.frames(0)
+    options = case.golden.config["options"]
     count = options["N"]
     of_pairs = dataclasses.replace(
         case.spec,
@@ -214,26 +209,23 @@ def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> N
         class_nms_thresholds=airsplay_pairs().class_nms_thresholds,
     )
     notebook = Selection(threshold=options["score"], min_boxes=0, max_boxes=count)
-    choose = partial(by_class_pairs, spec=of_pairs, frames=frames, rule=notebook)
-    chosen = settled_choice(case, "out.selA", ours, recorded, choose)
-    # The reference scales these boxes in place: it records the picture's pixels under both names.
-    boxes = taken_of(in_pictures(chosen, of_pairs, frames)).boxes
-    both = {"out.selA_boxes": boxes, "out.selA_boxes_picture": boxes}
-    check_chosen(case, "out.selA", taken_of(chosen), both)
     script = Selection(threshold=0.0, min_boxes=count, max_boxes=count)
-    choose = partial(by_best_class, spec=case.spec, frames=frames, rule=script)
-    best = taken_of(settled_choice(case, "out.selB", ours, recorded, choose))
-    check_chosen(case, "out.selB", best, {"out.selB_boxes": best.boxes})
-
-
-def check_chosen(case: Case, key: str, chosen: Regions, boxes: Mapping[str, Tensor]) -> None:
-    rows = {
-        f"{key}_classes": chosen.class_ids,
-        f"{key}_ids": chosen.ids,
-        f"{key}_scores": chosen.class_scores,
-    }
-    case.check_rows({**rows, **boxes}, [f"{key}_ids", f"{key}_classes"], f"{key}_scores")
-    case.check(f"{key}_nms", chosen.nms_threshold)
+    for key, spec, rule in (("out.selA", of_pairs, notebook), ("out.selB", case.spec, script)):
+        choice = choice_of(case, 0, rule, f"{key}_boxes", f"{key}_scores", spec)
+        rows = rows_by_ids(case, f"{key}_ids", f"{key}_classes")
+        chosen = settled_choice(case, key, choice, ours, recorded, rows)
+        case.check_all(
+            {
+                f"{key}_classes": chosen.class_ids,
+                f"{key}_ids": chosen.ids,
+                f"{key}_scores": chosen.class_scores,
+                f"{key}_nms": chosen.nms_threshold,
+            }
+        )
+        # The reference scales these boxes in place: both names record the picture's pixels.
+        written = chosen.in_picture(choice, drop=True) if spec is of_pairs else chosen
+        case.check(f"{key}_boxes", written.boxes)
+        case.check(f"{key}_boxes_picture", written.boxes)
 
 
 def decoded_boxes(case: Case, index: int) -> Tensor:
@@ -275,26 +267,21 @@ def detectron2(golden: GoldenSet, results: Results) -> None:
 def detectron2_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
 ) -> None:
-    number, frames = case.numbers[index], case.frames(index)
-    choose = partial(by_class_pairs, spec=case.spec, frames=frames, rule=rule)
-    settled = settled_choice(case, f"out.kept{number}", ours, recorded, choose)
-    chosen, final = taken_of(settled), taken_of(in_pictures(settled, case.spec, frames))
-    rows = {
-        f"out.pred_boxes{number}": chosen.boxes,
-        f"out.scores{number}": chosen.class_scores,
-        f"out.classes{number}": chosen.class_ids,
-        f"out.kept{number}": chosen.ids,
-    }
-    case.check_rows(rows, [f"out.kept{number}", f"out.classes{number}"], f"out.scores{number}")
-    rows = {
-        f"out.final_boxes{number}": final.boxes,
-        f"out.final_scores{number}": final.class_scores,
-        f"out.final_classes{number}": final.class_ids,
-    }
-    case.check_rows(
-        rows,
-        [f"out.final_boxes{number}", f"out.final_classes{number}"],
-        f"out.final_scores{number}",
+    number = case.numbers[index]
+    choice = choice_of(case, index, rule, f"out.pred_boxes{number}", f"out.scores{number}")
+    rows = rows_by_ids(case, f"out.kept{number}", f"out.classes{number}")
+    chosen = settled_choice(case, f"out.kept{number}", choice, ours, recorded, rows)
+    final = chosen.in_picture(choice, drop=True)
+    case.check_all(
+        {
+            f"out.pred_boxes{number}": chosen.boxes,
+            f"out.scores{number}": chosen.class_scores,
+            f"out.classes{number}": chosen.class_ids,
+            f"out.kept{number}": chosen.ids,
+            f"out.final_boxes{number}": final.boxes,
+            f"out.final_scores{number}": final.class_scores,
+            f"out.final_classes{number}": final.class_ids,
+        }
     )
 
 
@@ -329,10 +316,13 @@ def hf_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
 ) -> None:
     number, picture = case.numbers[index], case.inputs[index]
-    choose = partial(select, spec=case.spec, frames=case.frames(index), rule=rule)
-    chosen = taken_of(settled_choice(case, f"out.obj_ids{number}", ours, recorded, choose))
+    boxes, scores = f"out.boxes{number}", f"out.obj_probs{number}"
+    choice = choice_of(case, index, rule, boxes, scores)
+    rows = rows_by_boxes(case, choice, recorded, boxes, scores)
+    settled = settled_choice(case, f"out.obj_ids{number}", choice, ours, recorded, rows)
+    chosen = settled.in_picture(choice, drop=True)
     assert ours.attribute_probs is not None and recorded.attribute_probs is not None
-    attributes, scores = settled_attributes(
+    attributes, certainties = settled_attributes(
         case,
         f"out.attr_ids{number}",
         ours.attribute_probs[0],
@@ -340,22 +330,18 @@ def hf_selection(
         chosen.ids,
     )
     size = torch.tensor([picture.width, picture.height] * 2)
-    rows = {
-        f"out.boxes{number}": chosen.boxes,
-        f"out.obj_ids{number}": chosen.class_ids,
-        f"out.obj_probs{number}": chosen.class_scores,
-        f"out.attr_ids{number}": attributes,
-        f"out.attr_probs{number}": scores,
-        f"out.roi_features{number}": ours.features[0, chosen.ids],
-        f"out.normalized_boxes{number}": chosen.boxes / size,
-    }
-    place = case.check_rows(rows, [f"out.boxes{number}"], f"out.obj_probs{number}")
-    if f"{case.name}.out.padded_boxes" not in case.golden.tensors:
-        return
-    boxes, probs = chosen.boxes, chosen.class_scores
-    if place is not None:
-        boxes, probs = boxes[place], probs[place]
-    missing = rule.max_boxes - len(boxes)
-    case.check("out.padded_boxes", functional.pad(boxes, (0, 0, 0, missing))[None])
-    case.check("out.padded_obj_probs", functional.pad(probs, (0, missing))[None])
-    case.check("out.padded_preds_per_image", torch.tensor([len(boxes)]))
+    case.check_all(
+        {
+            boxes: chosen.boxes,
+            f"out.obj_ids{number}": chosen.class_ids,
+            scores: chosen.class_scores,
+            f"out.attr_ids{number}": attributes,
+            f"out.attr_probs{number}": certainties,
+            f"out.roi_features{number}": ours.features[0, chosen.ids],
+            f"out.normalized_boxes{number}": chosen.boxes / size,
+        }
+    )
+    missing = rule.max_boxes - len(chosen.ids)
+    case.check("out.padded_boxes", functional.pad(chosen.boxes, (0, 0, 0, missing))[None])
+    case.check("out.padded_obj_probs", functional.pad(chosen.class_scores, (0, missing))[None])
+    case.check("out.padded_preds_per_image", torch.tensor([len(chosen.ids)]))

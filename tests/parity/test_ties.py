@@ -11,7 +11,7 @@ from tests.conftest import GOLDEN
 from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
 from tests.parity.results import Results
-from tests.parity.ties import Rows, places, settle
+from tests.parity.ties import settle
 from torch import Tensor
 
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
@@ -98,27 +98,6 @@ def test_a_choice_of_a_lower_score_fails(tmp_path: Path) -> None:
     result: Any = compare(tokenizer_set(tmp_path, 1e-3))
     assert result["status"] == "failed" and not result["exchanges"]
     assert "case0.out.codebook_indices" in result["reason"]
-
-
-def rows(scores: list[float], boxes: list[float], allowed: float = 0.1) -> Rows:
-    columns = {"score": torch.tensor(scores), "box": torch.tensor(boxes)}
-    bounds = {name: torch.full(column.shape, allowed) for name, column in columns.items()}
-    return Rows(columns, bounds, "score")
-
-
-@pytest.mark.parametrize(
-    ("scores", "boxes", "order"),
-    [
-        ([3.0, 2.0, 1.0], [30.0, 20.0, 10.0], [0, 1, 2]),
-        ([3.0, 2.95, 1.0], [20.0, 30.0, 10.0], [1, 0, 2]),
-        ([3.0, 2.0, 1.0], [20.0, 30.0, 10.0], None),  # turned, and not tied
-        ([3.0, 2.0, 1.0], [30.0, 20.0, 40.0], None),  # another one
-    ],
-)
-def test_places_by_hand(scores: list[float], boxes: list[float], order: list[int] | None) -> None:
-    ours = {"score": torch.tensor([3.0, 2.0, 1.05]), "box": torch.tensor([30.0, 20.0, 10.0])}
-    result = places(rows(scores, boxes), ours, ["box"])
-    assert (None if result is None else result[0].tolist()) == order
 
 
 def test_settled_choices_by_hand(tmp_path: Path) -> None:
