@@ -1,6 +1,7 @@
 """The detector families: each against its recordings, stage by stage and from the picture on."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from tests.parity.detector_stages import (
     shared_stages,
 )
 from tests.parity.golden import GoldenSet, expect
-from tests.parity.region_ties import taken_of
+from tests.parity.region_ties import Regions, taken_of
 from tests.parity.results import Results
 from torch import Tensor
 from torch.nn import functional
@@ -48,23 +49,28 @@ CAFFE_MODE: dict[str, Any] = {
 }
 
 
-def milvlg(golden: GoldenSet, results: Results) -> None:
-    """The port's Caffe mode, whose settings stand in ``keys`` without ``MODEL``."""
-    options, keys = golden.config["options"], golden.config["keys"]
+def milvlg_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The port's own keys, of those that a set writes."""
+    options, keys = config["options"], config["keys"]
     sides = {"MIN_SIZE_TEST": options["short"], "MAX_SIZE_TEST": options["long"]}
     model = CAFFE_MODE | keys | {"BUA": CAFFE_MODE["BUA"] | keys["BUA"]}
-    for case in open_cases(golden, results, {"MODEL": model, "INPUT": sides}):
+    return {"MODEL": model, "INPUT": sides}
+
+
+def milvlg(golden: GoldenSet, results: Results) -> None:
+    """The port's Caffe mode, whose settings stand in ``keys`` without ``MODEL``."""
+    for case in open_cases(golden, results, milvlg_keys(golden.config)):
         shared_stages(case, features="features", scores="proposal_scores")
         scale = case.inputs[0].scale
         case.check("out.im_scale", torch.tensor(scale, dtype=torch.float64))
         case.check("out.class_probs", case["out.class_logits"].softmax(dim=1))
-        with torch.inference_mode():
-            given_boxes(case)
+        given_boxes(case)
+        if f"{case.name}.caffe.rois" in golden.tensors:
             original_layers(case)
-        recorded = dataclasses.replace(
-            case.recorded_detections(0, "out.features", case["out.class_probs"]),
-            attribute_probs=case["out.attr_probs"][None],
-        )
+        recorded = case.recorded_detections(0, "out.features", case["out.class_probs"])
+        if case.spec.num_attributes:
+            attributes = case["out.attr_probs"][None]
+            recorded = dataclasses.replace(recorded, attribute_probs=attributes)
         milvlg_selections(case, recorded, recorded)
         refined_boxes(case, recorded)
         names = ("features", "class_probs", "proposal_scores")
@@ -85,25 +91,25 @@ def milvlg_selections(case: Case, ours: Detections, recorded: Detections) -> Non
         choice = choice_of(case, 0, rule, f"{key}_bbox", f"{key}_objects_conf")
         rows = rows_by_boxes(case, choice, recorded, f"{key}_bbox", f"{key}_objects_conf")
         chosen = settled_choice(case, key, choice, ours, recorded, rows)
-        assert ours.attribute_probs is not None and recorded.attribute_probs is not None
-        attributes, scores = settled_attributes(
-            case,
-            f"{key}_attrs_id",
-            foreground_attributes(ours.attribute_probs[0], case.spec),
-            foreground_attributes(recorded.attribute_probs[0], case.spec),
-            chosen.ids,
-        )
-        case.check(f"{key}_num_bbox", torch.tensor(len(chosen.ids)))
         case.check_all(
             {
+                f"{key}_num_bbox": torch.tensor(len(chosen.ids)),
                 f"{key}_bbox": chosen.boxes,
                 f"{key}_x": ours.features[0, chosen.ids],
                 f"{key}_objects_id": chosen.class_ids,
                 f"{key}_objects_conf": chosen.class_scores,
-                f"{key}_attrs_id": attributes,
-                f"{key}_attrs_conf": scores,
             }
         )
+        if ours.attribute_probs is not None and recorded.attribute_probs is not None:
+            attributes, scores = settled_attributes(
+                case,
+                f"{key}_attrs_id",
+                foreground_attributes(ours.attribute_probs[0], case.spec),
+                foreground_attributes(recorded.attribute_probs[0], case.spec),
+                chosen.ids,
+            )
+            case.check(f"{key}_attrs_id", attributes)
+            case.check(f"{key}_attrs_conf", scores)
 
 
 def expect_same_rows(case: Case, ours: Detections, recorded: Detections) -> None:
@@ -144,6 +150,7 @@ def decoded_in_picture(case: Case, boxes: str, bound: float | None) -> Tensor:
     )
 
 
+@torch.inference_mode()
 def original_layers(case: Case) -> None:
     """The original's proposal layer, box decoding and selection: Caffe's conventions."""
     options = case.golden.config["options"]
@@ -190,8 +197,7 @@ def airsplay(golden: GoldenSet, results: Results) -> None:
             predictor = case.model.roi_heads.box_predictor
             case.check("out.attr_probs", predictor.attribute_probs(case["out.attr_logits"]))
         case.check("out.decoded", decoded_boxes(case, 0))
-        with torch.inference_mode():
-            given_boxes(case)
+        given_boxes(case)
         recorded = case.recorded_detections(0, "out.features", case["out.probs"])
         airsplay_selections(case, recorded, recorded)
         for one in (case, case.as_extracted()):
@@ -297,51 +303,64 @@ def hf_frcnn(golden: GoldenSet, results: Results) -> None:
         factors = torch.tensor([picture.factors[::-1] for picture in case.inputs])
         case.check("out.scales_yx", 1 / factors)
         shared_stages(case, features="features", scores="proposal_logits")
-        attributes = case.model.roi_heads.box_predictor.attribute_probs(case["out.attr_logits"])
-        counts = [len(case[f"out.proposals{number}"]) for number in case.numbers]
-        recorded = []
-        for index, own in enumerate(torch.split(attributes, counts)):
-            probs = case.of_picture("out.class_logits", index).softmax(dim=1)
-            one = case.recorded_detections(index, "out.features", probs)
-            recorded.append(dataclasses.replace(one, attribute_probs=own[None]))
-            hf_selection(case, index, recorded[-1], recorded[-1], rule)
+        recorded = [hf_recorded(case, index) for index in range(len(case.inputs))]
+        hf_selections(case, recorded, recorded, rule)
         for which in (case, case.as_extracted()):
             names = ("features", "probs", "proposal_logits")
-            detections = check_detections(which, end_to_end(which), names)
-            for index, ours in enumerate(detections):
-                hf_selection(which, index, ours, recorded[index], rule)
+            hf_selections(which, check_detections(which, end_to_end(which), names), recorded, rule)
+
+
+def hf_recorded(case: Case, index: int) -> Detections:
+    """What the port's network gave for one picture; it records logits."""
+    probs = case.of_picture("out.class_logits", index).softmax(dim=1)
+    recorded = case.recorded_detections(index, "out.features", probs)
+    if not case.spec.num_attributes:
+        return recorded
+    logits = case.of_picture("out.attr_logits", index)
+    attributes = case.model.roi_heads.box_predictor.attribute_probs(logits)
+    return dataclasses.replace(recorded, attribute_probs=attributes[None])
+
+
+def hf_selections(
+    case: Case, ours: Sequence[Detections], recorded: Sequence[Detections], rule: Selection
+) -> None:
+    """The chosen regions of each picture, and of all in one tensor."""
+    chosen = [
+        hf_selection(case, index, *pair, rule)
+        for index, pair in enumerate(zip(ours, recorded, strict=True))
+    ]
+    missing = [rule.max_boxes - len(one.ids) for one in chosen]
+    ends = list(zip(chosen, missing, strict=True))
+    boxes = [functional.pad(one.boxes, (0, 0, 0, free)) for one, free in ends]
+    scores = [functional.pad(one.class_scores, (0, free)) for one, free in ends]
+    case.check("out.padded_boxes", torch.stack(boxes))
+    case.check("out.padded_obj_probs", torch.stack(scores))
+    case.check("out.padded_preds_per_image", torch.tensor([len(one.ids) for one in chosen]))
 
 
 def hf_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
-) -> None:
+) -> Regions:
     number, picture = case.numbers[index], case.inputs[index]
     boxes, scores = f"out.boxes{number}", f"out.obj_probs{number}"
     choice = choice_of(case, index, rule, boxes, scores)
     rows = rows_by_boxes(case, choice, recorded, boxes, scores)
     settled = settled_choice(case, f"out.obj_ids{number}", choice, ours, recorded, rows)
     chosen = settled.in_picture(choice, drop=True)
-    assert ours.attribute_probs is not None and recorded.attribute_probs is not None
-    attributes, certainties = settled_attributes(
-        case,
-        f"out.attr_ids{number}",
-        ours.attribute_probs[0],
-        recorded.attribute_probs[0],
-        chosen.ids,
-    )
     size = torch.tensor([picture.width, picture.height] * 2)
     case.check_all(
         {
             boxes: chosen.boxes,
             f"out.obj_ids{number}": chosen.class_ids,
             scores: chosen.class_scores,
-            f"out.attr_ids{number}": attributes,
-            f"out.attr_probs{number}": certainties,
             f"out.roi_features{number}": ours.features[0, chosen.ids],
             f"out.normalized_boxes{number}": chosen.boxes / size,
         }
     )
-    missing = rule.max_boxes - len(chosen.ids)
-    case.check("out.padded_boxes", functional.pad(chosen.boxes, (0, 0, 0, missing))[None])
-    case.check("out.padded_obj_probs", functional.pad(chosen.class_scores, (0, missing))[None])
-    case.check("out.padded_preds_per_image", torch.tensor([len(chosen.ids)]))
+    if ours.attribute_probs is not None and recorded.attribute_probs is not None:
+        probs = ours.attribute_probs[0], recorded.attribute_probs[0]
+        key = f"out.attr_ids{number}"
+        attributes, certainties = settled_attributes(case, key, *probs, chosen.ids)
+        case.check(key, attributes)
+        case.check(f"out.attr_probs{number}", certainties)
+    return chosen
