@@ -222,8 +222,12 @@ class Choice:
         mine, theirs = (self.survivors(one, threshold) for one in (ours, recorded))
         confidence, before = (probs.masked_fill(~left, 0.0).amax(dim=1) for left in (mine, theirs))
         # Another survivor matters where it makes another confidence.
-        moved = (confidence - before).abs() > self.score_bound
+        moved = confidence != before
         margins = cut_margins(confidence, chosen.ids, self.rule, self.score_bound)
+        if margins is not None and (chosen.ids.diff() < 0).any():  # best first, as a bound decided
+            ordered = confidence[chosen.ids]
+            turned = order_margins(ordered, torch.full(ordered.shape, self.score_bound))
+            margins = None if turned is None else margins + turned
         for number in torch.nonzero((mine != theirs)[moved].any(dim=0))[:, 0].tolist():
             candidates = self.suppression(boxes, probs[:, number], threshold)
             decided = candidates.margins(mine[:, number])
