@@ -1,22 +1,23 @@
 """A detector's stages on recorded inputs, and the network from the picture on: for every family."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tests.models.detector.batches import each_picture, given
 from tests.parity.golden import GoldenSet, NotComparable, expect, read_tensors
+from tests.parity.proposal_ties import Bounds, ProposalTies, proposal_ties
 from tests.parity.results import Results
-from tests.parity.ties import Rows, places, settle
+from tests.parity.ties import settle
 from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.selection import Chosen, Frames
+from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
@@ -24,6 +25,7 @@ from vlmill.models.detector.configurations import configuration_of, flat
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, numbered, pool_regions
 from vlmill.models.detector.proposals import ProposalGenerator
 from vlmill.models.detector.published import fitted
+from vlmill.models.detector.resnet import widened
 
 CHUNK = 7  # regions at a time: fewer than there are, so that parts have to fit together
 
@@ -57,44 +59,25 @@ class Case:
         if not (self.decisions_only and ours.is_floating_point()):
             self.results.check(f"{self.name}.{key}", ours)
 
-    def check_rows(
-        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str
-    ) -> Tensor | None:
-        """Compares columns of rows, near ties of ``score`` as recorded; gives our rows' places.
-
-        ``identity`` are the columns that tell rows apart.
-        None where the rows stand as they are recorded, or differ by more than near ties.
-        """
-        place = self.places(ours, identity, score)
+    def check_all(self, ours: Mapping[str, Tensor]) -> None:
+        """Several at once."""
         for key, column in ours.items():
-            theirs = self.golden.tensors.get(f"{self.name}.{key}")
-            if place is not None and theirs is not None:
-                column = column[place]
             self.check(key, column)
-        return place
 
-    def places(
-        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str
-    ) -> Tensor | None:
-        columns = {
-            key: self.golden.tensors[name]
-            for key in {*identity, score}
-            if (name := f"{self.name}.{key}") in self.golden.tensors
-        }
-        told = columns.keys() == {*identity, score} and all(key in ours for key in identity)
-        floating = told and any(columns[key].is_floating_point() for key in identity)
-        if not told or (self.decisions_only and floating):
-            return None
-        bounds = {key: self.golden.allowed(f"{self.name}.{key}", t) for key, t in columns.items()}
-        recorded = Rows(columns, bounds, score)
-        in_place = recorded.same(ours, identity).diagonal()
-        if len(in_place) == len(recorded) == len(ours[identity[0]]) and in_place.all():
-            return None
-        found = places(recorded, ours, identity)
-        if found is None:
-            return None
-        self.results.exchange(f"{self.name}.{identity[0]}", found[1])
-        return found[0]
+    def in_place(self, ours: Mapping[str, Tensor]) -> bool:
+        """Whether rows are the recorded ones, each in its place and within its tolerance."""
+        named = {f"{self.name}.{key}": column for key, column in ours.items()}
+        return all(
+            self.results.deviation(key, self.golden.tensors[key], column)["ok"]
+            for key, column in named.items()
+            if key in self.golden.tensors
+        )
+
+    def bounds(self, key: str) -> Bounds:
+        """How far numbers may be off that are like those recorded as ``key``."""
+        name = f"{self.name}.{key}"
+        most = self.results.most_allowed(name)
+        return lambda values: self.golden.allowed(name, values).clamp(max=most)
 
     def as_extracted(self) -> "Case":
         """The same case for the network that extract-rois runs."""
@@ -189,6 +172,8 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
     if spec.resize == "pillow":
         for picture, number in zip(case.inputs, case.numbers, strict=True):
             pixels = case[f"in.image{number}"].numpy()
+            if spec.channel_order == "rgb":  # turned before it is resized
+                pixels = pixels[:, :, ::-1].copy()
             resized = resize_pillow(pixels, *picture.tensor.shape[2:])
             case.check(f"out.resized{number}", torch.tensor(resized))
     backbone = model.backbone
@@ -202,24 +187,47 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
     case.check("out.rpn_deltas", deltas)
     case.check("out.anchors", generator.anchor_generator(*logits.shape[-2:]))
     for index, number in enumerate(case.numbers):
-        boxes, objectness = propose(case, generator, index)
-        ours = {f"out.proposals{number}": boxes, f"out.{scores}{number}": objectness}
-        key = f"out.{scores}{number}"
-        case.check_rows(ours, [f"out.proposals{number}"], key)
+        check_proposals(case, generator, index, (f"out.proposals{number}", f"out.{scores}{number}"))
     heads(case, features)
 
 
-def propose(case: Case, generator: ProposalGenerator, index: int) -> tuple[Tensor, Tensor]:
-    """Proposals of one picture, from recorded outputs of the proposal head."""
+def check_proposals(
+    case: Case, generator: ProposalGenerator, index: int, keys: tuple[str, str]
+) -> None:
+    """Proposals of one picture by recorded outputs of the head; ``keys``: of boxes and scores."""
     frames = case.frames(index)
     boxes, scores = generator.propose(
-        case["out.rpn_logits"][index : index + 1],
-        case["out.rpn_deltas"][index : index + 1],
-        frames.network_limits,
-        frames.min_sides,
+        *recorded_head(case, index), frames.network_limits, frames.min_sides
     )
-    taken = scores > -torch.inf
-    return boxes[taken], scores[taken]
+    taken = scores[0] > -torch.inf
+    ours = dict(zip(keys, (boxes[0, taken], scores[0, taken]), strict=True))
+    if not case.in_place(ours) and (ties := ties_of(case, generator, index, keys)):
+        anchors, margins = ties.recorded_anchors() or (None, [])
+        if anchors is not None:
+            case.results.exchange(f"{case.name}.{keys[0]}", margins)
+            everyone = ties.suppression.boxes, ties.suppression.scores
+            ours = {key: column[anchors] for key, column in zip(keys, everyone, strict=True)}
+    case.check_all(ours)
+
+
+def recorded_head(case: Case, index: int) -> tuple[Tensor, Tensor]:
+    """The recorded outputs of the proposal head for one picture."""
+    return case["out.rpn_logits"][index : index + 1], case["out.rpn_deltas"][index : index + 1]
+
+
+def ties_of(
+    case: Case, generator: ProposalGenerator, index: int, keys: tuple[str, str]
+) -> ProposalTies | None:
+    """What near ties may do to one picture's proposals; None where too little is recorded."""
+    if not all(f"{case.name}.{key}" in case.golden.tensors for key in keys):
+        return None
+    return proposal_ties(
+        generator,
+        case.frames(index),
+        recorded_head(case, index),
+        (case[keys[0]], case[keys[1]]),
+        (case.bounds(keys[0]), case.bounds(keys[1])),
+    )
 
 
 def heads(case: Case, features: str) -> None:
@@ -252,29 +260,7 @@ def end_to_end(case: Case) -> list[Detections]:
     return each_picture(batch)
 
 
-@dataclass(frozen=True)
-class Regions:
-    """The regions of one picture, as recordings have them."""
-
-    ids: Tensor
-    boxes: Tensor
-    class_ids: Tensor
-    class_scores: Tensor
-    nms_threshold: Tensor
-
-
-def taken_of(chosen: Chosen) -> Regions:
-    """The regions of a batch's only picture, without free places."""
-    taken = chosen.taken[0]
-    return Regions(
-        ids=chosen.ids[0, taken],
-        boxes=chosen.boxes[0, taken],
-        class_ids=chosen.class_ids[0, taken],
-        class_scores=chosen.class_scores[0, taken],
-        nms_threshold=chosen.nms_threshold[0],
-    )
-
-
+@torch.inference_mode()
 def check_detections(
     case: Case,
     detections: Sequence[Detections],
@@ -283,92 +269,61 @@ def check_detections(
     """End to end: the same proposals in the same order, and what is said of them.
 
     ``names`` are the family's of features, class probabilities and objectness. Gives our
-    detections in the recorded order, where near ties put proposals into another.
+    detections of the recorded proposals, where near ties put others into their places.
     """
     features, probs, scores = (f"out.{name}" for name in names)
     settled = []
-    for number, ours in zip(case.numbers, detections, strict=True):
-        boxes = f"out.proposals{number}"
-        place = case.check_rows({boxes: ours.boxes[0]}, [boxes], f"{scores}{number}")
-        settled.append(ours if place is None else reordered(ours, place))
-        case.check(f"{probs}{number}", settled[-1].class_probs[0])
+    for index, (number, ours) in enumerate(zip(case.numbers, detections, strict=True)):
+        keys = f"out.proposals{number}", f"{scores}{number}"
+        ours = of_recorded_proposals(case, index, ours, keys)
+        case.check(keys[0], ours.boxes[0])
+        case.check(f"{probs}{number}", ours.class_probs[0])
+        settled.append(of_recorded_classes(case, index, ours))
     case.check(features, torch.cat([one.features[0] for one in settled]))
     return settled
 
 
-def reordered(ours: Detections, place: Tensor) -> Detections:
-    """Our detections in the order of the recorded rows."""
-    columns: dict[str, Any] = vars(ours)
-    moved = {name: column[:, place] for name, column in columns.items() if column is not None}
-    return dataclasses.replace(ours, **moved)
+def of_recorded_proposals(
+    case: Case, index: int, ours: Detections, keys: tuple[str, str]
+) -> Detections:
+    """What our network says of the recorded proposals, if near ties alone gave it others."""
+    generator = case.model.proposal_generator
+    if case.in_place({keys[0]: ours.boxes[0]}):
+        return ours
+    ties = ties_of(case, generator, index, keys)
+    recorded = ties.recorded_anchors() if ties else None
+    if ties is None or recorded is None:
+        return ours
+    features = case.model.feature_map(case.batch())[index : index + 1]
+    logits, deltas = generator.rpn_head(features)
+    anchors, boxes = ties.our_anchors(widened(logits), widened(deltas))
+    margins = None if anchors is None else ties.margins(anchors)
+    if anchors is None or margins is None or torch.equal(anchors, recorded[0]):
+        return ours
+    case.results.exchange(f"{case.name}.{keys[0]}", margins)
+    return case.model.describe(features, *given(boxes[recorded[0]]), CHUNK)
 
 
-def settled_choice(
-    case: Case,
-    key: str,
-    ours: Detections,
-    recorded: Detections,
-    choose: Callable[[Detections], Chosen],
-) -> Chosen:
-    """Our choice of regions; the choice by recorded numbers, where ours are as near as they may be.
-
-    Then no rule but a near tie has parted them: of two scores, or of one with a threshold or cut.
-    The margin is how far our probabilities are off at most.
-    """
-    mine, theirs = choose(ours), choose(recorded)
-    here, there = pairs(mine), pairs(theirs)
-    if here == there or not is_near(case, ours, recorded):
-        return mine
-    off = (ours.class_probs.double() - recorded.class_probs.double()).abs().max()
-    rows = abs(len(here) - len(there))
-    rows += sum(pair[0] != pair[1] for pair in zip(here, there, strict=False))
-    case.results.exchange(f"{case.name}.{key}", [float(off)] * rows)
-    return theirs
+def of_recorded_classes(case: Case, index: int, ours: Detections) -> Detections:
+    """Our detections with the attributes of the recorded class, where two classes nearly tie."""
+    logits = case.of_picture("out.class_logits", index)
+    if ours.attribute_probs is None or ours.class_probs[0].shape != logits.shape:
+        return ours
+    mine, key = ours.class_probs[0].argmax(dim=1), f"{case.name}.out.class_logits"
+    classes = settle(case.results, f"{key}{case.numbers[index]}", mine, key, logits)
+    if torch.equal(classes, mine):
+        return ours
+    predictor = case.model.roi_heads.box_predictor
+    one_hot = functional.one_hot(classes, logits.shape[1])[None]
+    attributes = predictor.attribute_probs(predictor.attribute_logits(ours.features, one_hot))
+    return dataclasses.replace(ours, attribute_probs=widened(attributes))
 
 
-def pairs(chosen: Chosen) -> list[tuple[int, int]]:
-    regions = taken_of(chosen)
-    return list(zip(regions.ids.tolist(), regions.class_ids.tolist(), strict=True))
-
-
-def is_near(case: Case, ours: Detections, recorded: Detections) -> bool:
-    """Whether everything that decides on regions is within its tolerance."""
-    for name, key in (
-        ("boxes", "proposals"),
-        ("class_probs", "class_probs"),
-        ("box_deltas", "box_deltas"),
-    ):
-        mine, theirs = getattr(ours, name), getattr(recorded, name)
-        if mine is None or theirs is None:
-            continue
-        allowed = case.golden.allowed(f"{case.name}.out.{key}", theirs)
-        if mine.shape != theirs.shape or not ((mine - theirs).abs() <= allowed).all():
-            return False
-    return True
-
-
-def settled_attributes(
-    case: Case, key: str, ours: Tensor, recorded: Tensor | None, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The best attribute [N] of the regions ``ids`` and its probability, near ties as recorded."""
-    mine = ours[ids].max(dim=1).indices
-    if recorded is not None:
-        choice = case.golden.tensors.get(f"{case.name}.{key}")
-        same = choice is not None and choice.shape == mine.shape
-        scores = f"{case.name}.out.attr_probs"
-        mine = settle(
-            case.results,
-            f"{case.name}.{key}",
-            mine,
-            scores,
-            recorded[ids],
-            choice if same else None,
-        )
-    return mine, ours[ids].gather(1, mine[:, None])[:, 0]
-
-
+@torch.inference_mode()
 def given_boxes(case: Case) -> None:
-    """Features of boxes in the picture's pixels."""
+    """Features of boxes in the picture's pixels, where the set has such boxes."""
+    if f"{case.name}.in.given_boxes" not in case.golden.tensors:
+        return
     factors = torch.tensor(case.inputs[0].factors * 2)
     regions = case.model.describe(case["out.res4"], *given(case["in.given_boxes"] * factors))
     case.check("out.given_features", regions.features[0])

@@ -1,35 +1,35 @@
 """The detector families: each against its recordings, stage by stage and from the picture on."""
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tests.models.detector.batches import given
+from tests.parity.detector_choices import (
+    choice_of,
+    rows_by_boxes,
+    rows_by_ids,
+    settled_attributes,
+    settled_choice,
+)
 from tests.parity.detector_stages import (
     Case,
-    Regions,
     check_detections,
+    check_proposals,
     end_to_end,
     given_boxes,
     open_cases,
-    propose,
-    settled_attributes,
-    settled_choice,
     shared_stages,
-    taken_of,
 )
 from tests.parity.golden import GoldenSet, expect
+from tests.parity.region_ties import Regions, taken_of
 from tests.parity.results import Results
 from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import (
-    by_best_class,
-    by_class_pairs,
-    in_pictures,
     select,
 )
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
@@ -49,23 +49,28 @@ CAFFE_MODE: dict[str, Any] = {
 }
 
 
-def milvlg(golden: GoldenSet, results: Results) -> None:
-    """The port's Caffe mode, whose settings stand in ``keys`` without ``MODEL``."""
-    options, keys = golden.config["options"], golden.config["keys"]
+def milvlg_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The port's own keys, of those that a set writes."""
+    options, keys = config["options"], config["keys"]
     sides = {"MIN_SIZE_TEST": options["short"], "MAX_SIZE_TEST": options["long"]}
     model = CAFFE_MODE | keys | {"BUA": CAFFE_MODE["BUA"] | keys["BUA"]}
-    for case in open_cases(golden, results, {"MODEL": model, "INPUT": sides}):
+    return {"MODEL": model, "INPUT": sides}
+
+
+def milvlg(golden: GoldenSet, results: Results) -> None:
+    """The port's Caffe mode, whose settings stand in ``keys`` without ``MODEL``."""
+    for case in open_cases(golden, results, milvlg_keys(golden.config)):
         shared_stages(case, features="features", scores="proposal_scores")
         scale = case.inputs[0].scale
         case.check("out.im_scale", torch.tensor(scale, dtype=torch.float64))
         case.check("out.class_probs", case["out.class_logits"].softmax(dim=1))
-        with torch.inference_mode():
-            given_boxes(case)
+        given_boxes(case)
+        if f"{case.name}.caffe.rois" in golden.tensors:
             original_layers(case)
-        recorded = dataclasses.replace(
-            case.recorded_detections(0, "out.features", case["out.class_probs"]),
-            attribute_probs=case["out.attr_probs"][None],
-        )
+        recorded = case.recorded_detections(0, "out.features", case["out.class_probs"])
+        if case.spec.num_attributes:
+            attributes = case["out.attr_probs"][None]
+            recorded = dataclasses.replace(recorded, attribute_probs=attributes)
         milvlg_selections(case, recorded, recorded)
         refined_boxes(case, recorded)
         names = ("features", "class_probs", "proposal_scores")
@@ -83,40 +88,38 @@ def milvlg_selections(case: Case, ours: Detections, recorded: Detections) -> Non
     for number, (low, high) in enumerate(options["sel"]):
         rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
         key = f"out.sel{number}"
-        choose = partial(select, spec=case.spec, frames=case.frames(0), rule=rule)
-        chosen = taken_of(settled_choice(case, key, ours, recorded, choose))
-        assert ours.attribute_probs is not None and recorded.attribute_probs is not None
-        attributes, scores = settled_attributes(
-            case,
-            f"{key}_attrs_id",
-            foreground_attributes(ours.attribute_probs[0], case.spec),
-            foreground_attributes(recorded.attribute_probs[0], case.spec),
-            chosen.ids,
+        choice = choice_of(case, 0, rule, f"{key}_bbox", f"{key}_objects_conf")
+        rows = rows_by_boxes(case, choice, recorded, f"{key}_bbox", f"{key}_objects_conf")
+        chosen = settled_choice(case, key, choice, ours, recorded, rows)
+        case.check_all(
+            {
+                f"{key}_num_bbox": torch.tensor(len(chosen.ids)),
+                f"{key}_bbox": chosen.boxes,
+                f"{key}_x": ours.features[0, chosen.ids],
+                f"{key}_objects_id": chosen.class_ids,
+                f"{key}_objects_conf": chosen.class_scores,
+            }
         )
-        case.check(f"{key}_num_bbox", torch.tensor(len(chosen.ids)))
-        rows = {
-            f"{key}_bbox": chosen.boxes,
-            f"{key}_x": ours.features[0, chosen.ids],
-            f"{key}_objects_id": chosen.class_ids,
-            f"{key}_objects_conf": chosen.class_scores,
-            f"{key}_attrs_id": attributes,
-            f"{key}_attrs_conf": scores,
-        }
-        case.check_rows(rows, [f"{key}_bbox"], f"{key}_objects_conf")
+        if ours.attribute_probs is not None and recorded.attribute_probs is not None:
+            attributes, scores = settled_attributes(
+                case,
+                f"{key}_attrs_id",
+                foreground_attributes(ours.attribute_probs[0], case.spec),
+                foreground_attributes(recorded.attribute_probs[0], case.spec),
+                chosen.ids,
+            )
+            case.check(f"{key}_attrs_id", attributes)
+            case.check(f"{key}_attrs_conf", scores)
 
 
 def expect_same_rows(case: Case, ours: Detections, recorded: Detections) -> None:
     """The rows that extract-rois writes come from the proposals that the reference's do."""
     high = min(most for _, most in case.golden.config["options"]["sel"])
-    choose = partial(
-        select,
-        spec=case.spec,
-        frames=case.frames(0),
-        rule=Selection(threshold=0.0, min_boxes=0, max_boxes=high),
-    )
-    rows = settled_choice(case, "rows", ours, recorded, choose)
+    rule = Selection(threshold=0.0, min_boxes=0, max_boxes=high)
+    choice = choice_of(case, 0, rule, "out.proposals", "out.class_probs")
+    rows = settled_choice(case, "rows", choice, ours, recorded, None)
     expect(
-        torch.equal(taken_of(rows).ids, taken_of(choose(recorded)).ids),
+        torch.equal(rows.ids, choice.choose(recorded).ids),
         f"{case.golden.folder}: {case.name}: extract-rois keeps other rows than the recorded",
     )
 
@@ -147,15 +150,14 @@ def decoded_in_picture(case: Case, boxes: str, bound: float | None) -> Tensor:
     )
 
 
+@torch.inference_mode()
 def original_layers(case: Case) -> None:
     """The original's proposal layer, box decoding and selection: Caffe's conventions."""
     options = case.golden.config["options"]
     spec = dataclasses.replace(
         case.spec, family="caffe", max_log_scale=None, min_size_inclusive=True
     )
-    boxes, scores = propose(case, ProposalGenerator(spec), 0)
-    case.check("caffe.rois", boxes)
-    case.check("caffe.roi_scores", scores)
+    check_proposals(case, ProposalGenerator(spec), 0, ("caffe.rois", "caffe.roi_scores"))
     rois, taken = given(case["caffe.rois"])
     described = case.model.describe(case["out.res4"], rois, taken)
     case.check("caffe.class_probs", described.class_probs[0])
@@ -195,8 +197,7 @@ def airsplay(golden: GoldenSet, results: Results) -> None:
             predictor = case.model.roi_heads.box_predictor
             case.check("out.attr_probs", predictor.attribute_probs(case["out.attr_logits"]))
         case.check("out.decoded", decoded_boxes(case, 0))
-        with torch.inference_mode():
-            given_boxes(case)
+        given_boxes(case)
         recorded = case.recorded_detections(0, "out.features", case["out.probs"])
         airsplay_selections(case, recorded, recorded)
         for one in (case, case.as_extracted()):
@@ -206,7 +207,7 @@ def airsplay(golden: GoldenSet, results: Results) -> None:
 
 
 def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> None:
-    options, frames = case.golden.config["options"], case.frames(0)
+    options = case.golden.config["options"]
     count = options["N"]
     of_pairs = dataclasses.replace(
         case.spec,
@@ -214,26 +215,23 @@ def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> N
         class_nms_thresholds=airsplay_pairs().class_nms_thresholds,
     )
     notebook = Selection(threshold=options["score"], min_boxes=0, max_boxes=count)
-    choose = partial(by_class_pairs, spec=of_pairs, frames=frames, rule=notebook)
-    chosen = settled_choice(case, "out.selA", ours, recorded, choose)
-    # The reference scales these boxes in place: it records the picture's pixels under both names.
-    boxes = taken_of(in_pictures(chosen, of_pairs, frames)).boxes
-    both = {"out.selA_boxes": boxes, "out.selA_boxes_picture": boxes}
-    check_chosen(case, "out.selA", taken_of(chosen), both)
     script = Selection(threshold=0.0, min_boxes=count, max_boxes=count)
-    choose = partial(by_best_class, spec=case.spec, frames=frames, rule=script)
-    best = taken_of(settled_choice(case, "out.selB", ours, recorded, choose))
-    check_chosen(case, "out.selB", best, {"out.selB_boxes": best.boxes})
-
-
-def check_chosen(case: Case, key: str, chosen: Regions, boxes: Mapping[str, Tensor]) -> None:
-    rows = {
-        f"{key}_classes": chosen.class_ids,
-        f"{key}_ids": chosen.ids,
-        f"{key}_scores": chosen.class_scores,
-    }
-    case.check_rows({**rows, **boxes}, [f"{key}_ids", f"{key}_classes"], f"{key}_scores")
-    case.check(f"{key}_nms", chosen.nms_threshold)
+    for key, spec, rule in (("out.selA", of_pairs, notebook), ("out.selB", case.spec, script)):
+        choice = choice_of(case, 0, rule, f"{key}_boxes", f"{key}_scores", spec)
+        rows = rows_by_ids(case, f"{key}_ids", f"{key}_classes")
+        chosen = settled_choice(case, key, choice, ours, recorded, rows)
+        case.check_all(
+            {
+                f"{key}_classes": chosen.class_ids,
+                f"{key}_ids": chosen.ids,
+                f"{key}_scores": chosen.class_scores,
+                f"{key}_nms": chosen.nms_threshold,
+            }
+        )
+        # The reference scales these boxes in place: both names record the picture's pixels.
+        written = chosen.in_picture(choice, drop=True) if spec is of_pairs else chosen
+        case.check(f"{key}_boxes", written.boxes)
+        case.check(f"{key}_boxes_picture", written.boxes)
 
 
 def decoded_boxes(case: Case, index: int) -> Tensor:
@@ -275,26 +273,21 @@ def detectron2(golden: GoldenSet, results: Results) -> None:
 def detectron2_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
 ) -> None:
-    number, frames = case.numbers[index], case.frames(index)
-    choose = partial(by_class_pairs, spec=case.spec, frames=frames, rule=rule)
-    settled = settled_choice(case, f"out.kept{number}", ours, recorded, choose)
-    chosen, final = taken_of(settled), taken_of(in_pictures(settled, case.spec, frames))
-    rows = {
-        f"out.pred_boxes{number}": chosen.boxes,
-        f"out.scores{number}": chosen.class_scores,
-        f"out.classes{number}": chosen.class_ids,
-        f"out.kept{number}": chosen.ids,
-    }
-    case.check_rows(rows, [f"out.kept{number}", f"out.classes{number}"], f"out.scores{number}")
-    rows = {
-        f"out.final_boxes{number}": final.boxes,
-        f"out.final_scores{number}": final.class_scores,
-        f"out.final_classes{number}": final.class_ids,
-    }
-    case.check_rows(
-        rows,
-        [f"out.final_boxes{number}", f"out.final_classes{number}"],
-        f"out.final_scores{number}",
+    number = case.numbers[index]
+    choice = choice_of(case, index, rule, f"out.pred_boxes{number}", f"out.scores{number}")
+    rows = rows_by_ids(case, f"out.kept{number}", f"out.classes{number}")
+    chosen = settled_choice(case, f"out.kept{number}", choice, ours, recorded, rows)
+    final = chosen.in_picture(choice, drop=True)
+    case.check_all(
+        {
+            f"out.pred_boxes{number}": chosen.boxes,
+            f"out.scores{number}": chosen.class_scores,
+            f"out.classes{number}": chosen.class_ids,
+            f"out.kept{number}": chosen.ids,
+            f"out.final_boxes{number}": final.boxes,
+            f"out.final_scores{number}": final.class_scores,
+            f"out.final_classes{number}": final.class_ids,
+        }
     )
 
 
@@ -310,52 +303,64 @@ def hf_frcnn(golden: GoldenSet, results: Results) -> None:
         factors = torch.tensor([picture.factors[::-1] for picture in case.inputs])
         case.check("out.scales_yx", 1 / factors)
         shared_stages(case, features="features", scores="proposal_logits")
-        attributes = case.model.roi_heads.box_predictor.attribute_probs(case["out.attr_logits"])
-        counts = [len(case[f"out.proposals{number}"]) for number in case.numbers]
-        recorded = []
-        for index, own in enumerate(torch.split(attributes, counts)):
-            probs = case.of_picture("out.class_logits", index).softmax(dim=1)
-            one = case.recorded_detections(index, "out.features", probs)
-            recorded.append(dataclasses.replace(one, attribute_probs=own[None]))
-            hf_selection(case, index, recorded[-1], recorded[-1], rule)
+        recorded = [hf_recorded(case, index) for index in range(len(case.inputs))]
+        hf_selections(case, recorded, recorded, rule)
         for which in (case, case.as_extracted()):
             names = ("features", "probs", "proposal_logits")
-            detections = check_detections(which, end_to_end(which), names)
-            for index, ours in enumerate(detections):
-                hf_selection(which, index, ours, recorded[index], rule)
+            hf_selections(which, check_detections(which, end_to_end(which), names), recorded, rule)
+
+
+def hf_recorded(case: Case, index: int) -> Detections:
+    """What the port's network gave for one picture; it records logits."""
+    probs = case.of_picture("out.class_logits", index).softmax(dim=1)
+    recorded = case.recorded_detections(index, "out.features", probs)
+    if not case.spec.num_attributes:
+        return recorded
+    logits = case.of_picture("out.attr_logits", index)
+    attributes = case.model.roi_heads.box_predictor.attribute_probs(logits)
+    return dataclasses.replace(recorded, attribute_probs=attributes[None])
+
+
+def hf_selections(
+    case: Case, ours: Sequence[Detections], recorded: Sequence[Detections], rule: Selection
+) -> None:
+    """The chosen regions of each picture, and of all in one tensor."""
+    chosen = [
+        hf_selection(case, index, *pair, rule)
+        for index, pair in enumerate(zip(ours, recorded, strict=True))
+    ]
+    missing = [rule.max_boxes - len(one.ids) for one in chosen]
+    ends = list(zip(chosen, missing, strict=True))
+    boxes = [functional.pad(one.boxes, (0, 0, 0, free)) for one, free in ends]
+    scores = [functional.pad(one.class_scores, (0, free)) for one, free in ends]
+    case.check("out.padded_boxes", torch.stack(boxes))
+    case.check("out.padded_obj_probs", torch.stack(scores))
+    case.check("out.padded_preds_per_image", torch.tensor([len(one.ids) for one in chosen]))
 
 
 def hf_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
-) -> None:
+) -> Regions:
     number, picture = case.numbers[index], case.inputs[index]
-    choose = partial(select, spec=case.spec, frames=case.frames(index), rule=rule)
-    chosen = taken_of(settled_choice(case, f"out.obj_ids{number}", ours, recorded, choose))
-    assert ours.attribute_probs is not None and recorded.attribute_probs is not None
-    attributes, scores = settled_attributes(
-        case,
-        f"out.attr_ids{number}",
-        ours.attribute_probs[0],
-        recorded.attribute_probs[0],
-        chosen.ids,
-    )
+    boxes, scores = f"out.boxes{number}", f"out.obj_probs{number}"
+    choice = choice_of(case, index, rule, boxes, scores)
+    rows = rows_by_boxes(case, choice, recorded, boxes, scores)
+    settled = settled_choice(case, f"out.obj_ids{number}", choice, ours, recorded, rows)
+    chosen = settled.in_picture(choice, drop=True)
     size = torch.tensor([picture.width, picture.height] * 2)
-    rows = {
-        f"out.boxes{number}": chosen.boxes,
-        f"out.obj_ids{number}": chosen.class_ids,
-        f"out.obj_probs{number}": chosen.class_scores,
-        f"out.attr_ids{number}": attributes,
-        f"out.attr_probs{number}": scores,
-        f"out.roi_features{number}": ours.features[0, chosen.ids],
-        f"out.normalized_boxes{number}": chosen.boxes / size,
-    }
-    place = case.check_rows(rows, [f"out.boxes{number}"], f"out.obj_probs{number}")
-    if f"{case.name}.out.padded_boxes" not in case.golden.tensors:
-        return
-    boxes, probs = chosen.boxes, chosen.class_scores
-    if place is not None:
-        boxes, probs = boxes[place], probs[place]
-    missing = rule.max_boxes - len(boxes)
-    case.check("out.padded_boxes", functional.pad(boxes, (0, 0, 0, missing))[None])
-    case.check("out.padded_obj_probs", functional.pad(probs, (0, missing))[None])
-    case.check("out.padded_preds_per_image", torch.tensor([len(boxes)]))
+    case.check_all(
+        {
+            boxes: chosen.boxes,
+            f"out.obj_ids{number}": chosen.class_ids,
+            scores: chosen.class_scores,
+            f"out.roi_features{number}": ours.features[0, chosen.ids],
+            f"out.normalized_boxes{number}": chosen.boxes / size,
+        }
+    )
+    if ours.attribute_probs is not None and recorded.attribute_probs is not None:
+        probs = ours.attribute_probs[0], recorded.attribute_probs[0]
+        key = f"out.attr_ids{number}"
+        attributes, certainties = settled_attributes(case, key, *probs, chosen.ids)
+        case.check(key, attributes)
+        case.check(f"out.attr_probs{number}", certainties)
+    return chosen

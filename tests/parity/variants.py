@@ -82,10 +82,12 @@ def recorded(golden: GoldenSet) -> GoldenSet:
     return golden
 
 
-def write_detector(golden: GoldenSet, config: DetectorConfig, *, counters: bool) -> None:
+def write_detector(
+    golden: GoldenSet, config: DetectorConfig, *, counters: bool, seed: int = 1
+) -> None:
     """Random weights of a detector in its family's layout; ``counters`` of normalisations."""
     model = FasterRCNN(config)
-    randomise(model, seed=1)
+    randomise(model, seed=seed)
     weights = {
         published_name(name, config.family): tensor.clone().contiguous()
         for name, tensor in model.state_dict().items()
