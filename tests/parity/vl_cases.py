@@ -21,7 +21,7 @@ def recorded_pairs(case: Case) -> VLInputs:
         region_features=features,
         region_locations=case["in.image_loc"],
         region_mask=case.mask("in.image_attention_mask", features[..., 0]),
-        segments=case.golden.tensors.get(f"{case.name}.in.token_type_ids"),
+        segments=case.optional("in.token_type_ids"),
     )
 
 
