@@ -6,7 +6,13 @@ import torch
 from tests.parity.golden import GoldenSet
 from tests.parity.networks import Case, check_gradients, open_cases
 from tests.parity.results import Results
-from tests.parity.vl_cases import divergence, masked_word_loss, on_grid, recorded_pairs
+from tests.parity.vl_cases import (
+    divergence,
+    masked_word_loss,
+    on_grid,
+    recorded_pairs,
+    region_scores,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -50,11 +56,6 @@ def pretraining(case: Case) -> None:
     case.check(**losses)
     if case.name == case.golden.gradient_case:
         gradients(case, torch.cat(list(losses.values())).sum())
-
-
-def region_scores(model: Any, hidden: Tensor) -> Tensor:
-    head = model.region_features if model.regress_features else model.region_class_logits
-    return on_grid(head, hidden)
 
 
 def region_loss(case: Case, scores: Tensor) -> Tensor:

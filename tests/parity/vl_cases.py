@@ -4,6 +4,7 @@ B pairs, T tokens, R regions. The recorded names of inputs are those of ViLBERT'
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from tests.parity.networks import Case
 from torch import Tensor
@@ -28,6 +29,12 @@ def recorded_pairs(case: Case) -> VLInputs:
 def on_grid(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """A head that takes rows, applied to every row of [B, N, H]."""
     return head(hidden.flatten(0, 1)).reshape(*hidden.shape[:2], -1)
+
+
+def region_scores(trunk: Any, hidden: Tensor) -> Tensor:
+    """What the region head gives: class logits, or features."""
+    head = trunk.region_features if trunk.regress_features else trunk.region_class_logits
+    return on_grid(head, hidden)
 
 
 def masked_word_loss(case: Case, scores: Tensor) -> Tensor:
