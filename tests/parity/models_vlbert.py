@@ -84,7 +84,9 @@ def coordinates(golden: GoldenSet, results: Results) -> None:
         numbers = box_numbers(located(boxes[:, :4], boxes[:, 4:]))
         flat = geometry_embedding(numbers, int(dim))
         results.check(f"{case}.out.flat", flat)
-        results.check(f"{case}.out.embedding", flat.view(len(boxes), numbers.shape[-1], -1))
+        results.check(
+            f"{case}.out.embedding", flat.view(len(boxes), numbers.shape[-1], 2 * int(dim))
+        )
 
 
 def initialisation(golden: GoldenSet, results: Results) -> None:
