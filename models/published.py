@@ -1,6 +1,7 @@
 """Published checkpoints in the layouts of the official repositories, in and out."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any
     if isinstance(config, str | Path):
         config = _published(Path(config))
     if isinstance(config, Mapping):
+        _expect_unquoted(config)
         try:
             config = parts.configure(config)
         except (KeyError, TypeError, AttributeError) as error:
@@ -97,6 +99,20 @@ def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any
             "repository's own configuration as a mapping or the path of its JSON"
         )
     return config
+
+
+def _expect_unquoted(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a whole number or a truth value that stands there as text.
+
+    Networks' settings have names in lower case, but for the two headings above VL-BERT's; its
+    other settings do have numbers as texts.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key.lower() in ("network", "vlbert"):
+            _expect_unquoted(value)
+        is_number = isinstance(value, str) and re.fullmatch(r"-?\d+|true|false", value.lower())
+        if is_number and key.islower():
+            raise ValueError(f"config: {key}={value!r} is a text; write it without quotes")
 
 
 def _published(path: Path) -> Any:

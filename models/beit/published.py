@@ -57,6 +57,11 @@ def configure(config: Mapping[str, Any]) -> BeitConfig:
     if "width" not in fields:
         raise ValueError("no embed_dim or hidden_size: want BEiT's settings or config.json")
     per_layer = config.get("use_rel_pos_bias", config.get("use_relative_position_bias", False))
+    if per_layer and fields.get("shared_relative"):
+        raise ValueError(
+            "use_rel_pos_bias and use_shared_rel_pos_bias: a table for each layer besides the "
+            "shared one is not supported; want one of the two"
+        )
     fields["relative_positions"] = bool(per_layer or fields.get("shared_relative"))
     fields["shared_relative"] = bool(fields.get("shared_relative", not per_layer))
     if "intermediate_width" not in fields:

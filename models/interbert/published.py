@@ -67,6 +67,11 @@ def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig
     fields = {ours: keys[theirs] for theirs, ours in FIELDS.items() if theirs in keys}
     if not fields.get("regress_features") and "v_target_size" in keys:
         fields["num_region_classes"] = keys["v_target_size"]
+    if fields.get("regress_features") and keys.get("v_target_size") != keys.get("v_feature_size"):
+        raise ValueError(
+            f"v_target_size={keys.get('v_target_size')}, v_feature_size="
+            f"{keys.get('v_feature_size')}: to regress features they have to be equal"
+        )
     fields["max_text_tokens"] = min(36, fields.get("num_positions", 512))
     trunk = interbert_released(**fields)
     if "num_labels" in keys:

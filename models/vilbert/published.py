@@ -99,7 +99,7 @@ def configure(keys: Mapping[str, Any]) -> Config:
         raise ValueError("no hidden_size: want the configuration JSON that came with the model")
     trunk = _two_streams(keys) if "v_hidden_size" in keys else _baseline(keys)
     arch, mmf_head = str(keys.get("arch", "")), keys.get("training_head_type", "pretraining")
-    if isinstance(trunk, VilbertConfig):
+    if isinstance(trunk, VilbertConfig) and "PreTraining" not in arch:
         if "12-in-1" in arch or keys.get("task_specific_tokens"):
             return Vilbert12in1Config(
                 trunk=trunk,

@@ -35,7 +35,13 @@ FIELDS = {
     "initializer_range": "init_std",
 }
 # What no published model sets otherwise, and nothing here does.
-FIXED = {"object_word_embed_mode": 2, "hidden_act": "gelu", "obj_pos_id_relative": True}
+FIXED = {
+    "object_word_embed_mode": 2,
+    "hidden_act": "gelu",
+    "obj_pos_id_relative": True,
+    "type_vocab_size": 3,
+}
+FIXED_NETWORK = {"IMAGE_SEMANTIC": False, "BLIND": False, "NO_OBJ_ATTENTION": False}
 FIXED_REGIONS = {"aligned": False, "sampling_ratio": 1, "spatial_scale": 1 / 16}
 
 
@@ -51,11 +57,10 @@ def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
     name = str(config.get("MODULE", config.get("class", "")))
     if "layer_planes" in config:
         return _narrowed(config)
-    for key, value in FIXED.items():
-        if settings.get(key, value) != value:
-            raise ValueError(f"{key}={settings[key]!r}: only {value!r} is supported")
-    if network.get("IMAGE_SEMANTIC", False):
-        raise ValueError("IMAGE_SEMANTIC=True: regions with an embedded label are not supported")
+    for keys, fixed in ((settings, FIXED), (network, FIXED_NETWORK)):
+        for key, value in fixed.items():
+            if keys.get(key, value) != value:
+                raise ValueError(f"{key}={keys[key]!r}: only {value!r} is supported")
     data = config.get("DATASET", {})
     data = data if isinstance(data, Mapping) else {}  # a list where several are pretrained on
     task = name.split()[0] if " " in name else str(data.get("DATASET", "")).split("_")[0]
@@ -104,6 +109,10 @@ def _task(
     task: str, body: VlBertConfig, config: Mapping[str, Any], network: Mapping[str, Any]
 ) -> TaskConfig:
     if task == "vqa":
+        if network.get("NO_GROUNDING"):
+            raise ValueError(
+                "NO_GROUNDING=True: a question's words always have the picture's vector"
+            )
         if network.get("CLASSIFIER_TYPE", "mlm") != "mlm":
             raise ValueError(f"CLASSIFIER_TYPE={network['CLASSIFIER_TYPE']!r}: want mlm")
         size = config.get("DATASET", {}).get("ANSWER_VOCAB_SIZE", 3129)

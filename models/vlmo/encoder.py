@@ -47,7 +47,8 @@ class VlmoEncoder(nn.Module):
             width,
             config.drop_path,
             padding_id=0,
-            add_positions=config.absolute_positions,
+            # The released code's texts have absolute positions wherever there are no relative ones.
+            add_positions=not config.relative_positions,
         )
         self.patch_embedding = PatchEmbedding(
             config.image_size, config.patch_size, width, positions=config.absolute_positions

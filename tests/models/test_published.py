@@ -138,6 +138,7 @@ def test_the_released_configuration_is_the_preset() -> None:
         ({"num_labels": 3129}, VilbertTasksConfig),
         ({"arch": "VILBertForVLTasks"}, VilbertTasksConfig),
         ({"task_specific_tokens": True}, Vilbert12in1Config),
+        ({"arch": "BertForMultiModalPreTraining (12-in-1)"}, VilbertConfig),
         ({"training_head_type": "pretraining", "num_labels": 2}, VilbertConfig),
         ({"training_head_type": "vqa2", "num_labels": 3129}, VilbertClassifierConfig),
     ],
@@ -173,6 +174,30 @@ def test_regression_takes_features(target: dict[str, Any]) -> None:
         ("vilbert", JSON | {"in_batch_pairs": True}, "in_batch_pairs=True is not supported"),
         ("vilbert", JSON | {"dynamic_attention": True}, "dynamic_attention=True is not"),
         ("interbert", {"hidden_size": 768}, "no num_attention_heads"),
+        (
+            "interbert",
+            {
+                "hidden_size": 768,
+                "num_attention_heads": 12,
+                "v_num_attention_heads": 12,
+                "predict_feature": True,
+                "v_target_size": 1601,
+                "v_feature_size": 2048,
+            },
+            "v_target_size=1601, v_feature_size=2048",
+        ),
+        ("vl-bert", {"vlbert": {"type_vocab_size": 2}}, "type_vocab_size=2: only 3"),
+        ("vl-bert", {"network": {"NO_OBJ_ATTENTION": True}}, "NO_OBJ_ATTENTION=True: only False"),
+        (
+            "vl-bert",
+            {"class": "vqa ResNetVLBERT", "network": {"NO_GROUNDING": True}},
+            "NO_GROUNDING=True: a question's words",
+        ),
+        (
+            "beit",
+            {"embed_dim": 768, "use_rel_pos_bias": True, "use_shared_rel_pos_bias": True},
+            "want one of the two",
+        ),
         (
             "interbert",
             {

@@ -200,7 +200,7 @@ class GoldenSet:
         """How far each number of a tensor may be off, by the first pattern that fits its key."""
         if not recorded.is_floating_point() and self.entry.get("integers") != "tolerance":
             return torch.zeros(recorded.shape, dtype=torch.float64)
-        values = recorded.double().abs()
+        values = recorded.double().abs().where(recorded.isfinite(), 0.0)
         of_gradients = self.entry.get("gradients", {}).get("tolerance")
         is_gradient = key in {*self.gradients.values(), *self.gradient_norms.values()}
         own = [("*", of_gradients)] if of_gradients and is_gradient else []

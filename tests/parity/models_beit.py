@@ -43,7 +43,7 @@ def classes(case: Case) -> dict[str, Tensor]:
 def visual_tokens(case: Case) -> dict[str, Tensor]:
     """States, logits of all and of masked patches, labels and loss."""
     model: Beit = case.model
-    masked = case["in.bool_masked_pos"]
+    masked = case["in.bool_masked_pos"].bool()
     states = model(case["in.image"], masked)
     patches, labels = states[:, 1:], case["in.visual_tokens"][masked]
     logits = model.visual_logits(patches[masked])

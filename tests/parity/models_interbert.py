@@ -8,7 +8,13 @@ import torch
 from tests.parity.golden import GoldenSet
 from tests.parity.networks import Case, check_gradients, open_cases
 from tests.parity.results import Results
-from tests.parity.vl_cases import divergence, masked_word_loss, on_grid, recorded_pairs
+from tests.parity.vl_cases import (
+    divergence,
+    masked_word_loss,
+    on_grid,
+    recorded_pairs,
+    region_scores,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,8 +40,7 @@ def pretraining(case: Case) -> None:
         encoded = model(recorded_pairs(case), pack=False)
     check_streams(case, encoded)
     words = on_grid(model.mlm_logits, encoded.text)
-    head = model.region_features if model.regress_features else model.region_class_logits
-    regions, matching = on_grid(head, encoded.regions), model.match_logits(encoded.pooled)
+    regions, matching = region_scores(model, encoded.regions), model.match_logits(encoded.pooled)
     case.check(
         prediction_scores_t=words,
         prediction_scores_v=regions,
@@ -116,7 +121,7 @@ def tasks(case: Case) -> None:
         vil_prediction=model.answer_logits(encoded.pooled),
         vil_logit=scores[:, None],
         vil_binary_prediction=matching,
-        vision_prediction=on_grid(trunk.region_class_logits, encoded.regions),
+        vision_prediction=region_scores(trunk, encoded.regions),
         vision_logit=model.region_scores(encoded.regions, pairs.region_mask)[..., None],
         linguisic_prediction=on_grid(trunk.mlm_logits, encoded.text),
         linguisic_logit=model.token_scores(encoded.text)[..., None],

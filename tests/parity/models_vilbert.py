@@ -6,7 +6,13 @@ import torch
 from tests.parity.golden import GoldenSet
 from tests.parity.networks import Case, check_gradients, open_cases
 from tests.parity.results import Results
-from tests.parity.vl_cases import divergence, masked_word_loss, on_grid, recorded_pairs
+from tests.parity.vl_cases import (
+    divergence,
+    masked_word_loss,
+    on_grid,
+    recorded_pairs,
+    region_scores,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +25,9 @@ from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertTasks
 
 def vilbert(golden: GoldenSet, results: Results) -> None:
     """Every set of family ``vilbert``."""
-    for case in open_cases(golden, results):
+    # How a batch is paired is ours to call, and no matter of the network that is read.
+    network = {k: v for k, v in golden.config.items() if k != "in_batch_pairs"}
+    for case in open_cases(golden, results, network):
         if isinstance(case.model, Vilbert):
             pretraining(case)
         elif isinstance(case.model, Vilbert12in1):
@@ -31,7 +39,7 @@ def vilbert(golden: GoldenSet, results: Results) -> None:
 def pretraining(case: Case) -> None:
     """Outputs of all rows, the losses where there are labels, and the recorded gradients."""
     model = case.model
-    encoded = model(recorded_pairs(case), pack=False)
+    encoded = encode(case, model)
     words, regions = on_grid(model.mlm_logits, encoded.text), region_scores(model, encoded.regions)
     matching = model.match_logits(encoded.pooled)
     check_streams(case, encoded)
@@ -50,16 +58,15 @@ def pretraining(case: Case) -> None:
         gradients(case, torch.cat(list(losses.values())).sum())
 
 
-def region_scores(model: Any, hidden: Tensor) -> Tensor:
-    head = model.region_features if model.regress_features else model.region_class_logits
-    return on_grid(head, hidden)
-
-
 def region_loss(case: Case, scores: Tensor) -> Tensor:
-    """Divergence, or squared error, mean over the labelled regions, [1]."""
+    """Divergence, or squared error, mean over the labelled regions, [1].
+
+    Without any, the reference's divergence is 0 / 0, and its error 0.
+    """
     labelled, target = case["in.image_label"] == 1, case["in.image_target"]
     if case.model.regress_features:
-        return F.mse_loss(scores[labelled], target[labelled]).reshape(1)
+        error = F.mse_loss(scores[labelled], target[labelled], reduction="sum")
+        return (error / max(target[labelled].numel(), 1)).reshape(1)
     return divergence(scores[labelled], target[labelled]).mean().reshape(1)
 
 
@@ -85,7 +92,7 @@ def check_streams(case: Case, encoded: EncodedPair, text: Tensor | None = None) 
 def tasks(case: Case) -> None:
     """The paper's release and its baseline: all heads, and the losses of the tasks."""
     model: VilbertTasks = case.model
-    encoded = one_text(case) if is_one_text(case) else plain(case)
+    encoded = encode(case, model.trunk)
     if isinstance(model.trunk, Vilbert):
         check_streams(case, encoded)
     else:
@@ -98,7 +105,7 @@ def tasks(case: Case) -> None:
         vil_prediction=answers,
         vil_logit=scores[:, None],
         vil_binary_prediction=model.trunk.match_logits(encoded.pooled),
-        vision_prediction=on_grid(model.trunk.region_class_logits, encoded.regions),
+        vision_prediction=region_scores(model.trunk, encoded.regions),
         vision_logit=regions[..., None],
         linguisic_prediction=on_grid(model.trunk.mlm_logits, encoded.text),
         linguisic_logit=model.token_scores(encoded.text)[..., None],
@@ -111,31 +118,36 @@ def tasks(case: Case) -> None:
         vqa(case, answers)
 
 
-def plain(case: Case) -> EncodedPair:
-    encoded: EncodedPair = case.model(recorded_pairs(case), pack=False)
-    return encoded
-
-
-def is_one_text(case: Case) -> bool:
-    """Whether a single text stands for all pictures of the batch."""
-    pictures = len(case["in.image_feat"])
-    return isinstance(case.model.trunk, Vilbert) and len(case["in.input_ids"]) == 1 < pictures
-
-
-def one_text(case: Case) -> EncodedPair:
-    """One text against several pictures, its lower layers computed once."""
-    trunk: Vilbert = case.model.trunk
+def encode(case: Case, trunk: Any) -> EncodedPair:
+    """Every text with its picture, one text with all, or each with each, as was recorded."""
     tokens, features = case["in.input_ids"], case["in.image_feat"]
+    texts, pictures = len(tokens), len(features)
+    has_task = isinstance(trunk, Vilbert) and trunk.task_table is not None
+    task = {"task": case["in.task_ids"][:, 0]} if has_task else {}
+    if case.golden.config.get("in_batch_pairs"):
+        which = (
+            torch.arange(texts).repeat_interleave(pictures),
+            torch.arange(pictures).repeat(texts),
+        )
+    elif texts == 1 < pictures:
+        which = torch.zeros(pictures, dtype=torch.int64), torch.arange(pictures)
+    else:
+        paired: EncodedPair = trunk(recorded_pairs(case), pack=False, **task)
+        return paired
     text = trunk.read_text(
         tokens,
         case.mask("in.attention_mask", tokens),
-        case.golden.tensors.get(f"{case.name}.in.token_type_ids"),
+        case.optional("in.token_type_ids"),
+        pack=False,
+        **task,
+    )
+    regions = trunk.read_regions(
+        trunk.embed_regions(features, case["in.image_loc"]),
+        case.mask("in.image_attention_mask", features[..., 0]),
         pack=False,
     )
-    embedded = trunk.embed_regions(features, case["in.image_loc"])
-    mask = case.mask("in.image_attention_mask", features[..., 0])
-    which = torch.zeros(len(features), dtype=torch.int64)
-    return trunk.join(text.take(which), trunk.read_regions(embedded, mask, pack=False))
+    joined: EncodedPair = trunk.join(text.take(which[0]), regions.take(which[1]))
+    return joined
 
 
 def vqa(case: Case, answers: Tensor) -> None:
@@ -174,23 +186,25 @@ def expressions(case: Case, scores: Tensor) -> None:
 
 @torch.inference_mode()
 def release_of_12_tasks(case: Case) -> None:
-    """Task tokens, and the heads of the 12-in-1 release."""
+    """Task tokens, if it has them, and the heads of the 12-in-1 release."""
     model: Vilbert12in1 = case.model
-    pairs = recorded_pairs(case)
-    encoded = model(pairs, task=case["in.task_ids"][:, 0], pack=False)
-    assert encoded.task is not None
-    text = torch.cat([encoded.text[:, :1], encoded.task[:, None], encoded.text[:, 1:]], dim=1)
+    encoded = encode(case, model.trunk)
+    text = encoded.text
+    if encoded.task is not None:
+        text = torch.cat([text[:, :1], encoded.task[:, None], text[:, 1:]], dim=1)
     check_streams(case, encoded, text)
     pooled = encoded.pooled
+    mask = case.mask("in.image_attention_mask", case["in.image_feat"][..., 0])
+    # Consecutive rows are a pair's two pictures; an odd number of rows is scored row by row.
+    two_pictures = model.trunk.match_logits if len(pooled) % 2 else model.two_picture_logits
     case.check(
         vil_prediction=model.answer_logits(pooled),
         vil_prediction_gqa=model.gqa_logits(pooled),
         vil_logit=model.scores(pooled)[:, None],
+        vil_binary_prediction=two_pictures(pooled),
         vil_tri_prediction=model.entailment_logits(pooled),
-        vision_prediction=on_grid(model.trunk.region_class_logits, encoded.regions),
-        vision_logit=model.region_scores(encoded.regions, pairs.region_mask)[..., None],
+        vision_prediction=region_scores(model.trunk, encoded.regions),
+        vision_logit=model.region_scores(encoded.regions, mask)[..., None],
         linguisic_prediction=on_grid(model.trunk.mlm_logits, text),
         linguisic_logit=model.token_scores(text)[..., None],
     )
-    if len(pooled) % 2 == 0:  # consecutive rows are a pair's two pictures; else there is none
-        case.check(vil_binary_prediction=model.two_picture_logits(pooled))

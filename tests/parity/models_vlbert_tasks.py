@@ -23,6 +23,8 @@ from vlmill.train.tasks.vlbert_texts import (
 )
 
 BOXES = 4  # the leading columns of recorded boxes
+LOSS_WEIGHTS = {"ans_loss": "ANS_LOSS_WEIGHT", "cnn_regularization_loss": "CNN_LOSS_WEIGHT"}
+NEVER = -10000.0  # the reference's logits of regions that it cut away
 
 
 def located(boxes: Tensor, sizes: Tensor) -> Tensor:
@@ -44,8 +46,10 @@ def settings(case: Case) -> dict[str, Any]:
 
 
 def finish(case: Case, outputs: dict[str, Tensor], losses: dict[str, Tensor]) -> None:
-    """Compares outputs, losses, their sum, and the gradients of that."""
-    loss = torch.stack(list(losses.values())).sum()
+    """Compares outputs, losses, their sum (each by its weight), and the gradients of that."""
+    switches = settings(case)
+    weights = {name: float(switches.get(key, 1.0)) for name, key in LOSS_WEIGHTS.items()}
+    loss = torch.stack([weights.get(n, 1.0) * each for n, each in losses.items()]).sum()
     case.check(**outputs, **losses, loss=loss)
     if case.name != case.golden.gradient_case:
         return
@@ -53,6 +57,14 @@ def finish(case: Case, outputs: dict[str, Tensor], losses: dict[str, Tensor]) ->
     for name, key in case.golden.gradient_norms.items():
         norm = gradients[name].norm() if name in gradients else torch.tensor(-1.0)
         case.results.check(key, norm.reshape(case.golden.tensors[key].shape))
+
+
+def uncut(logits: Tensor, region_mask: Tensor) -> Tensor:
+    """The reference cuts columns that hold no region, and writes -10000 there."""
+    kept = int(region_mask.sum(dim=1).max())
+    logits = logits.clone()
+    logits[:, kept:] = NEVER
+    return logits
 
 
 def special_ids(case: Case) -> SpecialIds:
@@ -101,7 +113,8 @@ def refcoco(case: Case) -> None:
     """The reference's choice among all slots, padding too; ours must leave that out."""
     text = expression_text(ids_of(case["in.expression"]), special_ids(case))
     inputs, label = task_inputs(case, text), case["in.label"]
-    logits = case.model.candidate_logits(case.model.body(inputs, pack=False).regions)
+    regions = case.model.body(inputs, pack=False).regions
+    logits = uncut(case.model.candidate_logits(regions), inputs.region_mask)
     ours = case.model(inputs)
     chosen_is_real = inputs.region_mask.gather(1, ours.argmax(1, keepdim=True)).all()
     expect(chosen_is_real, f"{case.golden.folder}: {case.name}: our choice falls on padding")
@@ -115,11 +128,24 @@ def refcoco(case: Case) -> None:
     finish(case, outputs, {"cls_loss": loss})
 
 
+def choice_text(case: Case, switches: dict[str, Any]) -> TaskText:
+    """Each question with each of its choices, the choice first where the set was recorded so."""
+    expect(
+        not switches.get("QA_ONE_SENT"),
+        f"{case.golden.folder / 'config.json'}: QA_ONE_SENT is on, our texts are two sentences",
+    )
+    in_picture = not switches.get("NO_GROUNDING")
+    pairs = []
+    for question, choices in zip(case["in.question"], case["in.answer_choices"], strict=True):
+        for choice in choices:
+            pair = pairs_of(question, in_picture), pairs_of(choice, in_picture)
+            pairs.append(pair[::-1] if switches.get("ANSWER_FIRST") else pair)
+    return vcr_text(pairs, special_ids(case))
+
+
 def vcr(case: Case) -> None:
-    questions, choices = case["in.question"], case["in.answer_choices"]
-    pieces = [pairs_of(row) for row in questions]
-    pairs = [(pieces[n], pairs_of(c)) for n, four in enumerate(choices) for c in four]
-    text = vcr_text(pairs, special_ids(case))
+    choices, switches = case["in.answer_choices"], settings(case)
+    text = choice_text(case, switches)
     shape = choices.shape[:2]
     boxes, sizes = case["in.boxes"], case["in.im_info"][:, None, :2]
     inputs = ChoiceInputs(
@@ -132,16 +158,11 @@ def vcr(case: Case) -> None:
         region_mask=real_boxes(boxes),
     )
     output = case.model(inputs, pack=False)
-    categories = boxes[output.pictures, output.regions, 5].long()
-    right, switches = case["in.answer_label"], settings(case)
-    answer_loss = mean_cross_entropy(output.answer_logits, right)
-    if switches["CLASSIFIER_SIGMOID"]:
-        target = F.one_hot(right, shape[1]).float()
-        answer_loss = F.binary_cross_entropy_with_logits(output.answer_logits, target)
-    losses = {
-        "ans_loss": answer_loss,
-        "cnn_regularization_loss": mean_cross_entropy(output.category_logits, categories),
-    }
+    losses = {"ans_loss": choice_loss(switches, output.answer_logits, case["in.answer_label"])}
+    if switches.get("ENABLE_CNN_REG_LOSS", True):
+        categories = boxes[output.pictures, output.regions, 5].long()
+        category_loss = mean_cross_entropy(output.category_logits, categories)
+        losses["cnn_regularization_loss"] = category_loss
     like = case["out.text_input_ids"]
     outputs = {
         "label_logits": output.answer_logits,
@@ -153,8 +174,20 @@ def vcr(case: Case) -> None:
     finish(case, outputs, losses)
 
 
-def pairs_of(padded: Tensor) -> list[tuple[int, int]]:
-    return [(int(i), int(tag)) for i, tag, _ in padded if i > 0]
+def choice_loss(switches: dict[str, Any], logits: Tensor, right: Tensor) -> Tensor:
+    """Of all choices together, or of each by itself with the right ones' weight."""
+    if not switches["CLASSIFIER_SIGMOID"]:
+        return mean_cross_entropy(logits, right)
+    target = F.one_hot(right, logits.shape[1]).float()
+    weight = float(switches.get("CLASSIFIER_SIGMOID_LOSS_POSITIVE_WEIGHT", 1.0))
+    weights = 1.0 + (weight - 1.0) * target
+    loss = F.binary_cross_entropy_with_logits(logits, target, weight=weights)
+    return loss * (weight + 1.0) / (2.0 * weight)
+
+
+def pairs_of(padded: Tensor, in_picture: bool) -> list[tuple[int, int]]:
+    """Word pieces and their regions, row 0 for each if none is ``in_picture``."""
+    return [(int(i), int(tag) * in_picture) for i, tag, _ in padded if i > 0]
 
 
 def region_network(case: Case) -> None:
@@ -166,7 +199,7 @@ def region_network(case: Case) -> None:
         sizes=case["in.im_info"][:, :2],
         boxes=case["in.boxes"],
         region_mask=mask,
-        instance_masks=case.golden.tensors.get(f"{case.name}.in.segms"),
+        instance_masks=case.optional("in.segms"),
     )
     body4 = cnn.feature_map(regions.pictures)
     pooled = cnn.pool(body4, regions.boxes, cells_of(mask))

@@ -178,6 +178,11 @@ def recorded_layers(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
 def pretraining(case: Case) -> Tensor:
     """All outputs and the total loss of the losses asked for; negatives are the recorded ones."""
     model: Vlmo = case.model
+    expect(
+        model.config.first_vl_layer,
+        f"{case.golden.folder / 'config.json'}: vlffn_start_layer_index is 0, with which the "
+        "reference starts its second branch from the last layer's states",
+    )
     weights: list[Tensor] = []
 
     def draw(of_images: Tensor, of_texts: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,9 +246,9 @@ def unimodal(
     with recorded_layers(model.encoder.layers) as layers:
         model.encoder.encode_one(name, embedded, layout, bias, also_fused=True)
     assert contrast.fused is not None
-    return {
+    fused = {f"{name}.hidden_vl": torch.stack(layers[end:])} if layers[end:] else {}
+    return fused | {
         f"{name}.hidden": torch.stack(layers[:end]),
-        f"{name}.hidden_vl": torch.stack(layers[end:]),
         f"{name}.feats": model.encoder.norm(layers[end - 1]),
         f"{name}.cls_feats": contrast.own,
         f"{name}.cls_vlffn_feats": contrast.fused,
@@ -291,8 +296,14 @@ def match_labels(pairs: int) -> Tensor:
 
 def pixel_inputs(case: Case) -> PixelInputs:
     """The unmasked texts with their pictures."""
+    tokens, most = case["in.text_ids"], case.model.encoder.config.max_text_tokens
+    expect(
+        tokens.shape[1] == most,
+        f"{case.golden.folder}: {case.name}.in.text_ids is {tokens.shape[1]} wide, max_text_len "
+        f"{most}; the reference takes that many leading tokens for text",
+    )
     return PixelInputs(
-        tokens=case["in.text_ids"],
+        tokens=tokens,
         token_mask=case["in.text_masks"].bool(),
         pixels=case["in.image"],
     )

@@ -1,6 +1,6 @@
 """A set's network, opened as a user opens published weights, and its recorded cases."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,15 @@ class Case:
         return f"{self.name}.{key}" in self.golden.tensors
 
     def __getitem__(self, key: str) -> Tensor:
-        return self.golden.tensors[f"{self.name}.{key}"]
+        """A recorded tensor; integers of any size as int64, which our networks take."""
+        tensor = self.golden.tensors[f"{self.name}.{key}"]
+        is_integer = not tensor.is_floating_point() and tensor.dtype != torch.bool
+        return tensor.long() if is_integer else tensor
+
+    def optional(self, key: str) -> Tensor | None:
+        """A recorded tensor, or None where there is none."""
+        is_recorded = key in self
+        return self[key] if is_recorded else None
 
     def check(self, **outputs: Tensor) -> None:
         """Compares outputs by their recorded names."""
@@ -61,23 +69,27 @@ class Case:
         return settle(self.results, key, mine, scores_key, recorded, choice)
 
 
-def open_model(golden: GoldenSet, weights: Path | None = None) -> nn.Module:
-    """The network of a set; ``weights``: of another file than its own.
+def open_model(
+    golden: GoldenSet, weights: Path | None = None, config: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """The network of a set; ``weights``: of another file than its own, ``config`` likewise.
 
     Raises NotComparable with what the importer says of configuration or weights.
     """
     path = weights or golden.weights
     expect(path.is_file(), f"{path}: no such file, which holds the network's weights")
     try:
-        return load_reference(golden.family, path, golden.config)
+        return load_reference(golden.family, path, golden.config if config is None else config)
     except ValueError as error:
         said = " ".join(str(error).split())
         raise NotComparable(f"{golden.folder / 'config.json'} and {path}: {said}") from None
 
 
-def open_cases(golden: GoldenSet, results: Results) -> list[Case]:
+def open_cases(
+    golden: GoldenSet, results: Results, config: Mapping[str, Any] | None = None
+) -> list[Case]:
     """The cases of a set whose weights come out again as they came in."""
-    model = open_model(golden)
+    model = open_model(golden, config=config)
     expect_round_trip(golden, export_reference(golden.family, model), read_tensors(golden.weights))
     return [Case(name, golden, results, model) for name in golden.cases]
 

@@ -167,6 +167,20 @@ def test_tolerance_by_hand(tmp_path: Path) -> None:
     assert results.tensors["case0.out.x"]["allowed"] == pytest.approx(11.5)
 
 
+def test_what_is_recorded_as_not_finite_leaves_no_room(tmp_path: Path) -> None:
+    """NaN matches NaN, infinity infinity, and neither widens what the other numbers may be off."""
+    recording = torch.tensor([float("nan"), float("inf"), 1.0])
+    save_file({"case0.out.x": recording}, tmp_path / "cases.safetensors")
+    entry = {"tolerance": [["*", {"abs": 0.5, "of_max": 0.5, "rel": 0.5}]]}
+    for ours, is_ok in (([0, 0, 1.4], True), ([0, 0, 3.1], False), ([0, 1, 0], False)):
+        results = Results(GoldenSet(tmp_path, ".", entry))
+        mine = torch.tensor([float(x) for x in ours])
+        mine[0] = float("nan")
+        mine[1] = float("inf") if ours[1] == 0 else mine[1]
+        results.check("case0.out.x", mine)
+        assert results.tensors["case0.out.x"]["ok"] == is_ok
+
+
 @pytest.mark.parametrize(
     "ours", [torch.tensor([1.0]), torch.tensor([1.0, float("nan")]), torch.ones(2, 1)]
 )

@@ -4,6 +4,7 @@ B pairs, T tokens, R regions. The recorded names of inputs are those of ViLBERT'
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from tests.parity.networks import Case
 from torch import Tensor
@@ -21,13 +22,19 @@ def recorded_pairs(case: Case) -> VLInputs:
         region_features=features,
         region_locations=case["in.image_loc"],
         region_mask=case.mask("in.image_attention_mask", features[..., 0]),
-        segments=case.golden.tensors.get(f"{case.name}.in.token_type_ids"),
+        segments=case.optional("in.token_type_ids"),
     )
 
 
 def on_grid(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
     """A head that takes rows, applied to every row of [B, N, H]."""
     return head(hidden.flatten(0, 1)).reshape(*hidden.shape[:2], -1)
+
+
+def region_scores(trunk: Any, hidden: Tensor) -> Tensor:
+    """What the region head gives: class logits, or features."""
+    head = trunk.region_features if trunk.regress_features else trunk.region_class_logits
+    return on_grid(head, hidden)
 
 
 def masked_word_loss(case: Case, scores: Tensor) -> Tensor:
