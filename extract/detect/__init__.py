@@ -2,5 +2,5 @@
 
 Reading order: ``detector`` (the network with its weights), ``predict``, ``selection``,
 ``predict_fixed`` and ``selection_fixed`` (the same for batches on other devices than the CPU),
-``config_file`` and ``plain_yaml``, ``checkpoint``, ``precision`` and ``detectron2``.
+``config_file``, ``checkpoint``, ``precision`` and ``detectron2``.
 """
