@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS, ExtractConfig, InputLimits
+from vlmill.extract.config import IDS, ExtractConfig, InputLimits, require_weights
 from vlmill.extract.flags import (
     add_engine,
     add_sizes,
+    check_detector,
     config_of,
     count,
     detector_on,
@@ -173,19 +174,22 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
-    # torch takes seconds to load: not before the arguments are known to be good.
+    config = config_of(arguments)
+    check_detector(arguments)
+    # A help text does without pyarrow.
     from vlmill.extract.pictures.given_boxes import read_boxes
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
-    from vlmill.extract.run.devices import Crew
-    from vlmill.extract.run.job import Job, run
 
-    config = config_of(arguments)
     given = None if arguments.boxes is None else read_boxes(arguments.boxes)
     plan = plan_pictures(arguments.inputs, arguments.ids)
     if arguments.pairs is not None:
         plan = only_of_pairs(plan, arguments.pairs)
     if given is not None:
         plan = with_missing_boxes(plan, given, str(arguments.boxes))
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.job import Job, run
+
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]
     detector = detector_on(arguments, names[0])
@@ -201,11 +205,13 @@ def command_run(arguments: argparse.Namespace) -> int:
 
 def command_compare(arguments: argparse.Namespace) -> int:
     """``extract-rois compare``."""
+    weights, file, device = arguments.weights, arguments.config, arguments.device
+    require_weights(weights)
+    # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.compare import compare, lines
     from vlmill.extract.detect.detector import open_detector
     from vlmill.extract.detect.detectron2 import infer, open_detectron2, own_rule
 
-    weights, file, device = arguments.weights, arguments.config, arguments.device
     theirs = open_detectron2(file, weights, device=device)
     config = ExtractConfig(selection=own_rule(theirs), limits=limits_of(arguments))
     ours = open_detector(None, weights, config_file=file, device=device)

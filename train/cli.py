@@ -8,8 +8,15 @@ from pathlib import Path
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
-from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.recipes import (
+    RECIPES,
+    Recipe,
+    change_recipe,
+    recipe_named,
+    require_sources,
+)
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
@@ -108,7 +115,14 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
-    # torch takes seconds to load: not before the recipe is known to be good.
+    require_sources(recipe, regions=args.regions, images=args.images)
+    if args.init is not None:
+        find_checkpoint(args.init, "--init")
+    # pyarrow and torch take their time: not before the arguments are known to be good.
+    from vlmill.schemas.files.reading import require_tables
+
+    tables = ("pairs", "regions", "images", "negatives")
+    require_tables({f"--{name}": getattr(args, name) for name in tables})
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
+from vlmill.pipelines.launch.loading import unknown_flag
 from vlmill.schemas.errors import InputError
 
 # Beam's own default tries to download another runner first; this one is inside the package.
@@ -23,7 +24,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         group._add_argparse_args(parser)
     _, unknown = parser.parse_known_args(list(flags))
     if unknown:
-        raise InputError(f"{unknown[0]}: neither this job nor Apache Beam knows it; see --help")
+        raise unknown_flag(unknown[0])
     chosen = any(f == "--runner" or f.startswith("--runner=") for f in flags)
     return PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
 

@@ -21,9 +21,7 @@ from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.shards import Shard
-from vlmill.schemas.tables import IMAGES
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
     from vlmill.extract.detect.detector import Detector
@@ -68,11 +66,10 @@ class ExtractPart(beam.DoFn):
         yield regions.rows, rejects.rows
 
 
-def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    """Extracts what no finished shard holds, and writes the manifest."""
+def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
+    """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
     options = beam_options(beam_flags)
     config = config_of(args)
-    tables = find_shards(args.images, IMAGES, "--images")
 
     from vlmill.extract.pictures.plan import repeats_marked, rows_of
     from vlmill.extract.run.job import JOB, Job, count_rows

@@ -5,19 +5,18 @@ dominant images, size, sentences, score, best text of each picture, shared texts
 """
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.counting.steps import KEPT, REJECTS, TALLIES
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.steps_pages import (
     PAGE_RECORDS,
@@ -47,7 +46,6 @@ from vlmill.pipelines.web_pairs.tables import (
     results_path,
     take_results,
 )
-from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
@@ -140,12 +138,9 @@ def write(
     )
 
 
-def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the pipeline unless its output is there, and says what came out."""
     options = beam_options(beam_flags)
-    rules = rules_of(args)
-    if args.shards < 1:
-        raise InputError(f"--shards {args.shards}: must be at least 1")
     archives = find_archives(args.warc)
     settings = {
         "warc": args.warc,
@@ -190,31 +185,3 @@ def finish(output: Path, settings: dict[str, Any]) -> None:
     write_report(output, funnel, settings)
     write_manifest(output, shards, job=JOB, settings=settings)
     results_path(output).unlink()
-
-
-def find_archives(pattern: str) -> list[tuple[str, int]]:
-    """Returns (path, bytes) of the files that match, sorted. Raises InputError without any."""
-    try:
-        matches = FileSystems.match([pattern])[0].metadata_list
-    except (ValueError, OSError) as error:
-        raise InputError(f"--warc {pattern}: {error}") from None
-    archives = sorted((m.path, m.size_in_bytes) for m in matches)
-    if folders := [path for path, _ in archives if Path(path).is_dir()]:
-        raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
-    if not archives:
-        raise InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
-    return archives
-
-
-def rules_of(args: Any) -> WebPairRules:
-    """Builds the rules that the flags change. Raises InputError for values that make none."""
-    values = {
-        field.name: getattr(args, field.name)
-        for field in dataclasses.fields(WebPairRules)
-        if getattr(args, field.name, None) is not None
-    }
-    try:
-        return WebPairRules(**values)
-    except ValueError as error:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
-        raise InputError(f"{flags}: {error}") from None

@@ -2,7 +2,7 @@
 
 import glob
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.tables import Table, check_version
+from vlmill.schemas.tables import TABLES, Table, check_version
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
@@ -35,6 +35,16 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
     for file in paths:
         check_version(_metadata(file), spec, str(file))
     return paths
+
+
+def require_tables(arguments: Mapping[str, str | None]) -> None:
+    """Raises InputError for the first argument that names no table; those that are None pass.
+
+    By their flags: the argument of ``--pairs`` is a table of pairs.
+    """
+    for flag, argument in arguments.items():
+        if argument is not None:
+            find_shards(argument, TABLES[flag.removeprefix("--")], flag)
 
 
 def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:

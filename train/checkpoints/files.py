@@ -23,13 +23,19 @@ from torch import Tensor, nn
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.train.checkpoints.folders import (
+    CHECKPOINTS,
+    MODEL,
+    SETTINGS,
+    VOCABULARY,
+    find_checkpoint,
+    saved_steps,
+)
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
 from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.spec import Feeding
 
-CHECKPOINTS = "checkpoints"
-MODEL, STATE = "model.safetensors", "training_state.safetensors"
-SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+STATE = "training_state.safetensors"
 FORMAT = 1
 
 
@@ -110,30 +116,6 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from None
-
-
-def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
-    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
-    path = Path(path)
-    if (path / SETTINGS).is_file():
-        return path
-    steps = saved_steps(path)
-    if not steps:
-        raise InputError(
-            f"{flag} {path} holds no checkpoint; give the --output of `train-vl pretrain`"
-        )
-    return steps[max(steps)]
-
-
-def saved_steps(output: str | Path) -> dict[int, Path]:
-    """The checkpoints of a run's output by step."""
-    folders = (Path(output) / CHECKPOINTS).glob("step-*")
-    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
-
-
-def step_folder(output: str | Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` lies."""
-    return Path(output) / CHECKPOINTS / f"step-{step:08d}"
 
 
 def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheckpoint:

@@ -237,8 +237,8 @@ def _kind_name(kind: Any) -> str:
 def _unknown(
     where: str, name: str, names: Sequence[str], full: Mapping[str, str] | None = None
 ) -> str:
-    synonym = SYNONYMS.get(name)
-    near = [synonym] if synonym in names else difflib.get_close_matches(name, names, 1, cutoff=0.5)
+    near = [field for synonym, field in SYNONYMS.items() if synonym == name and field in names]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {(full or {}).get(near[0], near[0])}?" if near else ""
     return f"{where}: unknown field; {hint or 'there are ' + ', '.join(names)}"
 

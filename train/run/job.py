@@ -16,7 +16,7 @@ from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import Shard, ShardWriter
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
+from vlmill.train.checkpoints.folders import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
 from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples, require_pictures

@@ -23,9 +23,8 @@ from vlmill.train.checkpoints.files import (
     read_record,
     remove_partial,
     save_checkpoint,
-    saved_steps,
-    step_folder,
 )
+from vlmill.train.checkpoints.folders import saved_steps, step_folder
 from vlmill.train.checkpoints.state import training_state, whole_weights
 from vlmill.train.devices.gather import whole
 from vlmill.train.optim.average import MovingAverage

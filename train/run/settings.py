@@ -9,7 +9,7 @@ from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES
-from vlmill.train.checkpoints.files import MODEL
+from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.pictures.tokenizer import FIELD
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import flatten, to_plain

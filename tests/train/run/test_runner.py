@@ -15,7 +15,8 @@ from tests.factories import write_images
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints import files as checkpoint
-from vlmill.train.checkpoints.files import load_checkpoint, load_training_state, saved_steps
+from vlmill.train.checkpoints.files import load_checkpoint, load_training_state
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs

@@ -17,7 +17,8 @@ from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES
-from vlmill.train.checkpoints.files import MODEL, LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.tasks.retrieval.candidates import (

@@ -1,0 +1,32 @@
+"""Where a run's checkpoints lie, found without loading torch."""
+
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+CHECKPOINTS = "checkpoints"
+MODEL, SETTINGS, VOCABULARY = "model.safetensors", "checkpoint.json", "vocab.txt"
+
+
+def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
+    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
+    path = Path(path)
+    if (path / SETTINGS).is_file():
+        return path
+    steps = saved_steps(path)
+    if not steps:
+        raise InputError(
+            f"{flag} {path} holds no checkpoint; give the --output of `train-vl pretrain`"
+        )
+    return steps[max(steps)]
+
+
+def saved_steps(output: str | Path) -> dict[int, Path]:
+    """The checkpoints of a run's output by step."""
+    folders = (Path(output) / CHECKPOINTS).glob("step-*")
+    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
+
+
+def step_folder(output: str | Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` lies."""
+    return Path(output) / CHECKPOINTS / f"step-{step:08d}"
