@@ -1,5 +1,6 @@
 """What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +12,8 @@ from vlmill.schemas.errors import InputError
 
 # Beam's own default tries to download another runner first; this one is inside the package.
 LOCAL_RUNNER = "FnApiRunner"
+# What `vlmill.schemas.console.command.run_command` answers with one line.
+ANSWERED = (OSError, InputError)
 
 
 def beam_options(flags: Sequence[str]) -> PipelineOptions:
@@ -34,13 +37,22 @@ def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
     """A pipeline that runs at the end of the block.
 
     What the operating system or a user's input did to a step is raised as it was, and not as the
-    RuntimeError that Beam makes of it: a full disk is one line and not a hundred.
+    RuntimeError that Beam makes of it: a full disk is one line and not a hundred. The traceback
+    that Beam logs of it first is dropped.
     """
+    log = logging.getLogger("apache_beam.runners.common")
+    log.addFilter(_is_no_answered_error)
     try:
         with beam.Pipeline(options=options) as pipeline:
             yield pipeline
     except RuntimeError as error:
         cause = error.__cause__ or error.__context__
-        if isinstance(cause, OSError | InputError):
+        if isinstance(cause, ANSWERED):
             raise cause from None
         raise
+    finally:
+        log.removeFilter(_is_no_answered_error)
+
+
+def _is_no_answered_error(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], ANSWERED))
