@@ -27,6 +27,12 @@ from vlmill.extract.formats.command import (
 )
 from vlmill.schemas.console.command import Parser, run_command
 
+EXAMPLES = """examples:
+  extract-rois run pictures/ --output regions/ --weights detector.pth
+  extract-rois verify regions/
+  extract-rois show regions/ --images pictures/ --output regions.html
+
+`extract-rois COMMAND --help` says more of each."""
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
   extract-rois run web/ --output regions/ --arch tiny --short-side 240 --long-side 400
@@ -46,8 +52,14 @@ The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.jso
 on the same --output continues what a killed run left. Every input is counted: it has a row of
 regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
 0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
-VERIFY_EXAMPLES = """example:
-  extract-rois verify regions/"""
+VERIFY_EXAMPLES = """examples:
+  extract-rois verify regions/
+  extract-rois verify demo/pairs
+
+DIR is the output of any command that writes tables. Every file is read back against the manifest
+(rows, bytes, SHA-256), every row against its table: types, unique ids, pictures as their SHA-256
+says, pairs whose pictures lie in the same folder, negatives with their similarities, reasons of the
+list; boxes inside their pictures, finite numbers, probabilities from 0 to 1."""
 COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
@@ -63,13 +75,16 @@ SHOW_EXAMPLES = """example:
 def parser() -> Parser:
     """The whole command line."""
     top = Parser(
-        prog="extract-rois", description="Region features of pictures: make, check, look at."
+        prog="extract-rois",
+        description="Region features of pictures: make, check, look at.",
+        epilog=EXAMPLES,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="extract regions", epilog=RUN_EXAMPLES))
     verify = commands.add_parser(
-        "verify", help="check every row and checksum", epilog=VERIFY_EXAMPLES
+        "verify", help="check every row and checksum of tables", epilog=VERIFY_EXAMPLES
     )
+    verify.description = "Checks every row and checksum of a folder of tables, whoever wrote it."
     verify.add_argument("folder", metavar="DIR", help="output of a finished run")
     add_import(
         commands.add_parser(

@@ -39,6 +39,16 @@ With several stages say which: stages.1.steps=100.
 Memory is bounded by the batch, plus some 40 bytes for each pair and 150 for each picture.
 """
 
+EXAMPLES = """\
+examples:
+  train-vl recipes
+  train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions --output runs/small
+  train-vl evaluate retrieval --checkpoint runs/small --pairs demo/pairs --regions demo/regions \\
+      --output runs/small-found
+  train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
+
+`train-vl COMMAND --help` says more of each.
+"""
 RECIPES_HELP = """\
 examples:
   train-vl recipes
@@ -71,7 +81,11 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="train-vl", description="Train and evaluate vision-and-language models.")
+    parser = Parser(
+        prog="train-vl",
+        description="Train and evaluate vision-and-language models.",
+        epilog=EXAMPLES,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     pretrain = commands.add_parser(
         "pretrain", help="pretrain by a recipe", description=PRETRAIN_HELP
@@ -166,7 +180,10 @@ def _recipes(args: argparse.Namespace) -> int:
         return 0
     if args.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")
-    print("# Sizes of vocabulary, region features and classes in `model` give way to the data's.")
+    print(
+        "# In `model`, sizes of vocabulary and region features give way to the data's; so does the"
+    )
+    print("# number of classes where the data have more.")
     print(to_yaml(recipe_named(args.name)), end="")
     return 0
 
