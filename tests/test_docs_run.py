@@ -81,7 +81,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         pixels = generator.integers(0, 256, (240, 320, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{name}.jpg")
-    rows = [f"{n}.jpg,{c},{'test' if n > 'd' else 'train'}" for n, c in zip(NAMES, CAPTIONS)]
+    named_captions = zip(NAMES, CAPTIONS, strict=True)
+    rows = [f"{n}.jpg,{c},{'test' if n > 'd' else 'train'}" for n, c in named_captions]
     (folder / "captions.csv").write_text("\n".join(["file,caption,split", *rows]) + "\n")
     columns = ("--text-column", "caption", "--image-column", "file", "--split-column", "split")
     photos, pairs, regions = folder / "photos", folder / "pairs", folder / "regions"
@@ -92,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = folder / "named"
     succeed("extract-rois", "run", photos, "--ids", "name", "--output", named, *TINY)
     tsv = folder / "train2014_obj36.tsv"
-    succeed("extract-rois", "export", named, "--format", "tsv6", "--output", tsv)
+    succeed("extract-rois", "export", named, "--format", "tsv", "--output", tsv)
     return folder
 
 

@@ -181,9 +181,9 @@ def _recipes(args: argparse.Namespace) -> int:
     if args.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")
     print(
-        "# In `model`, sizes of vocabulary and region features give way to the data's; so does the"
+        "# In `model`, sizes of vocabulary and region features give way to the data's, and so does"
     )
-    print("# number of classes where the data have more.")
+    print("# the number of classes where the data have more.")
     print(to_yaml(recipe_named(args.name)), end="")
     return 0
 
