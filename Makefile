@@ -34,7 +34,7 @@ $(READY): setup.py constraints.txt
 	fi
 	@touch $(READY)
 
-demo: $(READY) ## web pages to a retrieval report: demo/report.html (about 5 minutes)
+demo: $(READY) ## web pages to a retrieval report: demo/report.html (3 to 6 minutes)
 	$(BIN)/python examples/demo.py --output demo
 
 # As many processes as cores, but no more than memory is for: each takes 1 to 5 GB. The tests of a file

@@ -5,6 +5,8 @@ what they leave into one page. ``make demo`` runs it.
 """
 
 import json
+import os
+import platform
 import resource
 import shlex
 import subprocess
@@ -17,7 +19,7 @@ from typing import Any
 
 from demo_report import write_report
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, versions
 from vlmill.schemas.files.atomic import write_bytes, write_json
 
 EXAMPLES = Path(__file__).resolve().parent
@@ -117,6 +119,12 @@ def collect_metrics(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
     return {**metrics, "seconds": {**seconds, "total": round(sum(seconds.values()), 2)}}
 
 
+def machine() -> str:
+    """Versions, and the machine that the steps ran on."""
+    system = f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores"
+    return f"{versions()}; {system}"
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the steps, then write metrics.json, funnel.json and report.html."""
     parser = Parser(
@@ -139,6 +147,7 @@ def run(argv: Sequence[str]) -> int:
             return 1
     metrics = collect_metrics(out, seconds)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    metrics["machine"] = machine()
     metrics["peak_rss_mib"] = round(peak / 1024, 1)  # of the largest process, kernel's KiB
     write_json(out / "metrics.json", metrics)
     write_bytes(out / "funnel.json", (out / "pairs" / "funnel.json").read_bytes())

@@ -33,6 +33,18 @@ NOTICE = (
     "by heart, nothing more."
 )
 EXAMPLES = 8
+# What the steps write beside this page.
+REPORTS = {
+    "pairs/report.html": "from the archive to pairs: funnel, what was dropped, rules",
+    "trained/report.html": "pretraining: losses, learning rate, captions as the model reads them",
+    "before/report.html": "retrieval before training",
+    "after/report.html": "retrieval after training: figures with their errors, hits and misses",
+}
+
+_LINKS = template(
+    "<ul>{% for path, text in reports.items() %}<li><a href='{{ path }}'>{{ path }}</a>: {{ text }}"
+    "</li>{% endfor %}</ul>"
+)
 
 _DRAWN = template(
     "<div class='wide'>{% for f in figures %}<figure><img src='{{ f.uri }}' alt=''>"
@@ -71,7 +83,7 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
         "vlmill demo: from web pages to retrieval",
         [*run_sections(metrics), *data_sections(out, pairs, uris), *model_sections(out, uris)],
         subtitle=f"{len(pairs)} pairs, {metrics['seconds']['total']:.0f} seconds on a processor, "
-        f"at most {metrics['peak_rss_mib']:.0f} MiB in a process",
+        f"at most {metrics['peak_rss_mib']:.0f} MiB in a process. {metrics['machine']}.",
         notice=NOTICE,
     )
 
@@ -92,6 +104,11 @@ def run_sections(metrics: Mapping[str, Any]) -> list[Section]:
                 title="seconds by step",
                 x_label="seconds",
             ),
+        ),
+        Section(
+            title="Other pages",
+            intro="Each step's own report lies beside this page, with its settings.",
+            body=Markup(_LINKS.render(reports=REPORTS)),
         ),
     ]
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS, PAGE, ExtractConfig, InputLimits
+from vlmill.extract.config import IDS, PAGE, ExtractConfig, InputLimits, require_weights
 from vlmill.extract.flags import (
     add_engine,
     add_sizes,
+    check_detector,
     config_of,
     count,
     detector_inputs,
@@ -30,6 +31,12 @@ from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, requ
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.rejects import rejects_said
 
+EXAMPLES = """examples:
+  extract-rois run pictures/ --output regions/ --weights detector.pth
+  extract-rois verify regions/
+  extract-rois show regions/ --images pictures/ --output regions.html
+
+`extract-rois COMMAND --help` says more of each."""
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
   extract-rois run pictures/ --output regions/ --weights detector.pth --dry-run
@@ -51,8 +58,14 @@ The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.jso
 on the same --output continues what a killed run left. Every input is counted: it has a row of
 regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
 0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
-VERIFY_EXAMPLES = """example:
-  extract-rois verify regions/"""
+VERIFY_EXAMPLES = """examples:
+  extract-rois verify regions/
+  extract-rois verify demo/pairs
+
+DIR is the output of any command that writes tables. Every file is read back against the manifest
+(rows, bytes, SHA-256), every row against its table: types, unique ids, pictures as their SHA-256
+says, pairs whose pictures lie in the same folder, negatives with their similarities, reasons of the
+list; boxes inside their pictures, finite numbers, probabilities from 0 to 1."""
 COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
@@ -71,13 +84,16 @@ SHA-256; one that may be two rows is an error. Where nothing is drawn the status
 def parser() -> Parser:
     """The whole command line."""
     top = Parser(
-        prog="extract-rois", description="Region features of pictures: make, check, look at."
+        prog="extract-rois",
+        description="Region features of pictures: make, check, look at.",
+        epilog=EXAMPLES,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="extract regions", epilog=RUN_EXAMPLES))
     verify = commands.add_parser(
-        "verify", help="check every row and checksum", epilog=VERIFY_EXAMPLES
+        "verify", help="check every row and checksum of tables", epilog=VERIFY_EXAMPLES
     )
+    verify.description = "Checks every row and checksum of a folder of tables, whoever wrote it."
     verify.add_argument("folder", metavar="DIR", help="output of a finished run")
     add_import(
         commands.add_parser(
@@ -185,7 +201,9 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
-    # torch takes seconds to load: not before the arguments are known to be good.
+    config = config_of(arguments)
+    check_detector(arguments)
+    # A help text does without pyarrow.
     from vlmill.extract.pictures.given_boxes import read_boxes
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
     from vlmill.extract.run.cost import estimate_of, measure, what_is_left
@@ -194,13 +212,14 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.run.job import Job, run
     from vlmill.schemas.files.reading import reject_counts
 
-    config = config_of(arguments)
     given = None if arguments.boxes is None else read_boxes(arguments.boxes)
     plan = plan_pictures(arguments.inputs, arguments.ids)
     if arguments.pairs is not None:
         plan = only_of_pairs(plan, arguments.pairs)
     if given is not None:
         plan = with_missing_boxes(plan, given, str(arguments.boxes))
+    # torch takes seconds to load: not before the arguments are known to be good.
+
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]
     detector = detector_on(arguments, names[0])
@@ -231,11 +250,13 @@ def command_run(arguments: argparse.Namespace) -> int:
 
 def command_compare(arguments: argparse.Namespace) -> int:
     """``extract-rois compare``."""
+    weights, file, device = arguments.weights, arguments.config, arguments.device
+    require_weights(weights)
+    # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.compare import compare, lines
     from vlmill.extract.detect.detector import open_detector
     from vlmill.extract.detect.detectron2 import infer, open_detectron2, own_rule
 
-    weights, file, device = arguments.weights, arguments.config, arguments.device
     theirs = open_detectron2(file, weights, device=device)
     config = ExtractConfig(selection=own_rule(theirs), limits=limits_of(arguments))
     ours = open_detector(None, weights, config_file=file, device=device)

@@ -2,7 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from vlmill.schemas.errors import InputError
 
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")
@@ -127,3 +130,11 @@ class ExtractConfig:
     def settings(self) -> dict[str, Any]:
         """Plain JSON values, for metadata."""
         return dataclasses.asdict(self)
+
+
+def require_weights(path: Path) -> None:
+    """Raises InputError unless there is such a file of a detector's weights."""
+    if not path.is_file():
+        raise InputError(
+            f"--weights {path}: no such file; give a .pth, .pkl, .bin or .safetensors file"
+        )

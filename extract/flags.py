@@ -17,7 +17,9 @@ from vlmill.extract.config import (
     InputLimits,
     Selection,
     Storage,
+    require_weights,
 )
+from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.whole.settings import NETWORKS, networks_named
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
 from vlmill.schemas.errors import InputError
@@ -281,21 +283,36 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
         )
 
 
+def check_detector(arguments: argparse.Namespace) -> None:
+    """Refuses flags of the detector that contradict each other, or name files that are not there.
+
+    Loads no torch. Raises InputError.
+    """
+    if arguments.config is not None and arguments.arch is not None:
+        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
+    if arguments.backend == "detectron2":
+        if arguments.config is None or arguments.weights is None:
+            raise InputError("--backend detectron2: give --config FILE and --weights FILE")
+        if arguments.precision != "exact":
+            raise InputError(
+                "--precision fast: --backend detectron2 computes exact only; leave it out"
+            )
+    if arguments.weights is not None:
+        require_weights(Path(arguments.weights))
+    if arguments.config is not None:
+        read_config_file(arguments.config)
+
+
 def detectron2_of(arguments: argparse.Namespace) -> "Detector":
     """The same for ``--backend detectron2``, which takes everything from two files."""
     from vlmill.extract.detect.detectron2 import open_detectron2
 
-    if arguments.config is None or arguments.weights is None:
-        raise InputError("--backend detectron2: give --config FILE and --weights FILE")
-    if arguments.precision != "exact":
-        raise InputError("--precision fast: --backend detectron2 computes exact only; leave it out")
     return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
 
 
 def detector_of(arguments: argparse.Namespace) -> "Detector":
     """The detector that the flags say. Raises InputError."""
-    if arguments.config is not None and arguments.arch is not None:
-        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
+    check_detector(arguments)
     if arguments.backend == "detectron2":
         return with_whole(detectron2_of(arguments), arguments)
 

@@ -1,4 +1,4 @@
-"""``extract-rois verify``: does every row and every checksum of a folder hold?"""
+"""``extract-rois verify``: does every row and every checksum of a folder of tables hold?"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +8,10 @@ import numpy as np
 
 from vlmill.extract.formats.records import IMPORTED_BORDER_PX, outside
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.contents import content_problems
+from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.readers.regions import PER_BOX, RegionReader, RegionRow
+from vlmill.schemas.tables import REGIONS
 
 # Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
 # fault.
@@ -19,13 +21,19 @@ PROBABILITY_TOLERANCE = 1e-5
 
 
 def verify(folder: str | Path) -> list[str]:
-    """What is wrong with a folder of regions, one line each; empty if all holds.
+    """What is wrong with a folder of tables, one line each; empty if all holds.
 
     Raises InputError for a folder whose run has not finished.
     """
-    problems = verify_folder(folder)
-    if problems:
+    problems = verify_folder(folder) or content_problems(folder)
+    if problems or REGIONS.name not in {shard.table for shard in read_manifest(folder)["shards"]}:
         return problems
+    return region_problems(folder)
+
+
+def region_problems(folder: str | Path) -> list[str]:
+    """What is wrong with the rows of a folder's regions, one line each."""
+    problems = []
     try:
         reader = RegionReader(folder)
         border, width = border_of(reader.producer), whole_width(reader.producer)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Takes what a worker process of pytest-xdist compared; a crashed one has said nothing."""
     node.config.stash[REPORT].update(getattr(node, "workeroutput", {}).get("parity", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many blocks of the pages were run, and what the others need."""
+    ran = [r for r in terminalreporter.getreports("passed") if "test_a_block_runs[" in r.nodeid]
+    left_out = Counter(
+        report.longrepr[2].removeprefix("Skipped: a block of the pages ")
+        for report in terminalreporter.getreports("skipped")
+        if "test_a_block_runs[" in report.nodeid
+    )
+    if ran or left_out:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+        terminalreporter.write_line(
+            f"blocks of the pages: {len(ran)} run, {left_out.total()} not: {reasons}"
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,7 +1,9 @@
 """The pages say what is true: commands, recipes, presets, counts of parameters, links."""
 
+import importlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -93,6 +95,43 @@ def test_its_recipes_presets_and_fields_exist(command: str) -> None:
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
         assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def test_the_front_page_has_the_steps_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, in their order, and with the same arguments."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    page = PAGES["README.md"].split("## The main job, step by step")[1]
+    block = page.split("```sh\n")[1].split("```")[0]
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    typed = [words for words in lines if words and words[0] != "."]
+
+    def plain(word: str) -> str:
+        if word == sys.executable:
+            return "python"
+        examples = f"{ROOT / 'examples'}/"
+        return word.replace(examples, "examples/").removeprefix(f"{Path(sys.executable).parent}/")
+
+    steps = importlib.import_module("demo").steps(Path("demo"))
+    assert [sorted(words) for words in typed] == [sorted(map(plain, s.command)) for s in steps]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(name for name in COMMANDS),
+        "python -m vlmill.pipelines.manifest own",
+        *(f"extract-rois {c}" for c in ("run", "verify", "import", "export", "show", "compare")),
+        *(f"train-vl {c}" for c in ("pretrain", "evaluate", "convert", "recipes")),
+    ],
+)
+def test_every_help_has_an_example_of_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, words = words_of(command)
+    with pytest.raises(SystemExit):
+        COMMANDS[name]([*words, "--help"])
+    _, example, rest = capsys.readouterr().out.partition("xample")
+    assert example and re.search(rf"^ +{re.escape(command)}\b", rest, re.M)
 
 
 def test_every_page_is_linked_from_the_front() -> None:

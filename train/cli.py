@@ -10,8 +10,15 @@ from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
-from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
+from vlmill.train.recipes import (
+    RECIPES,
+    Recipe,
+    change_recipe,
+    recipe_named,
+    require_sources,
+)
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
 from vlmill.train.show.command import add_show_arguments, run_show
@@ -40,6 +47,16 @@ it names, validation_splits=[minival] validates on those.
 Memory is bounded by the batch, plus some 60 bytes for each pair and 150 for each picture.
 """
 
+EXAMPLES = """\
+examples:
+  train-vl recipes
+  train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions --output runs/small
+  train-vl evaluate retrieval --checkpoint runs/small --pairs demo/pairs --regions demo/regions \\
+      --output runs/small-found
+  train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
+
+`train-vl COMMAND --help` says more of each.
+"""
 RECIPES_HELP = """\
 examples:
   train-vl recipes
@@ -80,7 +97,11 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="train-vl", description="Train and evaluate vision-and-language models.")
+    parser = Parser(
+        prog="train-vl",
+        description="Train and evaluate vision-and-language models.",
+        epilog=EXAMPLES,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     pretrain = commands.add_parser(
         "pretrain", help="pretrain by a recipe", description=PRETRAIN_HELP
@@ -126,7 +147,14 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
-    # torch takes seconds to load: not before the recipe is known to be good.
+    require_sources(recipe, regions=args.regions, images=args.images)
+    if args.init is not None:
+        find_checkpoint(args.init, "--init")
+    # pyarrow and torch take their time: not before the arguments are known to be good.
+    from vlmill.schemas.files.reading import require_tables
+
+    tables = ("pairs", "regions", "images", "negatives")
+    require_tables({f"--{name}": getattr(args, name) for name in tables})
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss
@@ -174,7 +202,10 @@ def _recipes(args: argparse.Namespace) -> int:
         return 0
     if args.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")
-    print("# Sizes of vocabulary, region features and classes in `model` give way to the data's.")
+    print(
+        "# In `model`, sizes of vocabulary and region features give way to the data's, and so does"
+    )
+    print("# the number of classes where the data have more.")
     print("# train_splits, validation_splits: [] is by the splits' names (docs/training.md).")
     print(to_yaml(recipe_named(args.name)), end="")
     return 0

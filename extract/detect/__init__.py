@@ -1,6 +1,6 @@
 """Detection goes from the network's input to rows of regions.
 
 Reading order: ``detector`` (the network with its weights), ``query`` (what it is asked),
-``predict``, ``transfer`` (to the device and back), ``selection``, ``rows``, ``config_file`` and
-``plain_yaml``, ``checkpoint``, ``precision`` and ``detectron2``.
+``predict``, ``transfer`` (to the device and back), ``selection``, ``rows``, ``config_file``,
+``checkpoint``, ``precision`` and ``detectron2``.
 """

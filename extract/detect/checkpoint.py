@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vlmill.extract.config import require_weights
 from vlmill.models.convert.files import (
     Unreadable,
     read_content,
@@ -17,10 +18,7 @@ from vlmill.schemas.errors import InputError
 
 def read_checkpoint(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file by name. Raises InputError with the remedy."""
-    if not path.is_file():
-        raise InputError(
-            f"--weights {path}: no such file; give a .pth, .pkl, .bin or .safetensors file"
-        )
+    require_weights(path)
     try:
         state = state_dict_in(read_content(path))
     except Unreadable as error:

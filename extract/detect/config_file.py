@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.extract.detect.plain_yaml import BadYaml, Document, read_document
 from vlmill.models.detector.configurations import Configuration, configuration_of, flat
 from vlmill.models.detector.keys import Value, WrongKey
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_yaml import BadYaml, Document, read_document
 
 BASE = "_BASE_"
 MAX_FILES = 16
@@ -111,7 +111,7 @@ class Files:
                 content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
                 raise BadYaml(f"over {MAX_BYTES} bytes", 1)
-            document = read_document(content.decode("utf-8"))
+            document = read_document(content.decode("utf-8"), lists_in_texts=True)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--config {path} cannot be read: {error}") from None
         except BadYaml as error:

@@ -67,8 +67,9 @@ def add_export(command: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="PATH",
-        help="the file (lmdb, npz: a folder that is not there yet)",
+        help="the file (lmdb, npz: the folder), which must not be there yet",
     )
+    command.add_argument("--fresh", action="store_true", help="replace an earlier export")
 
 
 def positive(text: str) -> int:
@@ -104,6 +105,6 @@ def command_export(arguments: argparse.Namespace) -> int:
     """``extract-rois export``."""
     from vlmill.extract.formats.export_file import export_file
 
-    rows = export_file(arguments.regions, arguments.output, arguments.format)
+    rows = export_file(arguments.regions, arguments.output, arguments.format, fresh=arguments.fresh)
     print(f"{arguments.output}: {rows} pictures")
     return 0

@@ -1,6 +1,7 @@
 """``extract-rois export``: regions to a feature file of another project."""
 
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from vlmill.extract.formats import hdf5, npz, tsv
@@ -10,25 +11,50 @@ from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 
+# What a folder of these formats holds: patterns of names.
+FOLDERS = {"lmdb": ("data.mdb", "lock.mdb"), "npz": ("*.npz",)}
 
-def export_file(regions: str | Path, path: Path, name: str) -> int:
+
+def export_file(regions: str | Path, path: Path, name: str, *, fresh: bool = False) -> int:
     """Writes all rows to ``path`` (lmdb, npz: a folder) in one of FORMATS; returns how many.
 
-    Memory is bounded by a few row groups and the index of ids. Raises InputError where the rows
-    lack what the format needs, and then leaves no file.
+    What an earlier export left at ``path`` is replaced with ``fresh`` only. Memory is bounded by a
+    few row groups and the index of ids. Raises InputError where the rows lack what the format
+    needs, and then leaves everything as it was.
     """
     assert name in FORMATS
+    require_free(path, name, fresh=fresh)
     reader = RegionReader(regions, flag="REGIONS")
     if not len(reader):
         raise InputError(f"REGIONS {regions} has no rows; there is nothing to export")
-    if path.is_dir() and name in (*tsv.FIELDS, "hdf5"):
-        raise InputError(f"--output {path} is a folder; give the name of a file")
     with Progress(total=len(reader), unit="picture", label="export") as progress:
         rows = counted(iter(reader), progress)
         if name in tsv.FIELDS:
             return tsv.write(rows, path, name)
         writers = {"lmdb": lmdb_folder.write, "npz": npz.write, "hdf5": hdf5.write}
         return writers[name](rows, path)
+
+
+def require_free(path: Path, name: str, *, fresh: bool) -> None:
+    """Raises InputError for an export that would replace something.
+
+    With ``fresh`` a file may go, and a folder that holds nothing but an export in this format.
+    """
+    if not path.exists():
+        return
+    if path.is_dir() != (name in FOLDERS):
+        there, wanted = ("folder", "file") if path.is_dir() else ("file", "folder")
+        raise InputError(f"--output {path} is a {there}; give the name of a {wanted}")
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
+    if not names:
+        return
+    if not fresh:
+        raise InputError(
+            f"--output {path} is there already; give another, or --fresh to replace it"
+        )
+    patterns = FOLDERS.get(name, ("*",))
+    if other := [n for n in names if not any(fnmatch(n, pattern) for pattern in patterns)]:
+        raise InputError(f"--output {path} holds {other[0]}, which is no export; give a new folder")
 
 
 def counted(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from vlmill.extract.formats.folders import new_folder
 from vlmill.extract.formats.records import (
     KINDS,
     Bad,
@@ -23,6 +22,7 @@ from vlmill.extract.formats.records import (
 )
 from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.readers.regions import RegionRow
 
 Row = TypeVar("Row")
@@ -107,9 +107,9 @@ def missing(transaction: lmdb.Transaction) -> Iterator[Bad]:
 
 
 def write(rows: Iterator[RegionRow], path: Path) -> int:
-    """Writes the folder ``path``, which must not be there; returns the number of rows."""
+    """Writes the folder ``path``, in place of one that is there; returns the number of rows."""
     keys: list[bytes] = []
-    with new_folder(path) as temporary:
+    with atomic_folder(path, replace=True) as temporary:
         with lmdb.open(str(temporary), map_size=MAP_BYTES, sync=False) as environment:
             for part in batched(same_payloads(rows), ROWS_PER_COMMIT):
                 with environment.begin(write=True) as transaction:

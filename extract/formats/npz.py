@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from vlmill.extract.formats.folders import new_folder
 from vlmill.extract.formats.records import (
     KINDS,
     LISTS,
@@ -29,7 +28,7 @@ from vlmill.extract.formats.records import (
 )
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads, plain_value
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder
 from vlmill.schemas.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
@@ -143,7 +142,7 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
     A file's name is the id, percent-quoted where a name cannot hold it; the id itself is in info.
     """
     count = 0
-    with new_folder(path) as folder:
+    with atomic_folder(path, replace=True) as folder:
         for row in rows:
             name = f"{quote(row.image_id, safe=' @+=,')}.npz"
             if len(name) > MAX_NAME_BYTES or name.startswith("."):

@@ -176,8 +176,6 @@ def without_classifier(name: str) -> nn.Module:
 
 def load_weights(model: nn.Module, name: str, path: Path) -> None:
     """Loads a state dict of torchvision's. Raises InputError with what differs first."""
-    if not path.is_file():
-        raise InputError(f"--global-weights {path}: no such file; give torchvision's {name}")
     try:
         state = read_state(path)
     except ValueError as error:

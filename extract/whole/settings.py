@@ -1,6 +1,7 @@
 """Which networks can describe whole pictures, without loading any."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from vlmill.schemas.errors import InputError
 
@@ -10,8 +11,8 @@ NETWORKS = {"densenet121": 1024, "resnet152": 2048, "googlenet": 1024}
 
 
 def networks_named(text: str, files: Sequence[str] | None) -> tuple[str, ...]:
-    """The networks of ``--global-cnn``. Raises InputError for a name of none, or one twice, or
-    another number of files than of networks.
+    """The networks of ``--global-cnn``. Raises InputError for a name of none, or one twice, for
+    another number of files than of networks, and for a file that is not there.
     """
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
@@ -24,4 +25,7 @@ def networks_named(text: str, files: Sequence[str] | None) -> tuple[str, ...]:
             f"--global-weights: {len(files)} files for {len(names)} networks; give one for each of "
             f"{','.join(names)}, in this order"
         )
+    for name, file in zip(names, files or (), strict=False):
+        if not Path(file).is_file():
+            raise InputError(f"--global-weights {file}: no such file; give torchvision's {name}")
     return names

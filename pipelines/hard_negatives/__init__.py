@@ -1,4 +1,5 @@
 """This job finds hard negatives of pairs.
 
-Reading order: ``command`` (the flags), ``job``, then ``tfidf``, which finds similar captions.
+Reading order: ``command`` (the flags), ``rules``, ``job``, then ``tfidf``, which finds similar
+captions.
 """

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from vlmill.pipelines.launch.loading import quiet_beam_import
+from vlmill.pipelines.hard_negatives.rules import rules_of
+from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 
 
@@ -38,13 +40,19 @@ def parser() -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
-    args, beam_flags = parser().parse_known_args(arguments)
-    # Beam takes seconds to load: not before the arguments are known to be good.
+    args, beam_flags = parsed(parser(), arguments)
+    rules = rules_of(args.top, args.below, args.tokenizer)
+    if args.pairs_per_shard < 1:
+        raise InputError(f"--pairs-per-shard {args.pairs_per_shard}: must be at least 1")
+    # pyarrow and Beam take their time: not before the arguments are known to be good.
+    from vlmill.schemas.files.reading import require_tables
+
+    require_tables({"--pairs": args.pairs})
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives import job
 
     with locked(args.output):
-        return job.run(args, beam_flags)
+        return job.run(args, rules, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

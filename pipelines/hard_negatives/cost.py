@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from vlmill.pipelines.hard_negatives.tfidf import NegativeRules, build_index, search
+from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.tfidf import build_index, search
 from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
 
 SAMPLE_CAPTIONS = 20_000

@@ -9,7 +9,6 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
 from vlmill.pipelines.hard_negatives.cost import estimate_of, measure
-from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
+from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.tfidf import Index, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
@@ -111,12 +111,9 @@ class SearchRange(beam.DoFn):
         yield stop - start
 
 
-def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+def run(args: argparse.Namespace, rules: NegativeRules, beam_flags: Sequence[str]) -> int:
     """Searches what no finished shard holds, and writes the manifest."""
     options = beam_options(beam_flags)
-    rules = rules_of(args.top, args.below, args.tokenizer)
-    if args.pairs_per_shard < 1:
-        raise InputError(f"--pairs-per-shard {args.pairs_per_shard}: must be at least 1")
     pairs = Pairs(args.pairs)
     if not pairs.pair_ids:
         raise InputError(
@@ -159,11 +156,3 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 def ranges_of(count: int, size: int) -> list[tuple[int, int, int]]:
     """(number, start, stop) of consecutive ranges that cover ``count`` pairs."""
     return [(k, s, min(s + size, count)) for k, s in enumerate(range(0, count, size))]
-
-
-def rules_of(top: int, below: str, tokenizer: str) -> NegativeRules:
-    """Rules from the flags; InputError for values that make none."""
-    try:
-        return NegativeRules(top=top, below=Fraction(below), tokenizer=tokenizer)
-    except (ValueError, ZeroDivisionError) as error:
-        raise InputError(f"--top {top} --below {below} --tokenizer {tokenizer}: {error}") from None

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer
 
+from vlmill.pipelines.hard_negatives.rules import TOKEN_PATTERNS, NegativeRules
+
 WEIGHT_BITS = 16
 # A cosine this close to the threshold is decided with integers; float64 errs by about 1e-15.
 CLOSE = 1e-9
@@ -24,26 +26,6 @@ CLOSE = 1e-9
 MAX_CHUNK_VALUES = 4_000_000
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NegativeRules:
-    """Which captions are hard negatives; defaults from InterBERT's paper, sec. 3.3."""
-
-    top: int = 30
-    below: Fraction = Fraction(1, 2)  # cosine strictly below: above are near duplicates
-    tokenizer: str = "words"  # scikit-learn's default words; "space" for segmented text
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise ValueError(f"top is {self.top}, must be at least 1")
-        if not 0 < self.below <= 1:
-            raise ValueError(f"below is {self.below}, must be in (0, 1]")
-        if self.tokenizer not in TOKEN_PATTERNS:
-            raise ValueError(f"tokenizer {self.tokenizer}: one of {', '.join(TOKEN_PATTERNS)}")
-
-
-TOKEN_PATTERNS = {"words": r"(?u)\b\w\w+\b", "space": r"\S+"}
 
 
 @dataclass(frozen=True, kw_only=True)

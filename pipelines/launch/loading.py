@@ -1,8 +1,48 @@
-"""Loads Beam without the warning that it logs wherever its Google Cloud extra is missing."""
+"""What a job does before Beam is loaded, and how it loads Beam.
 
+Beam takes seconds to load, and warns wherever its Google Cloud extra is missing.
+"""
+
+import argparse
+import difflib
+import importlib.util
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+OPTIONS = "options/pipeline_options.py"  # where Beam declares every flag
+
+
+def parsed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """A job's own arguments, and the words for Beam.
+
+    Raises InputError for a flag that neither knows, without loading Beam.
+    """
+    args, words = parser.parse_known_args(arguments)
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if unknown := [flag for flag in flags if flag not in flags_of_beam()]:
+        near = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
+        raise unknown_flag(unknown[0], f"did you mean {near[0]}?" if near else "see --help")
+    return args, words
+
+
+def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:
+    """The error of a word that nobody takes: Beam alone would go on without it."""
+    return InputError(f"{flag}: neither this job nor Apache Beam knows it; {remedy}")
+
+
+def flags_of_beam() -> set[str]:
+    """Every flag that the text of Beam's options names, which is not loaded for it."""
+    spec = importlib.util.find_spec("apache_beam")
+    assert spec is not None and spec.submodule_search_locations, "Apache Beam is not installed"
+    text = Path(spec.submodule_search_locations[0], OPTIONS).read_text(encoding="utf-8")
+    return set(re.findall(r"""["'](--[A-Za-z][\w-]*)["']""", text))
 
 
 @contextmanager

@@ -1,15 +1,19 @@
 """What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
+from vlmill.pipelines.launch.loading import unknown_flag
 from vlmill.schemas.errors import InputError
 
 # Beam's own default tries to download another runner first; this one is inside the package.
 LOCAL_RUNNER = "FnApiRunner"
+# What `vlmill.schemas.console.command.run_command` answers with one line.
+ANSWERED = (OSError, InputError)
 
 
 def beam_options(flags: Sequence[str]) -> PipelineOptions:
@@ -23,7 +27,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         group._add_argparse_args(parser)
     _, unknown = parser.parse_known_args(list(flags))
     if unknown:
-        raise InputError(f"{unknown[0]}: neither this job nor Apache Beam knows it; see --help")
+        raise unknown_flag(unknown[0])
     chosen = any(f == "--runner" or f.startswith("--runner=") for f in flags)
     return PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
 
@@ -33,13 +37,22 @@ def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
     """A pipeline that runs at the end of the block.
 
     What the operating system or a user's input did to a step is raised as it was, and not as the
-    RuntimeError that Beam makes of it: a full disk is one line and not a hundred.
+    RuntimeError that Beam makes of it: a full disk is one line and not a hundred. The traceback
+    that Beam logs of it first is dropped.
     """
+    log = logging.getLogger("apache_beam.runners.common")
+    log.addFilter(_is_no_answered_error)
     try:
         with beam.Pipeline(options=options) as pipeline:
             yield pipeline
     except RuntimeError as error:
         cause = error.__cause__ or error.__context__
-        if isinstance(cause, OSError | InputError):
+        if isinstance(cause, ANSWERED):
             raise cause from None
         raise
+    finally:
+        log.removeFilter(_is_no_answered_error)
+
+
+def _is_no_answered_error(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], ANSWERED))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.flags import add_engine
-from vlmill.pipelines.launch.loading import quiet_beam_import
+from vlmill.extract.flags import add_engine, check_detector, config_of
+from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.files.lock import locked
 
@@ -39,13 +39,19 @@ def parser() -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
-    args, beam_flags = parser().parse_known_args(arguments)
-    # Beam takes seconds to load: not before the arguments are known to be good.
+    args, beam_flags = parsed(parser(), arguments)
+    config_of(args)
+    check_detector(args)
+    # pyarrow, torch and Beam take their time: not before the arguments are known to be good.
+    from vlmill.schemas.files.reading import find_shards
+    from vlmill.schemas.tables import IMAGES
+
+    tables = find_shards(args.images, IMAGES, "--images")
     with quiet_beam_import():
         from vlmill.pipelines.regions import job
 
     with locked(args.output):
-        return job.run(args, beam_flags)
+        return job.run(args, tables, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import find_shards, reject_counts
+from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
@@ -76,11 +76,10 @@ class ExtractPart(beam.DoFn):
         yield regions.rows, rejects.rows
 
 
-def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    """Extracts what no finished shard holds, and writes the manifest."""
+def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
+    """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
     options = beam_options(beam_flags)
     config = config_of(args)
-    tables = find_shards(args.images, IMAGES, "--images")
 
     from vlmill.extract.pictures.plan import repeats_marked, rows_of
     from vlmill.extract.run.job import JOB, Job, count_rows

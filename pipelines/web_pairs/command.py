@@ -1,11 +1,15 @@
 """Image-text pairs from web archives: python -m vlmill.pipelines.web_pairs --help"""
 
+import argparse
+import dataclasses
 from collections.abc import Sequence
 
-from vlmill.pipelines.launch.loading import quiet_beam_import
+from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.archives import require_archive
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 
 
@@ -53,13 +57,31 @@ def parser() -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
-    args, beam_flags = parser().parse_known_args(arguments)
+    args, beam_flags = parsed(parser(), arguments)
+    rules = rules_of(args)
+    if args.shards < 1:
+        raise InputError(f"--shards {args.shards}: must be at least 1")
+    require_archive(args.warc)
     # Beam takes seconds to load: not before the arguments are known to be good.
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job
 
     with locked(args.output):
-        return job.run(args, beam_flags)
+        return job.run(args, rules, beam_flags)
+
+
+def rules_of(args: argparse.Namespace) -> WebPairRules:
+    """Builds the rules that the flags change. Raises InputError for values that make none."""
+    values = {
+        field.name: getattr(args, field.name)
+        for field in dataclasses.fields(WebPairRules)
+        if getattr(args, field.name, None) is not None
+    }
+    try:
+        return WebPairRules(**values)
+    except ValueError as error:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+        raise InputError(f"{flags}: {error}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

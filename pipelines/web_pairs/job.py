@@ -5,19 +5,18 @@ dominant images, size, sentences, score, best text of each picture, shared texts
 """
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.counting.steps import KEPT, REJECTS, TALLIES
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.steps_pages import (
@@ -50,7 +49,6 @@ from vlmill.pipelines.web_pairs.tables import (
 )
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import path_input
 from vlmill.schemas.files.inputs import Input
@@ -145,12 +143,9 @@ def write(
     )
 
 
-def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the pipeline unless its output is there, and says what came out."""
     options = beam_options(beam_flags)
-    rules = rules_of(args)
-    if args.shards < 1:
-        raise InputError(f"--shards {args.shards}: must be at least 1")
     archives = find_archives(args.warc)
     settings = {
         "warc": args.warc,
@@ -199,31 +194,3 @@ def finish(output: Path, settings: dict[str, Any], inputs: Sequence[Input]) -> N
     write_report(output, funnel, settings)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     results_path(output).unlink()
-
-
-def find_archives(pattern: str) -> list[tuple[str, int]]:
-    """Returns (path, bytes) of the files that match, sorted. Raises InputError without any."""
-    try:
-        matches = FileSystems.match([pattern])[0].metadata_list
-    except (ValueError, OSError) as error:
-        raise InputError(f"--warc {pattern}: {error}") from None
-    archives = sorted((m.path, m.size_in_bytes) for m in matches)
-    if folders := [path for path, _ in archives if Path(path).is_dir()]:
-        raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
-    if not archives:
-        raise InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
-    return archives
-
-
-def rules_of(args: Any) -> WebPairRules:
-    """Builds the rules that the flags change. Raises InputError for values that make none."""
-    values = {
-        field.name: getattr(args, field.name)
-        for field in dataclasses.fields(WebPairRules)
-        if getattr(args, field.name, None) is not None
-    }
-    try:
-        return WebPairRules(**values)
-    except ValueError as error:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
-        raise InputError(f"{flags}: {error}") from None

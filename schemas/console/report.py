@@ -26,6 +26,7 @@ from vlmill.schemas.tables import IMAGES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_UNFOLDED = 20  # settings: a screen's height
 MOST_PIXELS_SHOWN = 1 << 28  # what training decodes, too
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
@@ -98,8 +99,13 @@ def _kind(cell: Any) -> str:
 
 
 def settings_table(settings: Mapping[str, Any]) -> Markup:
-    """Names and values."""
-    return html_table(["setting", "value"], [(k, str(v)) for k, v in settings.items()])
+    """Names and values; folded where there are many."""
+    table = html_table(["setting", "value"], [(k, str(v)) for k, v in settings.items()])
+    if len(settings) <= MOST_UNFOLDED:
+        return table
+    return Markup("<details><summary>{} settings</summary>{}</details>").format(
+        len(settings), table
+    )
 
 
 def funnel_table(funnel: Sequence[Mapping[str, Any]]) -> Markup:

@@ -4,6 +4,6 @@ Reading order: ``atomic`` (temporary name, fsync, rename), ``shards`` (one file 
 ``places`` (where in it the bytes of each row lie),
 ``inputs`` (what a job has read), ``manifest`` (the folder's list with checksums), ``lock`` (one run
 at a time), ``outputs`` (what an earlier run has left), ``contract`` (does a file hold what its
-table says?), ``reading`` (shards of a folder, a file or a glob) and ``digests`` (an input
-recognised again, cheaply).
+table says?), ``reading`` (shards of a folder, a file or a glob), ``contents`` (what rows promise)
+and ``digests`` (an input recognised again, cheaply).
 """

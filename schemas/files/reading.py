@@ -3,7 +3,7 @@
 import glob
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.tables import REJECTS, Table
+from vlmill.schemas.tables import REJECTS, TABLES, Table
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
@@ -37,6 +37,16 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
     for file in paths:
         check_file(file, spec)
     return paths
+
+
+def require_tables(arguments: Mapping[str, str | None]) -> None:
+    """Raises InputError for the first argument that names no table; those that are None pass.
+
+    By their flags: the argument of ``--pairs`` is a table of pairs.
+    """
+    for flag, argument in arguments.items():
+        if argument is not None:
+            find_shards(argument, TABLES[flag.removeprefix("--")], flag)
 
 
 def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
+import vlmill
 from vlmill.extract import cli as extract_cli
 from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.web_pairs import command as web_pairs
@@ -176,8 +178,14 @@ def test_the_demos_page_shows_every_step(job: Job, monkeypatch: pytest.MonkeyPat
     assert metrics["pairs"] == read_table(job.folder / "pairs", PAIRS).num_rows
     for name in ("before/image_retrieval/r1", "after/text_retrieval/r10"):
         assert 0 <= metrics[name] <= 1
-    page.write_report(job.folder, {**metrics, "peak_rss_mib": 100.0})
+    about = {"peak_rss_mib": 100.0, "machine": demo.machine()}
+    page.write_report(job.folder, {**metrics, **about})
     html = (job.folder / "report.html").read_text()
+    assert f"vlmill {vlmill.__version__}, Python" in html and "cores" in html
+    linked = re.findall(r"<a href=['\"](?!#)([^'\"]+)", html)
+    assert linked == list(page.REPORTS) and len(linked) == 4
+    for path in linked:
+        assert (job.folder / path).is_file(), path
     assert "random numbers" in html and "by heart" in html
     for text in read_table(job.folder / "pairs", PAIRS).column("text").to_pylist():
         assert escape(text) in html

@@ -1,4 +1,5 @@
 """A run leaves checkpoints behind, and continues from them.
 
-Reading order: ``files`` (written whole, found again) and ``state`` (what continuing needs).
+Reading order: ``folders`` (where they lie), ``files`` (written and read whole) and ``state`` (what
+continuing needs).
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vlmill.models import PRESETS
 from vlmill.schemas.console.command import Parser
+from vlmill.train.convert.arguments import check_arguments
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
@@ -94,6 +95,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Do what the arguments say; the exit status."""
+    check_arguments(args, words)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.train.convert.conversion import convert
 

@@ -31,32 +31,30 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
     save_tensors,
 )
-from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
-from vlmill.train.convert.backbone import check_backbone, start_region_network
-from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
-from vlmill.train.convert.published import (
+from vlmill.train.checkpoints.folders import SETTINGS
+from vlmill.train.convert.arguments import (
     CONFIGS,
+    SUFFIX,
     VOCABULARIES,
     beside,
-    read_published_config,
-    read_weights,
     weights_file,
 )
+from vlmill.train.convert.backbone import check_backbone, start_region_network
+from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
+from vlmill.train.convert.published import read_published_config, read_weights
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.plain import flatten, override, to_plain
 
-# What a new model can start from.
+# What a new model can start from; `arguments` has the names.
 STARTS: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Origin]]] = {
     "beit": initialise_from_beit,
     "bert": initialise_from_bert,
 }
 TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
-SUFFIX = ".safetensors"
 
 
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Do what the arguments say; the exit status."""
-    _check_arguments(args, words)
     if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
         _export(args, _ours(args))
         return 0
@@ -81,40 +79,6 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     else:
         print(_write(args, converted, tokenizer))
     return 0
-
-
-def _check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
-    if args.output is None and (args.to == "reference" or not args.explain):
-        raise InputError("--output: say where to write, or --explain to read only")
-    if args.preset is not None and args.family not in STARTS:
-        known = " or ".join(sorted(STARTS))
-        raise InputError(f"--as {args.preset}: models start from --family {known}")
-    if args.preset is not None and args.to == "reference":
-        raise InputError("--as and --to reference: write ours first, then convert that")
-    if args.preset is not None and args.preset not in PRESETS:
-        raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
-    if args.backbone is not None and args.preset is None:
-        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
-    if words and args.preset is None and str(args.config) not in PRESETS:
-        raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
-    if stray := [word for word in words if "=" not in word]:
-        raise InputError(f"{stray[0]}: want field=value")
-    if args.output is not None and args.output.suffix != SUFFIX:
-        if args.to == "reference":
-            raise InputError(f"--output {args.output}: --to reference writes one FILE{SUFFIX}")
-        _require_free(args.output)
-
-
-def _require_free(output: Path) -> None:
-    """Refuse a folder that holds anything but an earlier conversion: replacing it deletes it."""
-    try:
-        names = {path.name for path in output.iterdir()}
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
-    if not names <= {MODEL, SETTINGS, VOCABULARY}:
-        raise InputError(f"--output {output} holds other files; give a new folder")
 
 
 def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Converted:

@@ -1,7 +1,6 @@
-"""The files of a published checkpoint: weights, configuration and vocabulary, found and read."""
+"""The files of a published checkpoint, weights and configuration, are read here."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,34 +8,7 @@ from torch import Tensor
 
 from vlmill.models.convert.files import read_state
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.recipes.plain import MAX_CONFIG_BYTES, read_yaml
-
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-CONFIGS = ("config.json", "bert_config.json")
-VOCABULARIES = ("vocab.txt",)
-
-
-def weights_file(checkpoint: Path) -> Path:
-    """The file of weights that ``--checkpoint`` means: itself, or the one in that folder."""
-    if not checkpoint.is_dir():
-        if not checkpoint.is_file():
-            raise InputError(f"--checkpoint {checkpoint}: no such file")
-        return checkpoint
-    if (checkpoint / SETTINGS).is_file():
-        raise InputError(
-            f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
-        )
-    files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
-    if not files:
-        raise InputError(f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS)}; give the file")
-    return files[0]
-
-
-def beside(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
-    """The file that was given, or one of these names beside the weights, or None."""
-    candidates = [weights.with_name(name) for name in names]
-    return path or next((file for file in candidates if file.is_file()), None)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

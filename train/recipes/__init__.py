@@ -103,6 +103,15 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]()
 
 
+def require_sources(recipe: Recipe, *, regions: str | None, images: str | None) -> None:
+    """Raises InputError where the recipe reads regions or pictures and none are named."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    if regions is None and any(feeding.reads_regions for feeding in feeds):
+        raise InputError(f"--regions is missing: {recipe.name} learns from regions")
+    if images is None and any(feeding.reads_pictures for feeding in feeds):
+        raise InputError(f"--images is missing: {recipe.name} learns from pictures")
+
+
 def change_recipe(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     """Apply ``field=value`` assignments.
 
@@ -135,4 +144,5 @@ __all__ = [
     "Stage",
     "change_recipe",
     "recipe_named",
+    "require_sources",
 ]

@@ -15,9 +15,38 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_yaml import BadYaml, read_document
 
 T = TypeVar("T")
 MAX_CONFIG_BYTES = 1 << 20
+# What other projects call fields: difflib would suggest whatever is spelled alike.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "betas": "beta1",
+    "epsilon": "eps",
+    "max_grad_norm": "clip",
+    "grad_clip": "clip",
+    "lr_scheduler": "schedule",
+    "warmup_ratio": "warmup",
+    "num_warmup_steps": "warmup_steps",
+    "wd": "weight_decay",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulation",
+    "num_workers": "workers",
+    "fp16": "precision",
+    "bf16": "precision",
+    "amp": "precision",
+    "gradient_checkpointing": "checkpoint_activations",
+    "fsdp": "shard",
+    "ema": "average",
+    "hidden_size": "width",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -46,12 +75,11 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise InputError(f"{flag} {path} has over {MAX_CONFIG_BYTES} bytes; give a recipe")
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_document(path.read_text(encoding="utf-8")).value
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{flag} {path} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{flag} {path} is no YAML: {reason}") from None
+    except BadYaml as error:
+        raise InputError(f"{flag} {path}:{error.line}: no plain YAML ({error}); mend it") from None
     if not isinstance(values, dict):
         raise InputError(f"{flag} {path} holds no fields; see `train-vl recipes show NAME`")
     return values
@@ -94,8 +122,8 @@ def override(config: T, assignments: Sequence[str]) -> T:
 def _parsed(assignment: str) -> tuple[str, Any]:
     path, _, text = assignment.partition("=")
     try:
-        return path, yaml.safe_load(text)
-    except yaml.YAMLError:
+        return path, read_document(text).value
+    except BadYaml:
         return path, text
 
 
@@ -209,7 +237,8 @@ def _kind_name(kind: Any) -> str:
 def _unknown(
     where: str, name: str, names: Sequence[str], full: Mapping[str, str] | None = None
 ) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = [field for synonym, field in SYNONYMS.items() if synonym == name and field in names]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {(full or {}).get(near[0], near[0])}?" if near else ""
     return f"{where}: unknown field; {hint or 'there are ' + ', '.join(names)}"
 

@@ -240,7 +240,9 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A pretraining run. ``model``'s vocabulary and region sizes give way to those of the data."""
+    """A pretraining run. ``model``'s vocabulary and feature width give way to those of the data,
+    its number of classes to a larger one.
+    """
 
     name: str
     variant: str  # a name of `vlmill.models.VARIANTS`

@@ -14,7 +14,7 @@ from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, rea
 from vlmill.train.loading.store.pairs import PairsFacts, pairs_facts
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
-from vlmill.train.recipes import Recipe
+from vlmill.train.recipes import Recipe, require_sources
 
 NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
 
@@ -106,15 +106,12 @@ def same_words(init: LoadedCheckpoint, recipe: Recipe) -> bool:
 def _open_pictures(
     inputs: Inputs, recipe: Recipe
 ) -> tuple[RegionReader | None, ImageReader | None]:
+    require_sources(recipe, regions=inputs.regions, images=inputs.images)
     feeds = [stage.feeding for stage in recipe.stages]
     regions = images = None
-    if any(feeding.reads_regions for feeding in feeds):
-        if inputs.regions is None:
-            raise InputError(f"--regions is missing: {recipe.name} learns from regions")
+    if inputs.regions is not None and any(feeding.reads_regions for feeding in feeds):
         regions = RegionReader(inputs.regions)
-    if any(feeding.reads_pictures for feeding in feeds):
-        if inputs.images is None:
-            raise InputError(f"--images is missing: {recipe.name} learns from pictures")
+    if inputs.images is not None and any(feeding.reads_pictures for feeding in feeds):
         images = ImageReader(inputs.images)
     return regions, images
 

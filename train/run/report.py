@@ -69,16 +69,38 @@ def _curves(lines: list[dict[str, Any]]) -> list[Section]:
         y_label="lr",
     )
     intro = "Unweighted losses by objective, and their weighted sum."
-    return [
-        Section(title="Losses", body=loss_chart(lines), intro=intro),
-        Section(title="Learning rate", body=rates),
-    ]
+    sections = [Section(title="Losses", body=loss_chart(lines), intro=intro)]
+    if measured := [line for line in lines if "validation/loss" in line]:
+        sections.append(
+            Section(
+                title="Validation losses",
+                body=Markup("{}{}").format(
+                    loss_chart(measured, "validation/", "Validation losses"),
+                    validation_table(measured),
+                ),
+                intro="Losses of held-out pairs, means over their labels, and their weighted sum; "
+                "the checkpoint of the lowest sum is the best.",
+            )
+        )
+    return [*sections, Section(title="Learning rate", body=rates)]
 
 
-def loss_chart(lines: Sequence[Mapping[str, Any]]) -> Markup:
-    """The curves of every loss in the lines of a training log."""
+def loss_chart(
+    lines: Sequence[Mapping[str, Any]], prefix: str = "loss", title: str = "Losses"
+) -> Markup:
+    """The curves of every loss whose name begins with ``prefix`` in the lines of a log."""
     curves = {}
-    for name in sorted({name for line in lines for name in line if name.startswith("loss")}):
+    for name in sorted({name for line in lines for name in line if name.startswith(prefix)}):
         having = [line for line in lines if name in line]  # stages may differ in their objectives
         curves[name] = ([line["step"] for line in having], [line[name] for line in having])
-    return line_chart(curves, title="Losses", x_label="step", y_label="loss", log=True)
+    return line_chart(curves, title=title, x_label="step", y_label="loss", log=True)
+
+
+def validation_table(lines: Sequence[Mapping[str, Any]]) -> Markup:
+    """The first, best and last measurement of the held-out pairs."""
+    best = min(lines, key=lambda line: (line["validation/loss"], line["step"]))
+    rows = [
+        [when, line["step"], f"{line['validation/loss']:.4f}"]
+        for when, line in (("first", lines[0]), ("best", best), ("last", lines[-1]))
+    ]
+    return html_table(["", "step", "loss"], rows)

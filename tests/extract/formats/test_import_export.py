@@ -196,6 +196,26 @@ def test_an_export_never_replaces_a_folder(tmp_path: Path) -> None:
     assert len(RegionReader(source)) == 3
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_export_is_replaced_only_when_told(tmp_path: Path, name: str) -> None:
+    output = tmp_path / "out"
+    export_file(write_regions(tmp_path / "three", ROWS), output, name)
+    source = write_regions(tmp_path / "one", ROWS[:1])
+    with pytest.raises(InputError, match="out is there already; give another, or --fresh"):
+        export_file(source, output, name)
+    assert import_file(Import(file=output, output=tmp_path / "before")) == (3, 0)
+    assert export_file(source, output, name, fresh=True) == 1
+    assert import_file(Import(file=output, output=tmp_path / "after")) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["lmdb", "npz"])
+def test_fresh_deletes_no_folder_of_other_files(tmp_path: Path, name: str) -> None:
+    source = write_regions(tmp_path / "source", ROWS)
+    with pytest.raises(InputError, match="which is no export"):
+        export_file(source, source, name, fresh=True)
+    assert len(RegionReader(source)) == 3
+
+
 # --- TSV ------------------------------------------------------------------------------------------
 
 

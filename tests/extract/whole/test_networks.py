@@ -165,4 +165,4 @@ def test_another_networks_file_is_refused(
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no such file; give torchvision's googlenet"):
-        open_network("googlenet", tmp_path / "w.pth", seed=0, device=CPU)
+        networks_named("googlenet", [str(tmp_path / "w.pth")])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from vlmill.pipelines.hard_negatives import tfidf
-from vlmill.pipelines.hard_negatives.tfidf import NegativeRules, build_index, is_below, search
+from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.tfidf import build_index, is_below, search
 
 WORDS = ["red", "blue", "cat", "dog", "house", "tree", "runs", "sleeps", "under", "over"]
 captions = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)

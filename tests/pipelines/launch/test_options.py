@@ -1,11 +1,15 @@
 """Beam's options and errors as jobs show them."""
 
 import errno
+import logging
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
+from vlmill.pipelines.launch.loading import flags_of_beam, parsed
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import Parser
 from vlmill.schemas.errors import InputError
 
 
@@ -23,18 +27,45 @@ def fail_on_disk(element: int) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_stays_an_os_error() -> None:
+def test_a_full_disk_stays_an_os_error_and_nothing_else_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with (
         pytest.raises(OSError, match="No space left") as caught,
         run_pipeline(beam_options([])) as pipeline,
     ):
         _ = pipeline | beam.Create([1]) | beam.Map(fail_on_disk)
     assert caught.value.errno == errno.ENOSPC
+    assert not caplog.records
 
 
-def test_a_bug_stays_what_it_is() -> None:
+def test_a_bug_stays_what_it_is_and_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with (
         pytest.raises(ZeroDivisionError, match="while running"),
         run_pipeline(beam_options([])) as pipeline,
     ):
         _ = pipeline | beam.Create([0]) | beam.Map(lambda element: 1 // element)
+    assert any(record.exc_info for record in caplog.records)
+    assert not logging.getLogger("apache_beam.runners.common").filters
+
+
+@pytest.mark.parametrize("flags", [["--nonsense"], ["--nonsense=3"], ["3", "--nonsense", "4"]])
+def test_a_flag_that_nobody_knows_is_refused_without_beam_too(flags: list[str]) -> None:
+    with pytest.raises(InputError, match="--nonsense: neither this job nor Apache Beam knows it"):
+        parsed(Parser(allow_abbrev=False), flags)
+
+
+def test_a_flag_spelled_like_ours_is_told_so() -> None:
+    parser = Parser(allow_abbrev=False)
+    parser.add_argument("--shards")
+    with pytest.raises(InputError, match=r"--shardz: .*; did you mean --shards\?"):
+        parsed(parser, ["--shardz=3"])
+    assert parsed(parser, ["--runner=FlinkRunner"])[1] == ["--runner=FlinkRunner"]
+
+
+def test_every_flag_that_beam_takes_is_known_without_it() -> None:
+    parser = _BeamArgumentParser(add_help=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    taken = {flag for flag in parser._option_string_actions if flag.startswith("--")}
+    assert len(taken) > 100 and taken <= flags_of_beam()

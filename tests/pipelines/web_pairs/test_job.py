@@ -1,4 +1,6 @@
 import json
+import logging
+import resource
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -214,6 +216,26 @@ def test_mistakes_are_told_in_one_line(
     assert web_pairs.main(flags) == 2
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
+
+
+def test_a_full_disk_is_told_in_one_line(
+    warcs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No file may grow beyond 5,000 bytes: it fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+    try:
+        status = run(warcs, tmp_path / "out", *FLAGS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err
+    assert status == 1 and said.count("failed: ") == 1 and "File too large" in said
+    assert "Traceback" not in said and not [r for r in caplog.records if r.exc_info]
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert run(warcs, tmp_path / "out", *FLAGS) == 0  # with room the same command goes on
 
 
 def test_the_report_is_one_safe_file(mined: Path) -> None:

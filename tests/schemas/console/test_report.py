@@ -88,3 +88,11 @@ def test_without_matplotlib_a_page_says_which_chart_is_missing(
     assert curve == "<p>Losses &amp; rates: no chart, as matplotlib is not installed</p>"
     assert "Sides: no chart" in report.histogram([1.0], title="Sides", x_label="x")
     assert "Reasons: no chart" in report.bar_chart({"a": 1.0}, title="Reasons")
+
+
+def test_many_settings_are_folded() -> None:
+    few, many = ({f"s{number}": number for number in range(n)} for n in (20, 21))
+    assert "<details>" not in report.settings_table(few)
+    folded = report.settings_table(many)
+    assert folded.startswith("<details><summary>21 settings</summary><table>")
+    assert folded.count("<tr>") == 22 and folded.endswith("</table></details>")

@@ -7,7 +7,15 @@ import yaml
 from vlmill.models import PRESETS, preset
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.plain import flatten, from_plain, override, read_yaml, to_plain, to_yaml
+from vlmill.train.recipes.plain import (
+    SYNONYMS,
+    flatten,
+    from_plain,
+    override,
+    read_yaml,
+    to_plain,
+    to_yaml,
+)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -45,6 +53,10 @@ def test_members_of_a_list_are_counted_from_0() -> None:
     [
         ("imagebert-small", "stpes=1", "did you mean stages.0.steps?"),
         ("imagebert-small", "lr=1e-3", "did you mean stages.0.optimizer.lr?"),
+        ("imagebert-small", "learning_rate=1", "did you mean stages.0.optimizer.lr?"),
+        ("imagebert-small", "optimizer.learning_rate=1", "did you mean stages.0.optimizer.lr?"),
+        ("imagebert-small", "model.hidden_size=8", "did you mean model.width?"),
+        ("imagebert-small", "num_epochs=8", "did you mean stages.0.epochs?"),
         ("imagebert-small", "model.widht=3", "did you mean model.width?"),
         ("imagebert-small", "steps=many", "stages.0.steps: want a whole number, got 'many'"),
         ("imagebert-small", "steps=true", "stages.0.steps: want a whole number"),
@@ -83,8 +95,9 @@ def test_numbers_without_a_dot_are_numbers(recipe: Recipe) -> None:
     ("text", "message"),
     [
         ("- a", "holds no fields"),
-        ("a: [", "is no YAML"),
-        ("!!python/object/apply:os.getcwd []", "is no YAML"),
+        ("a: [", r"recipe.yaml:1: no plain YAML"),
+        ("!!python/object/apply:os.getcwd []", "no plain YAML"),
+        ("seed: 1\nseed: 2", r"recipe.yaml:2: no plain YAML \(seed comes twice\); mend it"),
         ("\xff".encode("latin-1"), "cannot be read"),
     ],
 )
@@ -93,6 +106,12 @@ def test_a_file_that_is_no_recipe(text: str | bytes, message: str, tmp_path: Pat
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=message):
         read_yaml(path)
+
+
+@pytest.mark.parametrize("synonym", SYNONYMS)
+def test_a_synonym_is_no_field_and_names_one(synonym: str) -> None:
+    leaves = {path.rsplit(".", 1)[-1] for path in flatten(to_plain(recipe_named("vlmo-base")))}
+    assert synonym not in leaves and SYNONYMS[synonym] in leaves
 
 
 def test_no_is_a_word_where_one_is_wanted(recipe: Recipe) -> None:

@@ -66,6 +66,9 @@ def test_the_best_validated_checkpoint_is_published(
     assert sorted(lines) == [2, 4, 6, 8]
     losses = {step: line["validation/loss"] for step, line in lines.items()}
     best = min(losses, key=losses.__getitem__)
+    page = (out / "report.html").read_text()
+    assert page.count("<h2>Validation losses</h2>") == 1
+    assert f"<td class='short'>best</td><td class='number'>{best}</td>" in page
     assert best != 8 and f"step-{best:08d} (best" in said
     assert sorted(saved_steps(out)) == [best, 8]
     assert load_checkpoint(out).training.step == best
@@ -85,6 +88,7 @@ def test_validation_changes_nothing_in_training(
         for line in logged(tmp_path / "with")
     ]
     assert kept == logged(tmp_path / "without")
+    assert "Validation" not in (tmp_path / "without" / "report.html").read_text()
 
 
 def test_without_held_out_pairs_validation_is_a_warning(

@@ -4,10 +4,12 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from vlmill.train.checkpoints.folders import find_checkpoint
+
 EPILOG = """\
 example:
-  train-vl evaluate retrieval --checkpoint runs/imagebert-small --pairs demo/test \\
-      --regions demo/regions --images demo/test --output demo/after
+  train-vl evaluate retrieval --checkpoint demo/trained --pairs demo/pairs \\
+      --regions demo/regions --images demo/pairs --output demo/after
 
 writes metrics.json, report.html, neighbours.json (the first five of every query) and rejects.
 Texts and pictures are fed as in the checkpoint's training; a converted checkpoint as its paper or
@@ -56,7 +58,11 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_evaluate(args: argparse.Namespace) -> int:
     """Run the subcommand that :func:`add_evaluate_arguments` declares; gives the exit status."""
-    # torch takes seconds to load: not before the arguments are known to be good.
+    find_checkpoint(args.checkpoint)
+    # pyarrow and torch take their time: not before the arguments are known to be good.
+    from vlmill.schemas.files.reading import require_tables
+
+    require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
     from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
     from vlmill.train.tasks.retrieval.job import RetrievalOptions
 

@@ -74,7 +74,9 @@ def _found(
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Queries to show: the surest right ones, the furthest off, and some evenly spread."""
+    """Queries to show: the surest right ones, the furthest off of the wrong ones, and some evenly
+    spread.
+    """
 
     best: tuple[Found, ...]
     worst: tuple[Found, ...]
@@ -87,13 +89,15 @@ class Examples:
 
 
 def examples(found: Sequence[Found], count: int) -> Examples:
-    """Up to ``count`` of each kind, the same on every run; none is best and worst."""
+    """Up to ``count`` of each kind, the same on every run; a right answer in first place is no
+    worst, anything else no best.
+    """
     ordered = sorted(found, key=lambda one: (one.rank, -one.margin, one.query))
-    few = min(count, (len(ordered) + 1) // 2)
-    worst = ordered[len(ordered) - min(few, len(ordered) - few) :]
+    right = [one for one in ordered if one.rank == 0]
+    wrong = [one for one in ordered if one.rank > 0]
     return Examples(
-        best=tuple(ordered[:few]),
-        worst=tuple(reversed(worst)),
+        best=tuple(right[:count]),
+        worst=tuple(reversed(wrong[-count:])),
         spread=tuple(evenly(found, count)),
     )
 

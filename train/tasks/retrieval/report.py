@@ -210,7 +210,7 @@ def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> 
     def picture(image_id: str) -> Markup:
         return Markup(_PICTURE.render(uri=uris.get(image_id), image_id=image_id))
 
-    return Markup(_CARDS.render(queries=queries, picture=picture))
+    return Markup(_CARDS.render(queries=queries, picture=picture) or "<p>None.</p>")
 
 
 def _rank_charts(by_text: Sequence[Found], by_image: Sequence[Found]) -> Markup:

@@ -144,6 +144,13 @@ def test_examples_are_the_surest_the_furthest_off_and_some_spread_evenly() -> No
         assert len(set(shown)) == len(shown) == min(count, 8)
 
 
+def test_what_is_right_is_never_furthest_off_nor_what_is_wrong_surest() -> None:
+    for scores, kind in ((np.eye(3), "worst"), (np.eye(3)[[1, 2, 0]], "best")):
+        found = found_images(scores, np.arange(3), text_to_image_ranks(scores, np.arange(3)), k=1)
+        chosen = examples(found, 4)
+        assert getattr(chosen, kind) == () and len(chosen.best) + len(chosen.worst) == 3
+
+
 def test_examples_are_spread_evenly() -> None:
     ranks = Ranks(pessimistic=np.arange(10), optimistic=np.arange(10))
     found = found_images(np.eye(10), np.arange(10), ranks, k=1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmill.extract.detect.plain_yaml import BadYaml, read_document
+from vlmill.schemas.plain_yaml import BadYaml, read_document
 
 TEXT = """
 _BASE_: "../Base.yaml"
@@ -20,7 +20,7 @@ MODEL:
 
 
 def test_sections_lists_and_scalars_are_read_with_their_lines() -> None:
-    document = read_document(TEXT)
+    document = read_document(TEXT, lists_in_texts=True)
     assert document.value == {
         "_BASE_": "../Base.yaml",
         "MODEL": {
@@ -35,6 +35,11 @@ def test_sections_lists_and_scalars_are_read_with_their_lines() -> None:
     }
     assert document.lines["MODEL.RPN.NMS_THRESH"] == 4 and document.lines["MODEL.DAY"] == 10
     assert read_document("").value is None
+
+
+def test_a_list_in_a_text_is_one_only_where_asked() -> None:
+    assert read_document("a: (1, 2)").value == {"a": "(1, 2)"}
+    assert read_document("a: (1, 2)", lists_in_texts=True).value == {"a": [1, 2]}
 
 
 def test_an_alias_is_the_value_once_more() -> None:
@@ -72,7 +77,7 @@ BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
 )
 def test_what_is_no_plain_data_is_refused(text: str, message: str, line: int) -> None:
     with pytest.raises(BadYaml) as caught:
-        read_document(text)
+        read_document(text, lists_in_texts=True)
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert abs(caught.value.line - line) <= (text is BOMB) * 2
 
@@ -85,6 +90,6 @@ def test_what_is_no_plain_data_is_refused(text: str, message: str, line: int) ->
 )
 def test_a_damaged_text_is_read_or_refused(at: int, cut: int, put: str) -> None:
     try:
-        read_document(TEXT[:at] + put + TEXT[at + cut :])
+        read_document(TEXT[:at] + put + TEXT[at + cut :], lists_in_texts=True)
     except BadYaml as error:
         assert error.line >= 1 and "\n" not in str(error)

@@ -31,13 +31,15 @@ class Document:
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def read_document(text: str) -> Document:
-    """The one document of a text. Raises BadYaml."""
+def read_document(text: str, *, lists_in_texts: bool = False) -> Document:
+    """The one document of a text. Raises BadYaml.
+
+    With ``lists_in_texts``, a text such as "(10.0, 5.0)" is the list that it writes in Python.
+    """
     if len(text) > MAX_CHARACTERS:
         raise BadYaml(f"over {MAX_CHARACTERS} characters", 1)
     try:
-        reader = Reader(text)
-        return reader.document()
+        return Reader(text, lists_in_texts=lists_in_texts).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise BadYaml(" ".join(str(error.problem).split()), mark.line + 1 if mark else 1) from None
@@ -48,7 +50,7 @@ def read_document(text: str) -> Document:
 class Reader:
     """Builds the values of a document from the parser's events."""
 
-    def __init__(self, text: str, *, lists_in_texts: bool = True) -> None:
+    def __init__(self, text: str, *, lists_in_texts: bool = False) -> None:
         self.parser: Any = yaml.SafeLoader(text)  # its methods have no types
         self.lists_in_texts = lists_in_texts
         self.anchors: dict[str, tuple[Any, int]] = {}  # with how many values they have
@@ -137,7 +139,7 @@ class Reader:
             return text
         brackets = text.replace("(", "[").replace(")", "]")
         try:
-            value = Reader(brackets, lists_in_texts=False).document().value
+            value = Reader(brackets).document().value
         except (BadYaml, yaml.YAMLError):
             return text
         return value if isinstance(value, list) else text

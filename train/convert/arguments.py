@@ -1,0 +1,76 @@
+"""What ``convert`` refuses before torch is loaded, and which files it means."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.models import PRESETS
+from vlmill.models.config_checks import nearest
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+CONFIGS = ("config.json", "bert_config.json")
+VOCABULARIES = ("vocab.txt",)
+SUFFIX = ".safetensors"
+# What a new model can start from: the names of `vlmill.train.convert.conversion.STARTS`.
+STARTS = ("beit", "bert")
+
+
+def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Raises InputError for arguments that contradict each other or name what is not there."""
+    if args.output is None and (args.to == "reference" or not args.explain):
+        raise InputError("--output: say where to write, or --explain to read only")
+    if args.preset is not None and args.family not in STARTS:
+        known = " or ".join(sorted(STARTS))
+        raise InputError(f"--as {args.preset}: models start from --family {known}")
+    if args.preset is not None and args.to == "reference":
+        raise InputError("--as and --to reference: write ours first, then convert that")
+    if args.preset is not None and args.preset not in PRESETS:
+        raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
+    if args.backbone is not None and args.preset is None:
+        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+    if words and args.preset is None and str(args.config) not in PRESETS:
+        raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
+    if stray := [word for word in words if "=" not in word]:
+        raise InputError(f"{stray[0]}: want field=value")
+    if args.output is not None and args.output.suffix != SUFFIX:
+        if args.to == "reference":
+            raise InputError(f"--output {args.output}: --to reference writes one FILE{SUFFIX}")
+        _require_free(args.output)
+    if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
+        weights_file(args.checkpoint)
+
+
+def _require_free(output: Path) -> None:
+    """Refuse a folder that holds anything but an earlier conversion: replacing it deletes it."""
+    try:
+        names = {path.name for path in output.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
+    if not names <= {MODEL, SETTINGS, VOCABULARY}:
+        raise InputError(f"--output {output} holds other files; give a new folder")
+
+
+def weights_file(checkpoint: Path) -> Path:
+    """The file of weights that ``--checkpoint`` means: itself, or the one in that folder."""
+    if not checkpoint.is_dir():
+        if not checkpoint.is_file():
+            raise InputError(f"--checkpoint {checkpoint}: no such file")
+        return checkpoint
+    if (checkpoint / SETTINGS).is_file():
+        raise InputError(
+            f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
+        )
+    files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
+    if not files:
+        raise InputError(f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS)}; give the file")
+    return files[0]
+
+
+def beside(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
+    """The file that was given, or one of these names beside the weights, or None."""
+    candidates = [weights.with_name(name) for name in names]
+    return path or next((file for file in candidates if file.is_file()), None)
