@@ -152,15 +152,10 @@ def _chosen_rows(recipe: Recipe, sources: Sources) -> tuple[Rows, Rows]:
 
 
 def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None:
-    """Tells what there is to validate on. Raises InputError where a pair is trained on as well."""
+    """Tells what there is to validate on, and whether its pictures are trained on as well."""
     pictures = np.unique(measured.image_keys[measured.image_rows != ABSENT])
     why = "; --pairs has no validation split: held out by the hash of their ids" if drawn else ""
     say(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
-    if both := np.intersect1d(learnt.pair_keys, measured.pair_keys).size:
-        raise InputError(
-            f"--pairs: {both} pair_ids stand in splits that are trained on and in splits that are "
-            "validated on; give each pair one split"
-        )
     if both := np.intersect1d(learnt.image_keys, pictures).size:
         say(
             f"warning: {both} of the {len(pictures)} pictures that are validated on are trained on "

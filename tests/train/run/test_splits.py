@@ -84,15 +84,22 @@ def test_a_named_split_is_trained_on(tables: Tables, recipe: Recipe, tmp_path: P
     assert loaded.training.validation_loss is not None
 
 
-def test_a_pair_in_splits_of_both_kinds_is_refused(
+def test_no_pair_is_in_splits_of_both_kinds_and_pictures_that_are_are_said(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("picture-0", caption(0)), ("picture-1", caption(1))]
     tables.write_regions(["picture-0", "picture-1"])
-    tables.write_pairs([*rows, rows[1]], {"split": ["train", "train", "val"]})
-    with pytest.raises(InputError, match="1 pair_ids stand in splits that are trained on and"):
-        pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "out")
-    tables.write_pairs([*rows, ("picture-1", caption(2))], {"split": ["train", "train", "val"]})
+    more = [rows[1], ("picture-1", caption(2))]
+    ids = tables.write_pairs([*more, *rows], {"split": ["val", "val", "train", "train"]})
+    pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "out")
+    loaded = load_checkpoint(tmp_path / "out")
+    assert loaded.trained_on is not None
+    assert loaded.trained_on.pairs.tolist() == keys(ids[2:3])  # the other is validated on
+    said = capsys.readouterr().err
+    assert "validates on 2 pairs of 1 pictures" in said and "trained on with" not in said
+    tables.write_pairs(
+        [*more, rows[0], ("picture-1", caption(3))], {"split": ["val", "val", "train", "train"]}
+    )
     pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "other")
     assert "1 of the 1 pictures that are validated on are trained on" in capsys.readouterr().err
 
