@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.extract.show import Vocabulary, drawings, encoded
+from vlmill.extract.show import Shown, Vocabulary, drawings, encoded
 from vlmill.schemas.console.report import (
     Section,
     bar_chart,
@@ -225,7 +225,8 @@ def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
 def region_cards(out: Path) -> Markup:
     """Boxes drawn on some pictures."""
     reader = RegionReader(out / "regions")
-    drawn = list(drawings(reader, [str(out / "pairs")], Vocabulary(), max_boxes=8))
+    shown = Shown(num_rows=len(reader))
+    drawn = list(drawings(reader, [str(out / "pairs")], Vocabulary(), max_boxes=8, shown=shown))
     figures = [
         {
             "uri": picture_uri(encoded(canvas, "JPEG"), "image/jpeg"),

@@ -15,7 +15,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.checkpoints.files import load_checkpoint, saved_steps
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import loop

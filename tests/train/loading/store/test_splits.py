@@ -75,7 +75,7 @@ def test_unknown_and_absent_names_stop_the_run(recipe: Recipe) -> None:
 def test_pictures_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_it(
     recipe: Recipe,
 ) -> None:
-    without = {"train": 5, "test": 2}
+    without: dict[str | None, int] = {"train": 5, "test": 2}
     assert not planned(recipe, table=without).draws
     plan = planned(recipe, "validate_every=1", table=without)
     assert plan.draws and plan.training == plan.validation == (frozenset({"train"}),)
