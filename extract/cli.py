@@ -59,8 +59,8 @@ proposals and regions, and the first column that differs says where it begins.""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
 
-A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its SHA-256; one
-that may be two rows is an error. Where nothing is drawn the status is 1."""
+A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its SHA-256;
+one that may be two rows is an error. Where nothing is drawn the status is 1."""
 
 
 def parser() -> Parser:
@@ -125,8 +125,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="given boxes in place of proposals, all of them, in their order: JSON lines "
-        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name '
-        "without ending; or a folder of VCR's metadata files, named like the pictures",
+        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
+        "with or without ending; or a folder of VCR's metadata files, named like the pictures",
     )
     run.add_argument(
         "--workers",

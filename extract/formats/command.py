@@ -13,7 +13,8 @@ IMPORT_EXAMPLES = f"""example:
 {FORMAT_NAMES}
 The format is recognised by the content. Nothing in the file is executed: pickles are read as plain
 data, and refused if they ask for more. What the file lacks stays null. Every record is counted: it
-has a row of regions or, with a reason, of rejects (a box outside its picture is one). Memory does not grow with the file."""
+has a row of regions or, with a reason, of rejects, as where a box leaves its picture. Memory does
+not grow with the file."""
 EXPORT_EXAMPLES = f"""example:
   extract-rois export regions/ --format tsv --output train.tsv
 

@@ -16,6 +16,7 @@ from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, wi
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.joining import Indexed
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.features import are_ranked
@@ -23,7 +24,7 @@ from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.sample import surest_first
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.pairs import pair_rows
-from vlmill.train.loading.store.prepare import Pictures, WhatToPrepare, prepare_samples
+from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Masking, Optimizer, Stage
 from vlmill.train.recipes import feeding as feeds
@@ -97,7 +98,7 @@ def make(
     empty = dict.fromkeys(PAIRS.schema.names)
     write_shard(tables.pairs, PAIRS, [{**empty, **row} for row in rows])
     tokenizer = train_vocabulary([LONG], 80)
-    pictures: Pictures | None = images if regions is None else regions
+    pictures: Indexed | None = images if regions is None else regions
     with ShardWriter(tables.folder, REJECTS, 0, 1) as rejects:
         prepare_samples(
             tables.folder / "prepared",
