@@ -2,7 +2,8 @@
 
 Prints lines of JSON. ``peer`` is the graph of peers/public_extractor.py, run on the same pictures
 and random weights in the same process; its boxes, features and chosen regions must be equal.
-``limit`` is the rate of a float32 2048^3 matrix product, measured in turn with the pictures.
+``limit`` is the rate of a 2048^3 matrix product in the same type, measured in turn with the
+pictures. The peer of ``fast`` is ``exact``.
 Seconds are CPU seconds of all threads, the least of the rounds: they hold on a machine that does
 other work too.
 
@@ -12,6 +13,7 @@ Pictures are the first ones of $VLMILL_DATA/coco, or generated ones without that
 """
 
 import argparse
+import dataclasses
 import io
 import json
 import os
@@ -38,7 +40,11 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.predict import ROI_CHUNK, Query, extract_regions, row_of, row_tensors
+from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import outcomes_of, stored_tensors
+from vlmill.extract.detect.selection import select
+from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
@@ -116,24 +122,27 @@ def by_parts(
             picture = prepare(pixels, spec, config)
         with parts.part("backbone"):
             features = model.feature_map(picture.tensor)
+        query = Query(image_id="picture", picture=picture)
+        frames = frames_of(torch.tensor([measures_of(query, spec)]))
         with parts.part("rpn"):
-            height, width = picture.tensor.shape[2:]
-            boxes, _ = model.proposal_generator(features, height, width, picture.scale)
+            boxes, taken = model.proposals(features, frames.network_limits, frames.min_sides)
         with parts.part("pooling"):
             rows, columns = features.shape[2:]
-            windows = pooling_windows(boxes, 1 / spec.stride, spec.pool_size, rows, columns)
+            windows = pooling_windows(boxes[taken], 1 / spec.stride, spec.pool_size, rows, columns)
             cells = window_maxima(features[0].permute(1, 2, 0).contiguous(), windows.bounds)
         with parts.part("res5"):
             res5 = model.roi_heads.res5
             assert isinstance(res5, FusedStage)
-            means = res5.shared_means(cells, windows.index, ROI_CHUNK)
+            means = boxes.new_zeros((*taken.shape, spec.feature_size))
+            means[taken] = res5.shared_means(cells, windows.index, CPU_ROI_CHUNK)
         with parts.part("heads"):
-            found = model.classify(boxes, means)
+            detections = model.classify(boxes, taken, means)
         with parts.part("selection"):
-            query = Query(image_id="picture", picture=picture)
-            tensors = row_tensors(found, query, spec, config)
-            arrays = {name: values.cpu().numpy() for name, values in tensors.items()}
-            row = row_of(query, arrays, config.storage)
+            chosen = select(detections, spec, frames, config.selection)
+            tensors = stored_tensors(detections, chosen, spec, config.storage)
+            arrays = {name: values.numpy() for name, values in tensors.items()}
+            (row,) = outcomes_of([query], {**arrays, "taken": chosen.taken.numpy()}, config.storage)
+            assert isinstance(row, RegionRow)
         with parts.part("write"):
             write(row, spec, config, folder)
     elapsed = time.monotonic() - wall
@@ -152,9 +161,9 @@ def write(row: RegionRow, spec: DetectorConfig, config: ExtractConfig, folder: P
     write_shard(folder, REGIONS, encode_regions([row], dtype=storage.dtype), arrays=arrays)
 
 
-def gemm_rate() -> float:
+def gemm_rate(dtype: torch.dtype = torch.float32) -> float:
     """GFLOP per CPU second of a matrix product."""
-    matrix = torch.randn(GEMM_SIDE, GEMM_SIDE)
+    matrix = torch.randn(GEMM_SIDE, GEMM_SIDE).to(dtype)
     times = []
     for _ in range(GEMM_ROUNDS):
         start = time.process_time()
@@ -300,6 +309,33 @@ def compare(
     line(f"{name}/picture", 1 / own, "pictures/CPU s", peer=1 / peer, ratio=peer / own)
 
 
+def compare_precisions(
+    name: str,
+    pictures: Sequence[bytes],
+    operations: int,
+    rounds: int,
+    detector: Detector,
+    config: ExtractConfig,
+) -> None:
+    """Prints the rate of ``fast`` against ``exact``, in turn, beside bfloat16's matrix product."""
+    configs = {kind: dataclasses.replace(config, precision=kind) for kind in ("exact", "fast")}
+    seconds, gemm = dict.fromkeys(configs, 0.0), 0.0
+    for data in pictures:
+        times: dict[str, list[float]] = {kind: [] for kind in configs}
+        for _ in range(rounds):
+            gemm = max(gemm, gemm_rate(torch.bfloat16))
+            for kind, own in configs.items():
+                start = time.process_time()
+                extract_regions("picture", data, detector, own)
+                times[kind].append(time.process_time() - start)
+        for kind, tried in times.items():
+            seconds[kind] += min(tried)
+    exact, fast = (seconds[kind] / len(pictures) for kind in configs)
+    line(f"{name}/fast", 1 / fast, "pictures/CPU s", peer=1 / exact, ratio=exact / fast)
+    rate = operations / len(pictures) / fast / 1e9
+    line(f"{name}/fast/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=rate / gemm)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
@@ -316,6 +352,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     best, rows, gemm = measure(pictures, arguments.rounds, detector, config)
     own = report(name, best, gemm)
     line(f"{name}/peak_rss", peak_gb(), "GB")
+    operations = sum(sum(of_picture.operations.values()) for of_picture in best)
+    compare_precisions(name, pictures, operations, arguments.rounds, detector, config)
     plain = FasterRCNN(detector.model.config).requires_grad_(False).eval()
     randomise(plain, 0)
     compare(name, pictures, rows, own, arguments.rounds, plain, config)

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import IDS, ExtractConfig, InputLimits
+from vlmill.extract.config import IDS, PAGE, ExtractConfig, InputLimits
 from vlmill.extract.flags import (
     add_engine,
     add_sizes,
     config_of,
     count,
+    detector_inputs,
     detector_on,
     limits_of,
     warn_of_random_weights,
@@ -24,11 +25,14 @@ from vlmill.extract.formats.command import (
     command_export,
     command_import,
 )
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
+from vlmill.schemas.files.lock import locked
 from vlmill.schemas.rejects import rejects_said
 
 RUN_EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
+  extract-rois run pictures/ --output regions/ --weights detector.pth --dry-run
   extract-rois run web/ --output regions/ --arch tiny --short-side 240 --long-side 400
   extract-rois run 'shards/*.tar' --output regions/ --weights detector.pth --workers 8 \\
       --device cuda:0,cuda:1
@@ -38,7 +42,8 @@ RUN_EXAMPLES = """examples:
       --global-cnn densenet121,resnet152,googlenet \\
       --global-weights densenet121.pth resnet152.pth googlenet.pth
 
-The second takes a table of images (the folder that the web_pairs job wrote), without weights.
+--dry-run tells pictures, bytes and hours, and writes nothing. The third takes a table of images
+(the folder that the web_pairs job wrote), without weights.
 Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
 dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
 of another format is rejected with its reason (docs/regions.md).
@@ -59,8 +64,8 @@ proposals and regions, and the first column that differs says where it begins.""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
 
-A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its SHA-256;
-one that may be two rows is an error. Where nothing is drawn the status is 1."""
+A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
+SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
 
 
 def parser() -> Parser:
@@ -107,6 +112,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    add_cost_arguments(run)
     which = run.add_argument_group("which pictures")
     which.add_argument(
         "--ids",
@@ -182,7 +188,9 @@ def command_run(arguments: argparse.Namespace) -> int:
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.pictures.given_boxes import read_boxes
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
+    from vlmill.extract.run.cost import estimate_of, measure, what_is_left
     from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.inputs import inputs_of_run
     from vlmill.extract.run.job import Job, run
     from vlmill.schemas.files.reading import reject_counts
 
@@ -196,11 +204,26 @@ def command_run(arguments: argparse.Namespace) -> int:
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]
     detector = detector_on(arguments, names[0])
-    job = Job(plan=plan, output=arguments.output, detector=detector, config=config, given=given)
+    job = Job(
+        plan=plan,
+        output=arguments.output,
+        detector=detector,
+        config=config,
+        given=given,
+        inputs=[
+            *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
+            *detector_inputs(arguments),
+        ],
+    )
     opener = functools.partial(detector_on, arguments)
     crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
+    if arguments.dry_run:
+        return print_estimate(estimate_of(job, job.plan, measure(job, crew)), job.output)
+    left = what_is_left(job) if not arguments.fresh else job.plan
+    require_room(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
     regions, rejects = run(job, fresh=arguments.fresh, crew=crew)
     note = f" ({detector.weights})" if arguments.weights is None else ""
+    say_how_to_read(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
     print(f"{arguments.output}: {len(plan)} pictures, {regions} rows of regions, {reasons}{note}")
     return 0 if regions or not rejects else 1
@@ -268,7 +291,15 @@ def command(argv: Sequence[str]) -> int:
         "show": command_show,
         "compare": command_compare,
     }
-    return commands[arguments.command](arguments)
+    with locked(getattr(arguments, "output", None), beside=appears_whole(arguments)):
+        return commands[arguments.command](arguments)
+
+
+def appears_whole(arguments: argparse.Namespace) -> bool:
+    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    if arguments.command == "show":
+        return bool(arguments.output.suffix.lower() == PAGE)
+    return bool(arguments.command == "export")
 
 
 def main() -> int:

@@ -15,7 +15,10 @@ from torch import Tensor
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import ROI_CHUNK, predict_regions
+from vlmill.extract.detect.predict import chunk_of, predict_regions
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Frames
+from vlmill.extract.detect.transfer import frames_of, uploaded
 from vlmill.extract.pictures.decode import Pixels, decode
 from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.faster_rcnn import Detections, refine_boxes
@@ -76,23 +79,27 @@ def differences(
     config: ExtractConfig,
 ) -> Differences:
     """Compares the stages of both detectors on one picture, and our rows with their regions."""
-    size = picture.size
-    with computing("exact", theirs.device):
-        pixels = picture.tensor.to(theirs.device)
-        own_map, their_map = ours.model.feature_map(pixels), theirs.model.feature_map(pixels)
-        own_boxes, _ = ours.model.proposal_generator(their_map, *size, picture.scale)
-        their_boxes, _ = theirs.model.proposal_generator(their_map, *size, picture.scale)
+    query, device = Query(image_id="picture", picture=picture), theirs.device
+    batch = uploaded([query], theirs.model.config, device)
+    their_frames = frames_of(batch.measures)
+    own_frames = frames_of(uploaded([query], ours.model.config, device).measures)
+    with computing("exact", device):
+        own_map, their_map = (one.model.feature_map(batch.pictures) for one in (ours, theirs))
+        own_boxes = proposed(ours, their_map, own_frames)
+        their_boxes = proposed(theirs, their_map, their_frames)
+        every = torch.ones_like(their_boxes[..., 0], dtype=torch.bool)
         own, reference = (
-            one.model.describe(their_map, their_boxes, ROI_CHUNK) for one in (ours, theirs)
+            one.model.describe(their_map, their_boxes, every, chunk_of(device))
+            for one in (ours, theirs)
         )
-        apart = distances(their_boxes, own_boxes)
-        own_refined = refined(own, size, ours)
-        their_refined = refined(reference, size, theirs)
+        apart = distances(their_boxes[0], own_boxes[0])
+        own_refined = refined(own, own_frames, ours)
+        their_refined = refined(reference, their_frames, theirs)
     same = apart[apart < SAME_BOX_PX]
     row = predict_regions("picture", picture, ours, config)
     return Differences(
         feature_map=share(own_map, their_map),
-        proposals=len(their_boxes),
+        proposals=len(apart),
         other_proposals=len(apart) - len(same),
         proposals_px=largest(same),
         features=share(own.features, reference.features),
@@ -103,12 +110,19 @@ def differences(
     )
 
 
-def refined(detections: Detections, size: tuple[int, int], of: Detector) -> Float[Tensor, "R B 4"]:
+def proposed(
+    by: Detector, features: Float[Tensor, "1 C G V"], frames: Frames
+) -> Float[Tensor, "1 R 4"]:
+    """One picture's proposals, without free places."""
+    boxes, taken = by.model.proposals(features, frames.network_limits, frames.min_sides)
+    return boxes[:, taken[0]]
+
+
+def refined(detections: Detections, frames: Frames, of: Detector) -> Float[Tensor, "1 R B 4"]:
     """The boxes that the regressions make of the proposals, inside the picture."""
     assert detections.box_deltas is not None
-    height, width = map(float, size)
-    deltas = detections.box_deltas
-    return refine_boxes(detections.boxes, deltas, height, width, of.model.config)
+    limits = frames.network_limits
+    return refine_boxes(detections.boxes, detections.box_deltas, limits, of.model.config)
 
 
 def others(row: RegionRow, boxes: Float[Tensor, "N 4"], classes: Int64[Tensor, " N"]) -> int:

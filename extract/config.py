@@ -7,6 +7,7 @@ from typing import Any, Literal
 CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
+PAGE = ".html"  # the ending of a page that show writes; another output is a folder
 IDS = ("auto", "content", "name")  # what a file's image_id is
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
 # Photographs have a dozen frequent shapes: among 8 batches' pictures most find their like.

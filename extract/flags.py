@@ -24,6 +24,7 @@ from vlmill.schemas.errors import InputError
 
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector
+    from vlmill.schemas.files.inputs import Input
 
 BACKENDS = ("vlmill", "detectron2")
 
@@ -321,6 +322,20 @@ def with_whole(detector: "Detector", arguments: argparse.Namespace) -> "Detector
     files, seed = arguments.global_weights, arguments.seed
     whole = open_whole(names, files, seed=seed, device=detector.device)
     return dataclasses.replace(detector, whole=whole)
+
+
+def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
+    """Records the files that the networks are made of, by their whole content."""
+    from vlmill.schemas.files.digests import file_input
+
+    files = {"--weights": [arguments.weights], "--config": [arguments.config]}
+    files["--global-weights"] = arguments.global_weights or []
+    return [
+        file_input(flag, path)
+        for flag, paths in files.items()
+        for path in paths
+        if path is not None
+    ]
 
 
 def detector_on(arguments: argparse.Namespace, device: str) -> "Detector":

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
-from vlmill.extract.config import InputLimits
+from vlmill.extract.config import PAGE, InputLimits
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.named import id_alike, id_of_file
 from vlmill.extract.pictures.plan import FILE, Picture, plan_pictures
@@ -128,7 +128,7 @@ def show(
     check_names(names, reader.producer)
     shown = Shown(num_rows=len(reader))
     drawn = islice(drawings(reader, images, names, max_boxes, shown), max_pictures)
-    if output.suffix.lower() != ".html":
+    if output.suffix.lower() != PAGE:
         shown.num_drawn = sum(save(output, row, canvas) for row, canvas in drawn)
         return shown.num_drawn, shown.said(reader.index)
     sections = [section(row, canvas) for row, canvas in drawn]

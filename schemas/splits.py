@@ -12,14 +12,25 @@ from vlmill.schemas.errors import InputError
 Use = Literal["train", "validation", "test"]
 
 _NAMES: dict[Use, tuple[str, ...]] = {
-    "train": ("train", "train2014", "train2017", "trainval", "restval"),
-    "validation": ("val", "valid", "validation", "dev", "minival", "val2014", "val2017"),
+    "train": (
+        *("train", "train2014", "train2017", "trainval", "restval"),
+        *("nominival", "valminusminival2014"),
+    ),
+    "validation": (
+        *("val", "valid", "validation", "dev", "minival"),
+        *("val2014", "val2017", "minival2014"),
+    ),
     "test": (
-        *("test", "test2015", "test1", "test2", "testA", "testB"),
+        *("test", "test2014", "test2015", "test2017", "test1", "test2", "testA", "testB"),
         *("test-P", "test-dev", "test-std"),
     ),
 }
-_USES: dict[str, Use] = {name.lower(): use for use, names in _NAMES.items() for name in names}
+USES: dict[str, Use] = {name.lower(): use for use, names in _NAMES.items() for name in names}
+
+
+def split_name(split: str | None) -> str:
+    """Returns a split's name as names are compared: without its case; null is ``train``."""
+    return "train" if split is None else split.strip().lower()
 
 
 def use_of(split: str | None) -> Use | None:
@@ -27,7 +38,7 @@ def use_of(split: str | None) -> Use | None:
 
     Rows that name no split (null) are trained on.
     """
-    return "train" if split is None else _USES.get(split.strip().lower())
+    return USES.get(split_name(split))
 
 
 def check_splits(splits: Iterable[str | None], flag: str) -> None:

@@ -65,7 +65,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "recipes",
         "devices loading",
         "optim objectives checkpoints",
-        "run convert",
+        "run convert show",
         "tasks",
         "cli",
         "__init__",

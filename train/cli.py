@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.lock import locked
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
+from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
 
 PRETRAIN_HELP = """\
@@ -21,6 +24,7 @@ example:
   train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
       --output runs/small steps=600 optimizer.lr=1e-3
 
+The same with --dry-run tells what it would cost, and writes nothing.
 A table is a folder, a file or a glob. The same command on the same --output continues a run that
 was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
 step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
@@ -28,6 +32,10 @@ step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
 Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps, batch_size,
 optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
 With several stages say which: stages.1.steps=100.
+
+Pairs of a split for validation or test (val, dev, test, testA, ...: docs/training.md) are not
+trained on, and a split of another name is an error. train_splits=[train,val] trains on those that
+it names, validation_splits=[minival] validates on those.
 
 Memory is bounded by the batch, plus some 40 bytes for each pair and 150 for each picture.
 """
@@ -54,12 +62,20 @@ def _main(argv: Sequence[str]) -> int:
     takes_words = args.command in ("pretrain", "convert")
     if stray := [word for word in extras if word.startswith("-") or not takes_words]:
         parser.error(f"unrecognized argument {stray[0]}")
+    # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
+    with locked(getattr(args, "output", None), beside=args.command == "convert"):
+        return _run(args, extras)
+
+
+def _run(args: argparse.Namespace, extras: list[str]) -> int:
     if args.command == "convert":
         return run_convert(args, [*args.words, *extras])
     if args.command == "pretrain":
         return _pretrain(args, [*args.words, *extras])
     if args.command == "recipes":
         return _recipes(args)
+    if args.command == "show":
+        return run_show(args)
     return run_evaluate(args)
 
 
@@ -74,6 +90,7 @@ def _parser() -> Parser:
     add_evaluate_arguments(evaluate)
     convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
     add_convert_arguments(convert)
+    add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     recipes.add_argument("action", nargs="?", choices=("list", "show"), default="list")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")
@@ -104,6 +121,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
+    add_cost_arguments(parser)
 
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
@@ -123,7 +141,11 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         vocab=args.vocab,
     )
     try:
-        said = pretrain(recipe, inputs, args.output, fresh=args.fresh)
+        if args.dry_run:
+            from vlmill.train.run.dry_run import estimate_run
+
+            return print_estimate(estimate_run(recipe, inputs), args.output)
+        said = pretrain(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
         if said:  # by the first of several processes
             print(said)
     except NonFiniteLoss as error:
@@ -153,6 +175,7 @@ def _recipes(args: argparse.Namespace) -> int:
     if args.name is None:
         raise InputError(f"recipes show: name a recipe; there are {', '.join(RECIPES)}")
     print("# Sizes of vocabulary, region features and classes in `model` give way to the data's.")
+    print("# train_splits, validation_splits: [] is by the splits' names (docs/training.md).")
     print(to_yaml(recipe_named(args.name)), end="")
     return 0
 

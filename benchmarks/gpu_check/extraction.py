@@ -23,8 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import Query
-from vlmill.extract.detect.predict_fixed import compute, start_batch, uploaded
+from vlmill.extract.detect.predict import compute, start_batch
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.transfer import uploaded
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import Picture, plan_pictures
 from vlmill.extract.pictures.resize import network_input, pixel_input
@@ -204,10 +205,10 @@ def queries_of(
 
 def operations_of(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> int:
     """Floating-point operations of a batch's convolutions and products."""
-    sent = uploaded(queries, detector)
+    batch = uploaded(queries, detector.model.config, detector.device)
     counter = FlopCounterMode(display=False)
     with computing(config.precision, detector.device), counter:
-        compute(*sent, detector, config)
+        compute(batch, detector, config)
     return counter.get_total_flops()
 
 

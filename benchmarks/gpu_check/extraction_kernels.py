@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.predict import Query
-from vlmill.extract.detect.predict_fixed import start_batch
+from vlmill.extract.detect.predict import start_batch
+from vlmill.extract.detect.query import Query
 from vlmill.train.devices.throughput import wait_for
 
 LONGEST = 25

@@ -12,23 +12,18 @@ from benchmarks.gpu_check.setting import Setting
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import Query, kept_tensors
-from vlmill.extract.detect.predict_fixed import (
-    ROI_CHUNK,
-    download,
-    frames_of,
-    in_one_row,
-    start_batch,
-    uploaded,
-)
-from vlmill.extract.detect.selection_fixed import select_fixed
+from vlmill.extract.detect.predict import chunk_of, start_batch
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import stored_tensors
+from vlmill.extract.detect.selection import select
+from vlmill.extract.detect.transfer import download, frames_of, uploaded
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.job import Job
 from vlmill.extract.run.workers import source_of
-from vlmill.models.detector.batch import BatchDetections, numbered
+from vlmill.models.detector.faster_rcnn import numbered, pool_regions
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS
@@ -72,38 +67,34 @@ def stages_of(
 def device_stages(
     queries: Sequence[Query], detector: Detector, config: ExtractConfig
 ) -> Mapping[str, Work]:
-    """The steps of :func:`vlmill.extract.detect.predict_fixed.compute`, each on what the last
-    one gave.
-    """
-    model, spec = detector.model, detector.model.config
-    heads = model.roi_heads
-    pictures, measures, _ = uploaded(queries, detector)
-    frames, (height, width) = frames_of(measures), pictures.shape[2:]
-    features = model.feature_map(pictures)
-    boxes, taken = model.proposal_generator.propose_fixed(features, height, width, frames.sides)
-    rois, flat = numbered(boxes), boxes.reshape(-1, 4)
-    maps = features.float().contiguous()
-    pooled = heads.pool(maps, rois[:ROI_CHUNK])
-    means = heads.region_features(features, rois, ROI_CHUNK)
-    batch = BatchDetections(found=model.classify(flat, means), taken=taken, whole=None)
-    chosen = select_fixed(batch, spec, frames, config.selection)
+    """Repeats the steps of ``compute`` (extract/detect/predict.py), each on what the last gave."""
+    model, spec, device = detector.model, detector.model.config, detector.device
+    heads, chunk = model.roi_heads, chunk_of(device)
+    batch = uploaded(queries, spec, device)
+    frames = frames_of(batch.measures)
+    limits, min_sides = frames.network_limits, frames.min_sides
+    features = model.feature_map(batch.pictures)
+    boxes, taken = model.proposals(features, limits, min_sides)
+    rois, maps = numbered(boxes)[:chunk], features.float().contiguous()
+    pooled = pool_regions(maps, rois, spec)
+    means = heads.region_features(features, boxes, taken, chunk)
+    detections = model.classify(boxes, taken, means)
+    chosen = select(detections, spec, frames, config.selection)
 
-    def kept() -> dict[str, torch.Tensor]:
-        return kept_tensors(batch.found, in_one_row(chosen, batch), spec, config.storage)
+    def stored() -> dict[str, torch.Tensor]:
+        return stored_tensors(detections, chosen, spec, config.storage)
 
-    results = {**kept(), "taken": chosen.taken}
+    results = {**stored(), "taken": chosen.taken}
     return {
-        "upload": lambda: uploaded(queries, detector),
-        "backbone": lambda: model.feature_map(pictures),
-        "proposals": lambda: model.proposal_generator.propose_fixed(
-            features, height, width, frames.sides
-        ),
-        f"pooling_of_{len(pooled)}_regions": lambda: heads.pool(maps, rois[:ROI_CHUNK]),
+        "upload": lambda: uploaded(queries, spec, device),
+        "backbone": lambda: model.feature_map(batch.pictures),
+        "proposals": lambda: model.proposals(features, limits, min_sides),
+        f"pooling_of_{len(pooled)}_regions": lambda: pool_regions(maps, rois, spec),
         f"res5_of_{len(pooled)}_regions": lambda: heads.region_means(pooled),
-        "pooling_and_res5": lambda: heads.region_features(features, rois, ROI_CHUNK),
-        "heads": lambda: model.classify(flat, means),
-        "selection": lambda: select_fixed(batch, spec, frames, config.selection),
-        "kept": kept,
+        "pooling_and_res5": lambda: heads.region_features(features, boxes, taken, chunk),
+        "heads": lambda: model.classify(boxes, taken, means),
+        "selection": lambda: select(detections, spec, frames, config.selection),
+        "kept": stored,
         "download": lambda: download(results)(),
     }
 

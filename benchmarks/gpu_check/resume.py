@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.tables import TableSizes, write_tables
 
-from vlmill.train.checkpoints.files import saved_steps
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.runner import LOG
 

@@ -9,16 +9,17 @@ per cent, are those of vlmill.
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.ops import roi_pool
+from torchvision.ops import nms, roi_pool
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import choose_regions
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.nms import nms
+from vlmill.models.detector.nms import exclusive_corners
 from vlmill.models.detector.resnet import Bottleneck, ConvNorm, FrozenBatchNorm, stem_pool
 
 
@@ -37,7 +38,11 @@ def extract(
 ) -> Found:
     """Detects and selects with an unfolded ``model``."""
     features = backbone(model, picture)
-    boxes, _ = model.proposal_generator(features, picture.shape[2], picture.shape[3], scale)
+    height, width = picture.shape[2:]
+    offset, least = model.config.box_offset, model.config.min_input_size(scale)
+    limits = torch.tensor([[width - offset, height - offset] * 2])
+    places, taken = model.proposals(features, limits, torch.tensor([least]))
+    boxes = places[taken]
     pooled = roi_pool(features, [boxes], model.config.pool_size, 1 / model.config.stride)
     means = stage(model.roi_heads.res5, pooled).mean(dim=(2, 3))
     predictor = model.roi_heads.box_predictor
@@ -46,9 +51,8 @@ def extract(
     predictor.bbox_pred(means)
     probs = logits.softmax(dim=1)
     confidence = best_surviving(boxes / scale, probs[:, 1:], model)
-    return Found(
-        boxes=boxes, features=means, class_probs=probs, chosen=choose_regions(confidence, rule)
-    )
+    chosen, counts = choose_regions(confidence[None], rule)
+    return Found(boxes=boxes, features=means, class_probs=probs, chosen=chosen[counts])
 
 
 def backbone(model: FasterRCNN, picture: Float[Tensor, "1 3 H W"]) -> Tensor:
@@ -86,15 +90,13 @@ def best_surviving(
 ) -> Float[Tensor, " R"]:
     """The highest probability with which a box survives in some class, class after class."""
     spec = model.config
+    threshold = np.float32(spec.class_nms_thresholds[0])
+    assert spec.nms_inclusive
+    strict = float(np.nextafter(threshold, np.float32(-np.inf)))
+    corners = exclusive_corners(boxes, spec.box_offset)
     best = foreground.new_zeros(len(boxes))
     for number in range(foreground.shape[1]):
         scores = foreground[:, number]
-        kept = nms(
-            boxes,
-            scores,
-            spec.class_nms_thresholds[0],
-            offset=spec.box_offset,
-            inclusive=spec.nms_inclusive,
-        )
-        best[kept] = torch.where(scores[kept] > best[kept], scores[kept], best[kept])
+        survivors = nms(corners, scores, strict)
+        best[survivors] = torch.maximum(best[survivors], scores[survivors])
     return best

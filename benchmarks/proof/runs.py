@@ -20,7 +20,8 @@ from worlds import World, word_groups
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import write_json
-from vlmill.train.checkpoints.files import load_checkpoint, save_checkpoint, saved_steps
+from vlmill.train.checkpoints.files import load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import to_plain
 from vlmill.train.run.inputs import Inputs

@@ -1,6 +1,6 @@
 """Detection goes from the network's input to rows of regions.
 
-Reading order: ``detector`` (the network with its weights), ``predict``, ``selection``,
-``predict_fixed`` and ``selection_fixed`` (the same for batches on other devices than the CPU),
-``config_file`` and ``plain_yaml``, ``checkpoint``, ``precision`` and ``detectron2``.
+Reading order: ``detector`` (the network with its weights), ``query`` (what it is asked),
+``predict``, ``transfer`` (to the device and back), ``selection``, ``rows``, ``config_file`` and
+``plain_yaml``, ``checkpoint``, ``precision`` and ``detectron2``.
 """

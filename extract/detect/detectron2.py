@@ -5,6 +5,7 @@ logits and regressions are computed by its own modules from its own configuratio
 selection and rows are those of every other detector.
 """
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
@@ -23,9 +25,10 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.pictures.decode import Pixels
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import config_of, flat
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, whole_boxes
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published import ANCHORS
+from vlmill.models.detector.resnet import widened
 from vlmill.schemas.errors import InputError
 
 INSTALL = (
@@ -46,59 +49,85 @@ class Detectron2Network(nn.Module):
         super().__init__()
         self.model, self.config, self.cfg = model, config, cfg
 
-    def feature_map(self, pictures: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C G V"]:
+    def forward(
+        self,
+        pictures: Float[Tensor, "N 3 H W"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+        *,
+        given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        whole: bool = False,
+        chunk: int = 50,
+    ) -> Detections:
+        """Detects as :class:`FasterRCNN` does."""
+        features = self.feature_map(pictures)
+        regions = self.proposals(features, limits, min_sides) if given is None else given
+        detections = self.describe(features, *regions, chunk)
+        if not whole:
+            return detections
+        vectors = self.region_means(features, whole_boxes(limits), chunk)[:, 0]
+        return dataclasses.replace(detections, whole=vectors)
+
+    def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
         """The map that proposals and regions share."""
         features: Tensor = self.model.backbone(pictures)[self.level]
         return features
 
     @property
     def level(self) -> str:
-        """Detectron2's name of that map."""
+        """Detectron2's name of the map that proposals and regions share."""
         (name,) = self.model.roi_heads.in_features
         assert isinstance(name, str)
         return name
 
-    def proposal_generator(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int, scale: float
-    ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
-        """Proposals and their logits, best first; ``scale`` plays no part here."""
-        images = importlib.import_module("detectron2.structures").ImageList(
-            features.new_zeros((1, 3, height, width)), [(height, width)]
-        )
-        (found,), _ = self.model.proposal_generator(images, {self.level: features}, None)
-        return found.proposal_boxes.tensor, found.objectness_logits
+    def proposals(
+        self,
+        features: Float[Tensor, "N C G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """Proposals, best first, and which of their places are taken.
+
+        ``min_sides`` play no part: Detectron2 has its own of its configuration.
+        """
+        sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
+        # Of the images its proposal generator reads the sizes alone.
+        images = importlib.import_module("detectron2.structures").ImageList(features, sizes)
+        instances, _ = self.model.proposal_generator(images, {self.level: features}, None)
+        boxes = [of_picture.proposal_boxes.tensor for of_picture in instances]
+        flags = [torch.ones_like(own[:, 0], dtype=torch.bool) for own in boxes]
+        return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
 
     def describe(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int = 50
+        self,
+        features: Float[Tensor, "N C G V"],
+        boxes: Float[Tensor, "N P 4"],
+        taken: Bool[Tensor, "N P"],
+        chunk: int = 50,
     ) -> Detections:
         """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
         means = self.region_means(features, boxes, chunk)
-        logits, deltas = self.model.roi_heads.box_predictor(means)
+        logits, deltas = self.model.roi_heads.box_predictor(means.flatten(0, 1))
         return Detections(
             boxes=boxes,
+            taken=taken,
             features=means,
-            class_probs=logits.softmax(dim=1),
-            attribute_probs=None,
-            box_deltas=deltas,
+            class_probs=widened(logits).softmax(dim=1).view(*taken.shape, -1),
+            box_deltas=widened(deltas).view(*taken.shape, -1),
         )
 
     def region_means(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
-    ) -> Float[Tensor, "R D"]:
-        """The mean of res5 over each region."""
+        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "N P 4"], chunk: int
+    ) -> Float[Tensor, "N P D"]:
+        """The mean of res5 over each region, ``chunk`` at a time to bound memory."""
         heads, structures = self.model.roi_heads, importlib.import_module("detectron2.structures")
-        means = [features.new_zeros((0, self.config.feature_size))]
-        for part in torch.split(boxes, chunk):
-            pooled = heads.pooler([features], [structures.Boxes(part)])
-            means.append(heads.res5(pooled).mean(dim=(2, 3)))
-        return torch.cat(means)
-
-    def whole_image(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int
-    ) -> Float[Tensor, " D"]:
-        """The feature of the region that is the whole picture."""
-        box = features.new_tensor([[0.0, 0.0, float(width), float(height)]])
-        return self.region_means(features, box, 1)[0]
+        means = [boxes.new_zeros((0, self.config.feature_size))]
+        for number, own in enumerate(boxes):
+            for part in torch.split(own, chunk):
+                own_map = features[number : number + 1]
+                pooled = heads.pooler([own_map], [structures.Boxes(part)])
+                means.append(widened(heads.res5(pooled)).mean(dim=(2, 3)))
+        return torch.cat(means).view(*boxes.shape[:2], self.config.feature_size)
 
 
 def own_rule(detector: Detector) -> Selection:

@@ -1,5 +1,6 @@
 """The two ways to compute: ``exact`` for the published numbers, ``fast`` for throughput."""
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -25,3 +26,15 @@ def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iter
         torch.autocast(device.type, torch.bfloat16, enabled=fast, cache_enabled=False),
     ):
         yield
+
+
+def lacks_bfloat16_units(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 by converting to float32 and back: no faster than that.
+
+    Of processors those with AVX512-BF16 or AMX, and ARM's with bfloat16, have units for it.
+    """
+    if device.type != "cpu":
+        return False
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,46 +1,33 @@
-"""Network inputs to rows of the regions table: one by one, or a batch of one shape.
+"""Pictures of one input shape to rows of the regions table.
 
-On a CPU every picture has as many proposals as it has, and regions of one picture share work. On
-other devices all sizes are fixed (vlmill.models.detector.batch) and results come back in one copy,
-so that the host runs ahead of the device.
+One upload, everything queued, one download that the host waits for last: while a GPU computes a
+batch the host decodes, uploads and queues the next one. All sizes are fixed, and flags say which
+places are taken, so one picture is a batch of one.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from vlmill.extract.config import ExtractConfig, Storage
+from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.selection import Chosen, Frame, select
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Outcome, outcomes_of, stored_tensors
+from vlmill.extract.detect.selection import every_given, select
+from vlmill.extract.detect.transfer import Batch, download, frames_of, uploaded
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import NetworkInput, PixelInput, network_input
-from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes, foreground_classes
-from vlmill.schemas.readers.regions import RegionRow, from_stored, to_stored
-from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.extract.pictures.resize import NetworkInput, network_input
+from vlmill.schemas.readers.regions import RegionRow
+from vlmill.schemas.rejects import Rejected
 
-# RoIs that pass through res5 together. Measured on two cores: no cost against all 300 at once, and
-# it bounds the memory of R-101 to about 0.5 GB beside the weights.
-ROI_CHUNK = 50
-
-Array = npt.NDArray[Any]
-Outcome = RegionRow | Rejected
-
-
-@dataclass(frozen=True, kw_only=True)
-class Query:
-    """A picture for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
-
-    image_id: str
-    picture: NetworkInput | PixelInput  # the second only for vlmill.extract.detect.predict_fixed
-    boxes: npt.NDArray[np.float32] | None = None
+# RoIs that pass through res5 together. On two cores 50 cost nothing against all 300 at once, and
+# bound the memory of R-101 to about 0.5 GB beside the weights; on a GPU 300 of 14 x 14 bins are
+# 58,800 rows of a matrix product, and with R-101 about 2 GB in float32.
+CPU_ROI_CHUNK, ROI_CHUNK = 50, 300
 
 
 def extract_regions(
@@ -63,145 +50,49 @@ def predict_regions(
     pixels, all of them in their order. Raises Rejected.
     """
     query = Query(image_id=image_id, picture=picture, boxes=boxes)
-    (outcome,) = predict([query], detector, config)
+    (outcome,) = start_batch([query], detector, config)()
     if isinstance(outcome, Rejected):
         raise outcome
     return outcome
 
 
-def predict(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> list[Outcome]:
-    """Rows of pictures of one input shape, which share the backbone; the rest goes one by one."""
-    model = detector.model
-    tensors = [tensor_of(query) for query in queries]
+def start_batch(
+    queries: Sequence[Query], detector: Detector, config: ExtractConfig
+) -> Callable[[], list[Outcome]]:
+    """Queues the work on pictures of one input shape, with boxes for all or for none.
+
+    The result waits for the device and gives the rows.
+    """
+    batch = uploaded(queries, detector.model.config, detector.device)
     with computing(config.precision, detector.device):
-        batch = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        features = model.feature_map(batch.to(detector.device))
-        found = [
-            describe(query, features[i : i + 1], detector, config)
-            for i, query in enumerate(queries)
-        ]
-    return [outcome_of(*one, config.storage) for one in zip(queries, found, strict=True)]
+        results = compute(batch, detector, config)
+    wait = download(results)
+
+    def finish() -> list[Outcome]:
+        arrays = {name: values.numpy() for name, values in wait().items()}
+        return outcomes_of(queries, arrays, config.storage)
+
+    return finish
 
 
-def tensor_of(query: Query) -> Float[Tensor, "1 3 H W"]:
-    """The network's input, resized already."""
-    assert isinstance(query.picture, NetworkInput)
-    return query.picture.tensor
-
-
-def describe(
-    query: Query, features: Float[Tensor, "1 C G V"], detector: Detector, config: ExtractConfig
-) -> Mapping[str, Array]:
-    """The arrays of one picture's row, from its feature map."""
-    model, picture = detector.model, query.picture
-    height, width = picture.size
-    if query.boxes is None:
-        rois, _ = model.proposal_generator(features, height, width, picture.scale)
+def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str, Tensor]:
+    """All that the rows are made of, [N, M, ...] on the device; nothing makes the host wait."""
+    spec, frames, given = detector.model.config, frames_of(batch.measures), batch.given
+    detections = detector.model(
+        batch.pictures,
+        frames.network_limits,
+        frames.min_sides,
+        given=None if given is None else (given[0] * frames.factors[:, None], given[1]),
+        whole=config.storage.global_feature,
+        chunk=chunk_of(detector.device),
+    )
+    if given is None:
+        chosen = select(detections, spec, frames, config.selection)
     else:
-        own = torch.from_numpy(query.boxes).to(detector.device)
-        rois = own * own.new_tensor(picture.factors * 2)
-    tensors = row_tensors(model.describe(features, rois, ROI_CHUNK), query, model.config, config)
-    if config.storage.global_feature:
-        tensors["global_feature"] = model.whole_image(features, height, width)
-    return {name: values.cpu().numpy() for name, values in tensors.items()}
+        chosen = every_given(detections, spec, given[0])
+    return {**stored_tensors(detections, chosen, spec, config.storage), "taken": chosen.taken}
 
 
-def row_tensors(
-    found: Detections, query: Query, spec: DetectorConfig, config: ExtractConfig
-) -> dict[str, Tensor]:
-    """What a row stores of the regions that are chosen among detections."""
-    chosen = chosen_of(found, query.picture, spec, config, query.boxes)
-    return kept_tensors(found, chosen, spec, config.storage)
-
-
-def chosen_of(
-    found: Detections,
-    picture: NetworkInput | PixelInput,
-    spec: DetectorConfig,
-    config: ExtractConfig,
-    boxes: npt.NDArray[np.float32] | None,
-) -> Chosen:
-    """The rule's regions; of given boxes all."""
-    if boxes is None:
-        return select(found, spec, frame_of(picture), config.selection)
-    return all_given(found, spec, boxes)
-
-
-def all_given(found: Detections, spec: DetectorConfig, boxes: npt.NDArray[np.float32]) -> Chosen:
-    """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
-    scores, classes = foreground_classes(found.class_probs, spec).max(dim=1)
-    return Chosen(
-        ids=torch.arange(len(boxes), device=scores.device),
-        boxes=torch.from_numpy(boxes),
-        class_ids=classes,
-        class_scores=scores,
-        nms_threshold=1.0,
-    )
-
-
-def frame_of(picture: NetworkInput | PixelInput) -> Frame:
-    """What the selection has to know of a picture."""
-    return Frame(
-        height=float(picture.size[0]),
-        width=float(picture.size[1]),
-        own_height=float(picture.height),
-        own_width=float(picture.width),
-        factors=picture.factors,
-    )
-
-
-def kept_tensors(
-    found: Detections, chosen: Chosen, spec: DetectorConfig, storage: Storage
-) -> dict[str, Tensor]:
-    """What is stored of the chosen regions, by the names of :class:`RegionRow`."""
-    kept = {"boxes": chosen.boxes, "features": found.features[chosen.ids]}
-    if storage.class_probs != "none":
-        kept["class_ids"] = chosen.class_ids.short()
-        kept["class_scores"] = chosen.class_scores
-    if storage.class_probs == "full" or storage.top_k is not None:
-        probs = background_first(found.class_probs[chosen.ids], spec)
-        if storage.top_k is not None:  # equal ones in the columns' order
-            probs, numbers = probs.sort(dim=1, descending=True, stable=True)
-            probs, kept["class_prob_ids"] = probs[:, : storage.top_k], numbers[:, : storage.top_k]
-        kept["class_probs"] = probs
-    if found.attribute_probs is not None:
-        attributes = foreground_attributes(found.attribute_probs[chosen.ids], spec)
-        kept["attribute_scores"], numbers = attributes.max(dim=1)
-        kept["attribute_ids"] = numbers.short()
-    return kept
-
-
-def background_first(
-    class_probs: Float[Tensor, "N K1"], spec: DetectorConfig
-) -> Float[Tensor, "N K1"]:
-    """The distribution as the table has it, whatever the family's order."""
-    return class_probs if spec.background == "first" else class_probs.roll(1, dims=1)
-
-
-def outcome_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Outcome:
-    """The row, or why there is none."""
-    try:
-        return row_of(query, arrays, storage)
-    except Rejected as why:
-        return why
-
-
-def row_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
-    """A row of arrays by their names. Raises Rejected where the stored type cannot hold them."""
-    values = dict(arrays)
-    for name in ("features", "class_probs", "global_feature"):
-        if name in values:
-            values[name] = stored(values[name], storage.dtype)
-    if "class_prob_ids" in values:
-        values["class_prob_ids"] = values["class_prob_ids"].astype(np.uint16)
-    return RegionRow(
-        image_id=query.image_id, width=query.picture.width, height=query.picture.height, **values
-    )
-
-
-def stored(values: Array, dtype: str) -> Array:
-    """Values as a reader will see them. Raises Rejected where the type cannot hold them."""
-    try:
-        return from_stored(to_stored(values, dtype), dtype)
-    except ValueError as error:
-        raise Rejected(Reason.NOT_FINITE, f"a feature or probability: {error}") from None
+def chunk_of(device: torch.device) -> int:
+    """How many RoIs pass through res5 together on a device."""
+    return CPU_ROI_CHUNK if device.type == "cpu" else ROI_CHUNK

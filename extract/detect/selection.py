@@ -1,201 +1,246 @@
-"""From the network's proposals to a picture's regions (pure).
+"""From the network's proposals to the regions of pictures (pure).
 
-R proposals, K classes without background, N chosen regions.  The rules are those of the published
-extractors; which one a detector has is part of its conventions.
+N pictures, P places for proposals, K classes without background, M places for regions. The rules
+are those of the published extractors; which one a detector has is part of its conventions. All
+sizes are known before anything is computed, so the host never waits for a GPU here; what stands in
+places that are not taken means nothing.
 """
 
 import dataclasses
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from vlmill.extract.config import Selection
-from vlmill.models.detector.boxes import clip_boxes
+from vlmill.models.detector.boxes import clip_boxes, constants
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_classes, refine_boxes
-from vlmill.models.detector.nms import class_confidence, nms, nms_by_class
+from vlmill.models.detector.nms import class_confidence, first_survivors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """The pictures' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
+
+    min_sides: Float[Tensor, " N"]  # the least width and height of proposals, network pixels
+    factors: Float[Tensor, "N 4"]  # network pixels per picture pixel, as x, y, x, y
+    network_limits: Float[Tensor, "N 4"]  # in network pixels
+    scaled_limits: Float[Tensor, "N 4"]  # the same in picture pixels
+    picture_limits: Float[Tensor, "N 4"]  # of the picture itself
+
+    def to_pictures(self, boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "N P 4"]:
+        """Boxes in pixels of the original pictures."""
+        return boxes / self.factors[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The regions to keep, in the order of the rows."""
+    """The regions of each picture, in the order of its row."""
 
-    ids: Int64[Tensor, " N"]  # proposals; one may appear for several classes
-    boxes: Float[Tensor, "N 4"]
-    class_ids: Int64[Tensor, " N"]  # without background
-    class_scores: Float[Tensor, " N"]
-    nms_threshold: float  # the one at which enough were left
-
-    def only(self, which: Tensor) -> "Chosen":
-        """Some of them, by places or flags."""
-        return Chosen(
-            ids=self.ids[which],
-            boxes=self.boxes[which],
-            class_ids=self.class_ids[which],
-            class_scores=self.class_scores[which],
-            nms_threshold=self.nms_threshold,
-        )
+    ids: Int64[Tensor, "N M"]  # proposals; one may appear for several classes
+    boxes: Float[Tensor, "N M 4"]
+    class_ids: Int64[Tensor, "N M"]  # without background
+    class_scores: Float[Tensor, "N M"]
+    taken: Bool[Tensor, "N M"]
+    nms_threshold: Float[Tensor, " N"]  # the one at which enough were left
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """A picture's height and width in the network's input and in its own pixels."""
-
-    height: float
-    width: float
-    own_height: float
-    own_width: float
-    factors: tuple[float, float]  # network pixels per picture pixel, in x and in y
-
-    def to_picture(self, boxes: Float[Tensor, "R 4"]) -> Float[Tensor, "R 4"]:
-        """Boxes in pixels of the original picture."""
-        return boxes / boxes.new_tensor(self.factors * 2)
-
-
-def select(found: Detections, spec: DetectorConfig, frame: Frame, rule: Selection) -> Chosen:
-    """The regions of one picture, boxes in its own pixels."""
+def select(detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection) -> Chosen:
+    """The regions of each picture, boxes in its own pixels."""
     if spec.selection == "class-confidence":
-        return by_class_confidence(found, spec, frame, rule)
+        return by_class_confidence(detections, spec, frames, rule)
     choose = by_best_class if spec.selection == "best-class" else by_class_pairs
-    return in_picture(choose(found, spec, frame, rule), spec, frame)
+    return in_pictures(choose(detections, spec, frames, rule), spec, frames)
+
+
+def every_given(
+    detections: Detections, spec: DetectorConfig, boxes: Float[Tensor, "N P 4"]
+) -> Chosen:
+    """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
+    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
+    return Chosen(
+        ids=torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2]),
+        boxes=boxes,
+        class_ids=classes,
+        class_scores=scores,
+        taken=detections.taken,
+        nms_threshold=boxes.new_ones(len(boxes)),
+    )
 
 
 def by_class_confidence(
-    found: Detections, spec: DetectorConfig, frame: Frame, rule: Selection
+    detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> Chosen:
     """Bottom-up attention's rule: the best class in which a region survives the suppression.
 
     The boxes that suppress each other are those that are written, in the picture's pixels; refined
     ones are refined there too, each by its best class.
     """
-    boxes = frame.to_picture(found.boxes)
-    foreground = foreground_classes(found.class_probs, spec)
-    scores, classes = foreground.max(dim=1)
+    taken, probs = detections.taken, foreground_classes(detections.class_probs, spec)
+    boxes = frames.to_pictures(detections.boxes)
+    scores, classes = probs.max(dim=2)
     if spec.written_boxes == "refined":
-        assert found.box_deltas is not None
-        size = frame.height / frame.factors[1], frame.width / frame.factors[0]
-        boxes = of_class(refine_boxes(boxes, found.box_deltas, *size, spec), classes, spec)
+        assert detections.box_deltas is not None
+        refined = refine_boxes(boxes, detections.box_deltas, frames.scaled_limits, spec)
+        boxes = of_class(refined, classes, spec)
     threshold = spec.class_nms_thresholds[0]
     confidence = class_confidence(
-        boxes, foreground, threshold, offset=spec.box_offset, inclusive=spec.nms_inclusive
+        boxes,
+        probs.masked_fill(~taken[..., None], -1.0),  # last in every class: suppresses nobody
+        threshold,
+        offset=spec.box_offset,
+        inclusive=spec.nms_inclusive,
     )
-    chosen = choose_regions(confidence, rule)
+    ids, chosen = choose_regions(confidence.masked_fill(~taken, -torch.inf), rule)
     return Chosen(
-        ids=chosen,
-        boxes=boxes[chosen],
-        class_ids=classes[chosen],
-        class_scores=scores[chosen],
-        nms_threshold=threshold,
+        ids=ids,
+        boxes=at_places(boxes, ids),
+        class_ids=classes.gather(1, ids),
+        class_scores=scores.gather(1, ids),
+        taken=chosen,
+        nms_threshold=boxes.new_full((len(boxes),), threshold),
     )
 
 
-def choose_regions(confidence: Float[Tensor, " R"], rule: Selection) -> Int64[Tensor, " N"]:
-    """Indices of the regions to keep (released code of bottom-up attention).
+def choose_regions(
+    confidence: Float[Tensor, "N P"], rule: Selection
+) -> tuple[Int64[Tensor, "N M"], Bool[Tensor, "N M"]]:
+    """Places of the regions to keep, and which of them count (code of bottom-up attention).
 
     In proposal order where the threshold decides, by falling confidence where a bound does; equal
-    confidences keep proposal order.
+    confidences keep proposal order. A confidence of -inf is no proposal.
     """
-    above = torch.nonzero(confidence >= rule.threshold)[:, 0]
-    bound = min(max(len(above), rule.min_boxes), rule.max_boxes)
-    if bound == len(above):
-        return above
-    return confidence.sort(descending=True, stable=True).indices[:bound]
+    above = confidence >= rule.threshold
+    count = above.sum(dim=1, keepdim=True)
+    bound = count.clamp(rule.min_boxes, rule.max_boxes)
+    in_order = above.int().sort(dim=1, descending=True, stable=True).indices
+    best = confidence.sort(dim=1, descending=True, stable=True).indices
+    ids = torch.where(bound == count, in_order, best)[:, : rule.max_boxes]
+    places = torch.arange(ids.shape[1], device=ids.device)
+    return ids, (places < bound) & (confidence.gather(1, ids) > -torch.inf)
 
 
-def by_best_class(found: Detections, spec: DetectorConfig, frame: Frame, rule: Selection) -> Chosen:
+def by_best_class(
+    detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
+) -> Chosen:
     """LXMERT's rule: one class and box for each region, all suppressing each other.
 
     The overlap that suppresses is raised until ``rule.min_boxes`` are left; then the threshold and
     the bounds of ``rule`` count, best first. The released code has no threshold: 0 is the same.
     Boxes are in the network's pixels.
     """
-    scores, classes = foreground_classes(found.class_probs, spec).max(dim=1)
-    boxes = of_class(candidate_boxes(found, spec, frame), classes, spec)
-    for threshold in spec.class_nms_thresholds:
-        kept = nms(boxes, scores, threshold, offset=spec.box_offset, inclusive=spec.nms_inclusive)
-        if len(kept) >= rule.min_boxes:
-            break
-    above = int((scores[kept] >= rule.threshold).sum())
-    kept = kept[: min(max(above, rule.min_boxes), rule.max_boxes)]
+    scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
+    boxes = of_class(candidate_boxes(detections, spec, frames), classes, spec)
+    survivors, values = first_survivors(
+        boxes[:, :, None],
+        scores.masked_fill(~detections.taken, -torch.inf)[..., None],
+        spec.class_nms_thresholds,
+        min(rule.max_boxes, scores.shape[1]),
+        offset=spec.box_offset,
+        inclusive=spec.nms_inclusive,
+    )
+    enough = (values > -torch.inf).sum(dim=2) >= rule.min_boxes
+    ids, values, threshold = at_first(enough, survivors, values, spec)
+    above = (values >= rule.threshold).sum(dim=1, keepdim=True)
     return Chosen(
-        ids=kept,
-        boxes=boxes[kept],
-        class_ids=classes[kept],
-        class_scores=scores[kept],
+        ids=ids,
+        boxes=at_places(boxes, ids),
+        class_ids=classes.gather(1, ids),
+        class_scores=values,
+        taken=within_bounds(values, above, rule),
         nms_threshold=threshold,
     )
 
 
 def by_class_pairs(
-    found: Detections, spec: DetectorConfig, frame: Frame, rule: Selection
+    detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> Chosen:
     """Detectron2's rule: every pair of region and class above the threshold, best first.
 
     With several overlaps, as in the notebooks of its fork, they are raised until ``rule.max_boxes``
-    are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``. Boxes are in
-    the network's pixels.
+    are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``: they come
+    after the others, so that one suppression gives both. Boxes are in the network's pixels.
     """
-    boxes = candidate_boxes(found, spec, frame)
-    probs = foreground_classes(found.class_probs, spec)
-    for threshold in spec.class_nms_thresholds:
-        chosen = surviving_pairs(boxes, probs, rule.threshold, threshold, spec)
-        if len(chosen.ids) >= rule.max_boxes:
-            break
-    if len(chosen.ids) < rule.min_boxes:
-        everything = surviving_pairs(boxes, probs, 0.0, threshold, spec)
-        return everything.only(torch.arange(min(len(everything.ids), rule.min_boxes)))
-    return chosen.only(torch.arange(min(len(chosen.ids), rule.max_boxes)))
-
-
-def surviving_pairs(
-    boxes: Float[Tensor, "R B 4"],
-    probs: Float[Tensor, "R K"],
-    above: float,
-    threshold: float,
-    spec: DetectorConfig,
-) -> Chosen:
-    """Pairs of a probability ``above``, suppressed within their class, best first."""
-    ids, classes = torch.nonzero(probs > above, as_tuple=True)
-    scores = probs[ids, classes]
-    own = of_class(boxes[ids], classes, spec)
-    kept = nms_by_class(
-        own, scores, classes, threshold, offset=spec.box_offset, inclusive=spec.nms_inclusive
+    probs = foreground_classes(detections.class_probs, spec)
+    boxes = candidate_boxes(detections, spec, frames)
+    if boxes.shape[2] > 1 and spec.background == "first":
+        boxes = boxes[:, :, 1:]
+    impossible = ~detections.taken[..., None] | (probs <= 0)
+    survivors, values = first_survivors(
+        boxes,
+        probs.masked_fill(impossible, -torch.inf),
+        spec.class_nms_thresholds,
+        min(rule.max_boxes, probs[0].numel()),
+        offset=spec.box_offset,
+        inclusive=spec.nms_inclusive,
     )
+    enough = (values > rule.threshold).sum(dim=2) >= rule.max_boxes
+    pairs, values, threshold = at_first(enough, survivors, values, spec)
+    ids, classes = pairs // probs.shape[2], pairs % probs.shape[2]
+    above = (values > rule.threshold).sum(dim=1, keepdim=True)
     return Chosen(
-        ids=ids[kept],
-        boxes=own[kept],
-        class_ids=classes[kept],
-        class_scores=scores[kept],
+        ids=ids,
+        boxes=at_places(boxes.flatten(1, 2), pairs if boxes.shape[2] > 1 else ids),
+        class_ids=classes,
+        class_scores=values,
+        taken=within_bounds(values, above, rule),
         nms_threshold=threshold,
     )
 
 
+def at_first(
+    enough: Bool[Tensor, "N T"],
+    survivors: Int64[Tensor, "N T M"],
+    values: Float[Tensor, "N T M"],
+    spec: DetectorConfig,
+) -> tuple[Int64[Tensor, "N M"], Float[Tensor, "N M"], Float[Tensor, " N"]]:
+    """The survivors of the first threshold that leaves enough, else of the last; the threshold."""
+    last = torch.ones_like(enough[:, :1])
+    first = torch.cat((enough[:, :-1], last), dim=1).int().argmax(dim=1)
+    index = first[:, None, None].expand(-1, 1, survivors.shape[2])
+    threshold = constants(spec.class_nms_thresholds, values)[first]
+    return survivors.gather(1, index)[:, 0], values.gather(1, index)[:, 0], threshold
+
+
+def within_bounds(
+    scores: Float[Tensor, "N M"], above: Int64[Tensor, "N 1"], rule: Selection
+) -> Bool[Tensor, "N M"]:
+    """Which of the best are chosen: those ``above`` the threshold, within the rule's bounds."""
+    places = torch.arange(scores.shape[1], device=scores.device)
+    return (places < above.clamp(rule.min_boxes, rule.max_boxes)) & (scores > -torch.inf)
+
+
+def in_pictures(chosen: Chosen, spec: DetectorConfig, frames: Frames) -> Chosen:
+    """In the pictures' own pixels, clipped to them, without boxes of which nothing is left."""
+    boxes = clip_boxes(frames.to_pictures(chosen.boxes), frames.picture_limits[:, None])
+    extent = (boxes[..., 2:] - boxes[..., :2] + spec.box_offset > 0).all(dim=2)
+    return dataclasses.replace(chosen, boxes=boxes, taken=chosen.taken & extent)
+
+
 def candidate_boxes(
-    found: Detections, spec: DetectorConfig, frame: Frame
-) -> Float[Tensor, "R B 4"]:
+    detections: Detections, spec: DetectorConfig, frames: Frames
+) -> Float[Tensor, "N P B 4"]:
     """The boxes that the family writes, one a class or one for all, in the network's pixels."""
     if spec.written_boxes == "proposals":
-        return found.boxes[:, None]
-    assert found.box_deltas is not None
-    return refine_boxes(found.boxes, found.box_deltas, frame.height, frame.width, spec)
+        return detections.boxes[:, :, None]
+    assert detections.box_deltas is not None
+    return refine_boxes(detections.boxes, detections.box_deltas, frames.network_limits, spec)
 
 
 def of_class(
-    boxes: Float[Tensor, "R B 4"], classes: Int64[Tensor, " R"], spec: DetectorConfig
-) -> Float[Tensor, "R 4"]:
+    boxes: Float[Tensor, "N P B 4"], classes: Int64[Tensor, "N P"], spec: DetectorConfig
+) -> Float[Tensor, "N P 4"]:
     """Each region's box of its class (without background)."""
-    if boxes.shape[1] == 1:
-        return boxes[:, 0]
+    if boxes.shape[2] == 1:
+        return boxes[:, :, 0]
     columns = classes + (spec.background == "first")
-    return boxes[torch.arange(len(boxes), device=boxes.device), columns]
+    return boxes.gather(2, columns[..., None, None].expand(-1, -1, 1, 4))[:, :, 0]
 
 
-def in_picture(chosen: Chosen, spec: DetectorConfig, frame: Frame) -> Chosen:
-    """In the picture's own pixels, clipped to it, without boxes of which nothing is left."""
-    boxes = clip_boxes(
-        frame.to_picture(chosen.boxes), frame.own_height, frame.own_width, spec.box_offset
-    )
-    sides = boxes[:, 2:] - boxes[:, :2] + spec.box_offset
-    return dataclasses.replace(chosen, boxes=boxes).only((sides > 0).all(dim=1))
+def at_places(
+    boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N M"]
+) -> Float[Tensor, "N M 4"]:
+    """Each picture's boxes at its own places."""
+    return boxes.gather(1, places[..., None].expand(-1, -1, 4))

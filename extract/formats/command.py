@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import FORMAT_NAMES, FORMATS
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.rejects import rejects_said
 
 IMPORT_EXAMPLES = f"""example:
@@ -13,7 +14,7 @@ IMPORT_EXAMPLES = f"""example:
 {FORMAT_NAMES}
 The format is recognised by the content. Nothing in the file is executed: pickles are read as plain
 data, and refused if they ask for more. What the file lacks stays null. Every record is counted: it
-has a row of regions or, with a reason, of rejects, as where a box leaves its picture. Memory does
+has a row of regions or, with a reason, of rejects (a box outside its picture is one). Memory does
 not grow with the file."""
 EXPORT_EXAMPLES = f"""example:
   extract-rois export regions/ --format tsv --output train.tsv
@@ -93,6 +94,7 @@ def command_import(arguments: argparse.Namespace) -> int:
         pictures_per_shard=arguments.pictures_per_shard,
     )
     regions, rejects = import_file(job, fresh=arguments.fresh)
+    say_how_to_read(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
     print(f"{arguments.output}: {regions} rows of regions, {reasons}")
     return 0 if regions or not rejects else 1

@@ -17,6 +17,7 @@ from vlmill.extract.formats.names import FORMATS
 from vlmill.extract.formats.records import Bad, Record
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import path_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
@@ -120,9 +121,10 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
         return counted(read_manifest(job.output)["shards"])
     if state is State.PARTIAL:
         prepare_output(job.output, job=JOB, settings=settings, fresh=True)
+    inputs = [path_input("FILE", job.file)]
     producer = {"job": JOB, **settings, "boxes": "given"}
     shards = write_tables(job, records_of(job.file, name), producer)
-    write_manifest(job.output, shards, job=JOB, settings=settings)
+    write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
     return counted(shards)
 
 

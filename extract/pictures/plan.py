@@ -20,7 +20,7 @@ from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.files.reading import find_shards, iter_batches, read_group
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.row_index import ABSENT, IdIndex
@@ -114,6 +114,7 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
     """
     named: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
+        # Without null: a text alone has no picture.
         named.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
     if any(p.image_id is None and p.kind != BROKEN for p in plan):
         raise InputError(
@@ -151,11 +152,19 @@ def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) 
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
+def is_table(argument: str) -> bool:
+    """Whether an argument is a table of images alone: its folder, or its files."""
+    path = Path(argument)
+    if path.is_dir():
+        return any(path.glob("images-*.parquet"))
+    return argument.endswith(".parquet")
+
+
 def pictures_of(argument: str) -> Iterator[Picture]:
     """The pictures of one argument."""
     path = Path(argument)
     if path.is_dir():
-        if any(path.glob("images-*.parquet")):
+        if is_table(argument):
             yield from rows_of(find_shards(path, IMAGES, "INPUT"))
         else:
             for name in walk(path):
@@ -210,8 +219,8 @@ def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
     for shard in shards:
         with pq.ParquetFile(shard) as file:
             for group in range(file.num_row_groups):
-                ids = file.read_row_group(group, columns=["image_id"]).column(0).to_pylist()
-                for row, image_id in enumerate(ids):
+                ids = read_group(file, shard, group, IMAGES, ["image_id"]).column(0)
+                for row, image_id in enumerate(ids.to_pylist()):
                     yield Picture(
                         path=str(shard), image_id=image_id, group=group, row=row, kind=ROW
                     )

@@ -65,7 +65,10 @@ class PictureReader:
         if data is not None:
             assert isinstance(data, bytes)
             return data
-        uri = group.column("uri")[picture.row].as_py()
+        try:
+            uri = group.column("uri")[picture.row].as_py()
+        except UnicodeDecodeError:
+            raise Rejected(Reason.MISSING_IMAGE, "no bytes, and its uri is not UTF-8") from None
         if uri is None or "://" in uri:
             raise Rejected(Reason.MISSING_IMAGE, f"no bytes, and no local file (uri {uri})")
         return self.read_file(Path(picture.path).parent / uri)

@@ -142,7 +142,7 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
 def lighter_input(
     pixels: Pixels, spec: DetectorConfig, limits: InputLimits
 ) -> NetworkInput | PixelInput:
-    """What is fewer bytes of the two: the pixels, but of large pictures the network's input."""
+    """Gives the pixels, but of large pictures the network's input, which is fewer bytes then."""
     planned = pixel_input(pixels, spec, limits)
     height, width = planned.size
     if pixels.nbytes <= BYTES_PER_CELL * height * width:

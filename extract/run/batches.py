@@ -17,17 +17,14 @@ import torch
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import Outcome, Query, predict, stored
-from vlmill.extract.detect.predict_fixed import start_batch
+from vlmill.extract.detect.predict import start_batch
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Outcome, as_stored
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.run.workers import Ready
-from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.schemas.pictures.orientation import turned_boxes
 from vlmill.schemas.rejects import Reason, Rejected
-
-# Batches whose results a GPU still computes while the next one is prepared and queued.
-BATCHES_AHEAD = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,28 +37,28 @@ class Extracted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class Place:
     """A picture of a batch, and where its result goes."""
 
     ready: Ready
     query: Query
     results: list[Extracted | None]
-    place: int
+    index: int
 
     def fill(self, outcome: Outcome) -> None:
         """Puts the result in its place."""
-        self.results[self.place] = finished(self.ready, outcome)
+        self.results[self.index] = extracted(self.ready, outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flight:
-    """A batch that has been started."""
+class RunningBatch:
+    """A batch that has been started; ``wait`` gives its results."""
 
-    seats: Sequence[Seat]
-    finish: Callable[[], Sequence[Outcome]]
+    places: Sequence[Place]
+    wait: Callable[[], Sequence[Outcome]]
 
 
-def finished(ready: Ready, outcome: Outcome) -> Extracted:
+def extracted(ready: Ready, outcome: Outcome) -> Extracted:
     """A picture with its result."""
     return Extracted(picture=ready.picture, image_id=ready.image_id, result=outcome)
 
@@ -77,31 +74,31 @@ def extract_windows(
     Memory: a window's network inputs and rows. On a GPU a window's last batch may be finished only
     when the next window has been read.
     """
-    ahead = BATCHES_AHEAD if sizes_are_fixed(detector) else 0
-    flights: deque[Flight] = deque()
-    waiting: deque[list[Extracted | None]] = deque()
+    ahead = batches_ahead(detector.device)
+    running: deque[RunningBatch] = deque()
+    unfinished: deque[list[Extracted | None]] = deque()
     for window in windows:
         results: list[Extracted | None] = []
-        waiting.append(results)
-        for seats in batches_of(window, results, config.batch_size, given):
-            flights.append(started(seats, detector, config))
-            while len(flights) > ahead:
-                land(flights.popleft(), detector, config)
-        while flights and flights[0].seats[0].results is not results:
-            land(flights.popleft(), detector, config)
-        while waiting and all(waiting[0]):
-            yield complete(waiting.popleft())
-    for flight in flights:
-        land(flight, detector, config)
-    for results in waiting:
+        unfinished.append(results)
+        for places in batches_of(window, results, config.batch_size, given):
+            running.append(start(places, detector, config))
+            while len(running) > ahead:
+                finish(running.popleft(), detector, config)
+        while running and running[0].places[0].results is not results:
+            finish(running.popleft(), detector, config)
+        while unfinished and all(unfinished[0]):
+            yield complete(unfinished.popleft())
+    for batch in running:
+        finish(batch, detector, config)
+    for results in unfinished:
         yield complete(results)
 
 
 def complete(results: Sequence[Extracted | None]) -> Sequence[Extracted]:
-    """A window's results, all there."""
-    there = [one for one in results if one is not None]
-    assert len(there) == len(results)
-    return there
+    """Checks that all results of a window are there."""
+    complete_results = [result for result in results if result is not None]
+    assert len(complete_results) == len(results)
+    return complete_results
 
 
 def batches_of(
@@ -109,26 +106,26 @@ def batches_of(
     results: list[Extracted | None],
     size: int,
     given: GivenBoxes | None,
-) -> Iterator[Sequence[Seat]]:
-    """Batches of one input shape; what cannot be asked of the network has its result at once."""
-    buckets: dict[tuple[int, int], list[Seat]] = {}
-    for place, ready in enumerate(window):
+) -> Iterator[Sequence[Place]]:
+    """Yields batches of one input shape; pictures that are rejected have their result at once."""
+    buckets: dict[tuple[int, int], list[Place]] = {}
+    for index, ready in enumerate(window):
         results.append(None)
         try:
             query = query_of(ready, given)
         except Rejected as why:
-            results[place] = finished(ready, why)
+            results[index] = extracted(ready, why)
             continue
         size_px = query.picture.size
         bucket = buckets.setdefault(size_px, [])
-        bucket.append(Seat(ready=ready, query=query, results=results, place=place))
+        bucket.append(Place(ready=ready, query=query, results=results, index=index))
         if len(bucket) == size:
             yield buckets.pop(size_px)
     yield from buckets.values()
 
 
 def query_of(ready: Ready, given: GivenBoxes | None) -> Query:
-    """What the network is asked. Raises Rejected."""
+    """Joins a decoded picture with the boxes that are given for it. Raises Rejected."""
     if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
@@ -139,39 +136,40 @@ def query_of(ready: Ready, given: GivenBoxes | None) -> Query:
     return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
 
 
-def sizes_are_fixed(detector: Detector) -> bool:
-    """Whether batches go the way of :mod:`vlmill.extract.detect.predict_fixed`.
-
-    Not on a CPU, where regions of one picture share work, nor with another library's network.
-    """
-    return detector.device.type != "cpu" and isinstance(detector.model, FasterRCNN)
+def batches_ahead(device: torch.device) -> int:
+    """How many batches a device may still compute while the next one is prepared and queued."""
+    return 0 if device.type == "cpu" else 1
 
 
 def resizes_pixels(detector: Detector) -> bool:
     """Whether the device resizes the pictures: where a CPU's steps give the same numbers there."""
-    return sizes_are_fixed(detector) and detector.model.config.resize == "opencv"
+    return detector.device.type != "cpu" and detector.model.config.resize == "opencv"
 
 
-def start_seats(
-    seats: Sequence[Seat], detector: Detector, config: ExtractConfig
+def start(places: Sequence[Place], detector: Detector, config: ExtractConfig) -> RunningBatch:
+    """Starts a batch; one that cannot be started fails when its results are waited for."""
+    try:
+        wait = start_places(places, detector, config)
+    except RuntimeError as error:
+        failure = error
+
+        def fail() -> Sequence[Outcome]:
+            raise failure
+
+        return RunningBatch(places=places, wait=fail)
+    return RunningBatch(places=places, wait=wait)
+
+
+def start_places(
+    places: Sequence[Place], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
     """Starts a batch, whole pictures' vectors included; what it gives waits for the results."""
-    finish = start([seat.query for seat in seats], detector, config)
+    wait = start_batch([place.query for place in places], detector, config)
     if detector.whole is None:
-        return finish
+        return wait
     with computing(config.precision, detector.device):
-        vectors = detector.whole.vectors([seat.ready.crops for seat in seats])
-    return lambda: described(finish(), vectors.float().cpu().numpy(), config.storage)
-
-
-def start(
-    queries: Sequence[Query], detector: Detector, config: ExtractConfig
-) -> Callable[[], Sequence[Outcome]]:
-    """Starts what the detector makes of a batch; what it gives waits for the results."""
-    if sizes_are_fixed(detector):
-        return start_batch(queries, detector, config)
-    outcomes = predict(queries, detector, config)
-    return lambda: outcomes
+        vectors = detector.whole.vectors([place.ready.crops for place in places])
+    return lambda: described(wait(), vectors.float().cpu().numpy(), config.storage)
 
 
 def described(
@@ -184,50 +182,37 @@ def described(
             whole.append(outcome)
             continue
         try:
-            kept = stored(vector, storage.dtype)
-            whole.append(dataclasses.replace(outcome, global_feature=kept))
+            values = as_stored(vector, storage.dtype)
+            whole.append(dataclasses.replace(outcome, global_feature=values))
         except Rejected as why:
             whole.append(why)
     return whole
 
 
-def started(seats: Sequence[Seat], detector: Detector, config: ExtractConfig) -> Flight:
-    """Starts a batch; one that cannot be started fails when it lands."""
+def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> None:
+    """Waits for a batch; if it fails, retries its pictures one by one."""
     try:
-        return Flight(seats=seats, finish=start_seats(seats, detector, config))
+        outcomes = batch.wait()
     except RuntimeError as error:
-        failure = error
-
-        def fail() -> Sequence[Outcome]:
-            raise failure
-
-        return Flight(seats=seats, finish=fail)
-
-
-def land(flight: Flight, detector: Detector, config: ExtractConfig) -> None:
-    """Takes a batch's results; where it fails its pictures go through one by one."""
-    try:
-        outcomes = flight.finish()
-    except RuntimeError as error:
-        if len(flight.seats) == 1:
+        if len(batch.places) == 1:
             outcomes = [failed(error, detector)]
         else:
-            outcomes = [alone(seat, detector, config) for seat in flight.seats]
-    for seat, outcome in zip(flight.seats, outcomes, strict=True):
-        seat.fill(outcome)
+            outcomes = [alone(place, detector, config) for place in batch.places]
+    for place, outcome in zip(batch.places, outcomes, strict=True):
+        place.fill(outcome)
 
 
-def alone(seat: Seat, detector: Detector, config: ExtractConfig) -> Outcome:
-    """The result of a picture whose batch failed."""
+def alone(place: Place, detector: Detector, config: ExtractConfig) -> Outcome:
+    """Asks once more about a picture whose batch failed."""
     try:
-        (outcome,) = start_seats([seat], detector, config)()
+        (outcome,) = start_places([place], detector, config)()
     except RuntimeError as error:
         return failed(error, detector)
     return outcome
 
 
 def failed(error: RuntimeError, detector: Detector) -> Rejected:
-    """A picture on which the network fails. Raises OSError if the device no longer works at all."""
+    """Rejects a picture on which the network fails. Raises OSError for a device that is gone."""
     try:
         torch.zeros(1, device=detector.device).add_(1).item()
     except RuntimeError:
@@ -236,5 +221,5 @@ def failed(error: RuntimeError, detector: Detector) -> Rejected:
 
 
 def first_line(error: RuntimeError) -> str:
-    """What it says, in short."""
+    """The message in short."""
     return (str(error).splitlines() or [""])[0]

@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.detect.precision import lacks_bfloat16_units
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture, plan_digest
 from vlmill.extract.run.batches import Extracted
 from vlmill.extract.run.devices import Crew, Engine, Window, engine_of, windows_of
 from vlmill.extract.run.shards import Background, PartWriter
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard, shard_name
@@ -51,6 +53,7 @@ class Job:
     detector: Detector
     config: ExtractConfig
     given: GivenBoxes | None = None
+    inputs: Sequence[Input] = ()  # for the manifest: what the plan and the detector were made of
 
     @property
     def num_shards(self) -> int:
@@ -109,7 +112,15 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
     if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
-    finished = {i: found for i in range(job.num_shards) if (found := finished_shards(job, i))}
+    if job.config.precision == "fast" and lacks_bfloat16_units(job.detector.device):
+        print(
+            "--precision fast: this processor has no bfloat16 units; expect it to be slower than "
+            "exact, and leave it out if no GPU is meant",
+            file=sys.stderr,
+        )
+    finished = {
+        index: shards for index in range(job.num_shards) if (shards := finished_shards(job, index))
+    }
     done = sum(len(job.part(index).pictures) for index in finished)
     todo = [index for index in range(job.num_shards) if index not in finished]
     with (
@@ -124,7 +135,7 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
         for index in range(job.num_shards)
         for shard in finished.get(index) or written[index].shards
     ]
-    write_manifest(job.output, shards, job=JOB, settings=settings)
+    write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     return count_rows(shards)
 
 

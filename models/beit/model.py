@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from vlmill.models.beit.config import BeitConfig
 from vlmill.models.checks import check_finite, check_mask, check_numbers, readable
-from vlmill.models.layers.blocks import FeedForward, PreNormBlock, layer_norm
+from vlmill.models.layers.blocks import FeedForward, layer_norm
 from vlmill.models.layers.embeddings import PatchEmbedding
+from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import Layout
 from vlmill.models.layers.relative_position import RelativeBias, image_index, num_image_rows

@@ -88,12 +88,13 @@ def decode_boxes(
 
 
 def clip_boxes(
-    boxes: Float[Tensor, "R C4"], height: float, width: float, offset: float
-) -> Float[Tensor, "R C4"]:
-    """Moves corners outside the picture onto its border (the last pixel where ``offset`` is 1)."""
-    limit = constants([width - offset, height - offset] * 2, boxes)
-    clipped = boxes.reshape(len(boxes), boxes.shape[1] // 4, 4).clamp(min=0.0).minimum(limit)
-    return clipped.reshape(boxes.shape)
+    boxes: Float[Tensor, "... 4"], limits: Float[Tensor, "... 4"]
+) -> Float[Tensor, "... 4"]:
+    """Moves corners outside the picture onto its border.
+
+    ``limits`` is the farthest corner twice (x, y, x, y): the last pixel where ``offset`` is 1.
+    """
+    return boxes.clamp(min=0.0).minimum(limits)
 
 
 def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:

@@ -11,6 +11,7 @@ Results equal those of the plain modules within float32 rounding.
 R regions of P x P bins, U different windows, S different grids of G x G bins, C and D channels.
 """
 
+from dataclasses import dataclass
 from typing import TypeGuard, cast
 
 import torch
@@ -18,21 +19,44 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vlmill.models.detector.resnet import Bottleneck, ConvNorm, widened
+from vlmill.models.detector.resnet import Bottleneck, ConvNorm
 from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
 
 # What one round of regions may hold: 16384 windows of 1024 + 512 + 2048 float32 are 235 MB.
 MAX_WINDOWS = 16384
 
 
+@dataclass(frozen=True, kw_only=True)
+class FoldedConv:
+    """A folded convolution's weights, in the type in which it is computed, and its geometry."""
+
+    weight: Tensor
+    bias: Tensor | None
+    padding: list[int]
+    stride: list[int]
+    dilation: list[int]
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldedBlock:
+    """The convolutions of a folded bottleneck; ``shortcut`` is None where the input is added."""
+
+    conv1: FoldedConv
+    conv2: FoldedConv
+    conv3: FoldedConv
+    shortcut: FoldedConv | None
+
+
 class FusedStage(nn.Sequential):
     """A stage of folded bottlenecks, named as before."""
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-        for number, block in enumerate(self.blocks()):
+        x = in_computed_type(x)
+        for number, block in enumerate(self.folded_blocks(x)):
             hidden = conv_relu(block.conv1, x)
-            if isinstance(block.shortcut, ConvNorm):
-                shortcut = block.shortcut(x)
+            if block.shortcut is not None:
+                shortcut = plain_conv(block.shortcut, x)
             else:  # it is overwritten: the caller's own tensor is not
                 shortcut = x if number else x.clone()
             x = finish(block, hidden, shortcut)
@@ -41,6 +65,20 @@ class FusedStage(nn.Sequential):
     def blocks(self) -> list[Bottleneck]:
         """The bottlenecks in order."""
         return [cast(Bottleneck, block) for block in self]
+
+    def folded_blocks(self, x: Tensor) -> list[FoldedBlock]:
+        """The blocks' weights for input ``x``, converted here once for all regions of a picture."""
+        return [
+            FoldedBlock(
+                conv1=folded_conv(block.conv1, x),
+                conv2=folded_conv(block.conv2, x),
+                conv3=folded_conv(block.conv3, x),
+                shortcut=folded_conv(block.shortcut, x)
+                if isinstance(block.shortcut, ConvNorm)
+                else None,
+            )
+            for block in self.blocks()
+        ]
 
     def shared_means(
         self, cells: Float[Tensor, "U C"], index: Int64[Tensor, "R P P"], chunk: int
@@ -51,8 +89,9 @@ class FusedStage(nn.Sequential):
         """
         apart = self.grids_apart() if index.shape[1] % 2 == 0 else 1
         grids, grid_of = split_grids(index, apart)
-        first, *later = self.blocks()
-        assert isinstance(first.shortcut, ConvNorm)
+        cells = in_computed_type(cells)
+        first, *later = self.folded_blocks(cells)
+        assert first.shortcut is not None
         hidden_cells = conv_cells(first.conv1, cells).relu_()
         shortcut_cells = conv_cells(first.shortcut, cells)
         step, shortcut_step = first.conv1.stride[0], first.shortcut.stride[0]
@@ -102,11 +141,17 @@ def interleave(grids: Int64[Tensor, "S G G"], apart: int) -> Int64[Tensor, "V P 
 
 
 def grid_means(x: Float[Tensor, "V D P P"], apart: int) -> Float[Tensor, "S D"]:
-    """The mean of each grid, in the order in which they were interleaved."""
+    """The mean of each grid, in the order in which they were interleaved; at least float32.
+
+    Row after row: one mean over both axes takes seven times as long, and twice that of bfloat16.
+    """
     regions, channels, size, _ = x.shape
     side = size // apart
-    cells = widened(x).permute(0, 2, 3, 1).reshape(regions, side, apart, side, apart, channels)
-    return cells.mean(dim=(1, 3)).reshape(regions * apart**2, channels)
+    cells = x.permute(0, 2, 3, 1).reshape(regions, side, apart, side, apart, channels)
+    sums = torch.zeros_like(cells[:, 0], dtype=torch.promote_types(x.dtype, torch.float32))
+    for row in cells.unbind(dim=1):
+        sums += row
+    return (sums.sum(dim=2) / side**2).reshape(regions * apart**2, channels)
 
 
 def fuse_stages(model: nn.Module) -> None:
@@ -123,17 +168,47 @@ def is_folded(block: nn.Module) -> bool:
     )
 
 
+def in_computed_type(x: Tensor) -> Tensor:
+    """The input in the type of autocast on a CPU, in which the stage then stays."""
+    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        return x.to(torch.get_autocast_dtype("cpu"))
+    return x
+
+
+def folded_conv(conv: ConvNorm, x: Tensor) -> FoldedConv:
+    """A convolution's weights as they meet ``x``."""
+    weight, bias = conv.weight, conv.bias
+    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    assert not isinstance(conv.padding, str)
+    return FoldedConv(
+        weight=weight,
+        bias=bias,
+        padding=list(conv.padding),
+        stride=list(conv.stride),
+        dilation=list(conv.dilation),
+        groups=conv.groups,
+    )
+
+
 def finish(
-    block: Bottleneck, hidden: Float[Tensor, "B M H W"], shortcut: Float[Tensor, "B D G V"]
+    block: FoldedBlock, hidden: Float[Tensor, "B M H W"], shortcut: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
     """A block from its first convolution's output on; ``shortcut`` may be overwritten."""
     return conv_add_relu(block.conv3, conv_relu(block.conv2, hidden), shortcut)
 
 
-def conv_relu(conv: ConvNorm, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
+def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
+    """A folded convolution by torch's own operator."""
+    return F.conv2d(
+        x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
+    )
+
+
+def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
     """A folded convolution, rectified."""
     if not can_fuse(x):
-        return F.relu(conv(x))
+        return F.relu(plain_conv(conv, x))
     fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
         x, conv.weight, conv.bias, *geometry(conv), "relu", [], ""
     )
@@ -141,11 +216,11 @@ def conv_relu(conv: ConvNorm, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D
 
 
 def conv_add_relu(
-    conv: ConvNorm, x: Float[Tensor, "B C H W"], other: Float[Tensor, "B D G V"]
+    conv: FoldedConv, x: Float[Tensor, "B C H W"], other: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
     """A folded convolution plus ``other``, which may be overwritten, rectified."""
     if not can_fuse(x):
-        return F.relu(conv(x) + other)
+        return F.relu(plain_conv(conv, x) + other)
     fused: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
         other, x, conv.weight, conv.bias, *geometry(conv), "add", 1.0, "relu", [], ""
     )
@@ -154,22 +229,26 @@ def conv_add_relu(
 
 def can_fuse(x: Tensor) -> bool:
     """Whether oneDNN's fused convolutions take a tensor; they know no gradients."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.is_grad_enabled()
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    )
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return False
+    if x.dtype == torch.bfloat16:
+        return has_bfloat16_convolutions()
+    mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return x.dtype == torch.float32 and mkldnn
 
 
-def geometry(conv: nn.Conv2d) -> tuple[list[int], list[int], list[int], int]:
+def has_bfloat16_convolutions() -> bool:
+    """Whether oneDNN computes in bfloat16 on this processor at all, with units for it or not."""
+    mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
     """Padding, stride, dilation and groups, as oneDNN's operators take them."""
-    assert not isinstance(conv.padding, str)
-    return list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
+    return conv.padding, conv.stride, conv.dilation, conv.groups
 
 
-def conv_cells(conv: ConvNorm, cells: Float[Tensor, "U C"]) -> Float[Tensor, "U D"]:
+def conv_cells(conv: FoldedConv, cells: Float[Tensor, "U C"]) -> Float[Tensor, "U D"]:
     """A folded 1x1 convolution of single cells, its stride left to who gathers them."""
     column = cells.T[None, :, :, None]  # [1, C, U, 1], channels last without a copy
     return F.conv2d(column, conv.weight, conv.bias)[0, :, :, 0].T

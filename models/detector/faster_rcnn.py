@@ -3,16 +3,16 @@
 Papers: Ren et al. 2015 (arXiv:1506.01497), Anderson et al. 2018 (arXiv:1707.07998).  Parameter
 names are those of the published PyTorch weights (vlmill.models.detector.published).
 
-N pictures, R regions, K classes and L attributes (K1 and L1 with background, where the family has
-it), D = feature size, G x V cells of the feature map.  Boxes are (x1, y1, x2, y2) in pixels of the
-network's input.
+N pictures, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
+background, where the family has it), D = feature size, G x V cells of the feature map.  Boxes are
+(x1, y1, x2, y2) in pixels of the network's input.
 """
 
-from collections.abc import Sequence
+import dataclasses
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torchvision.ops import roi_align, roi_pool
 
@@ -33,13 +33,19 @@ from vlmill.models.detector.resnet import (
 
 @dataclass(frozen=True, kw_only=True)
 class Detections:
-    """What the network says of one picture's R proposals (or given boxes), before any selection."""
+    """What the network says of P places for regions in each of N pictures, before any selection.
 
-    boxes: Float[Tensor, "R 4"]  # proposals, not refined
-    features: Float[Tensor, "R D"]
-    class_probs: Float[Tensor, "R K1"]  # background where the family has it
-    attribute_probs: Float[Tensor, "R L1"] | None = None  # None: no attribute head
-    box_deltas: Float[Tensor, "R B4"] | None = None  # None: the family writes proposals
+    ``taken`` says which places hold a proposal or a given box: pictures have different numbers of
+    them. What stands in the others means nothing.
+    """
+
+    boxes: Float[Tensor, "N P 4"]  # proposals, not refined
+    taken: Bool[Tensor, "N P"]
+    features: Float[Tensor, "N P D"]
+    class_probs: Float[Tensor, "N P K1"]  # background where the family has it
+    attribute_probs: Float[Tensor, "N P L1"] | None = None  # None: no attribute head
+    box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
+    whole: Float[Tensor, "N D"] | None = None  # of the regions that are the whole pictures
 
 
 class Backbone(nn.Module):
@@ -109,17 +115,17 @@ class BoxPredictor(nn.Module):
             self.attr_linear2 = nn.Linear(config.attribute_hidden_size, config.num_attributes + 1)
 
     def attribute_logits(
-        self, features: Float[Tensor, "R D"], class_logits: Float[Tensor, "R K1"]
-    ) -> Float[Tensor, "R L1"]:
-        """The class may be background here, as in the original network."""
-        embedded = self.cls_embed(class_logits.argmax(dim=1))
-        hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=1)))
+        self, features: Float[Tensor, "*R D"], class_logits: Float[Tensor, "*R K1"]
+    ) -> Float[Tensor, "*R L1"]:
+        """Scores attributes beside the likeliest class, which may be background, as originally."""
+        embedded = self.cls_embed(class_logits.argmax(dim=-1))
+        hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=-1)))
         logits: Tensor = self.attr_linear2(hidden)
         return logits
 
-    def attribute_probs(self, logits: Float[Tensor, "R L1"]) -> Float[Tensor, "R L"]:
+    def attribute_probs(self, logits: Float[Tensor, "*R L1"]) -> Float[Tensor, "*R L"]:
         """Softmax with "no attribute" (the first), or without it (the last output)."""
-        return (logits if self.config.attribute_background else logits[:, :-1]).softmax(dim=1)
+        return (logits if self.config.attribute_background else logits[..., :-1]).softmax(dim=-1)
 
 
 class RoiHeads(nn.Module):
@@ -133,12 +139,6 @@ class RoiHeads(nn.Module):
             self.res5_bn = norm_of(config, 5).layer(config.feature_size)
         self.box_predictor = BoxPredictor(config)
 
-    def pool(
-        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"]
-    ) -> Float[Tensor, "R C P P"]:
-        """The regions' cells, on a grid of the configured size."""
-        return pool_regions(features, boxes, self.config)
-
     def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
         """The mean of res5 over each pooled region."""
         x: Tensor = self.res5(pooled)
@@ -147,39 +147,60 @@ class RoiHeads(nn.Module):
         return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def region_features(
-        self, features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"], chunk: int
-    ) -> Float[Tensor, "R D"]:
-        """The mean of res5 over each region, ``chunk`` regions at a time to bound memory.
+        self,
+        features: Float[Tensor, "N C G V"],
+        boxes: Float[Tensor, "N P 4"],
+        taken: Bool[Tensor, "N P"],
+        chunk: int,
+    ) -> Float[Tensor, "N P D"]:
+        """The mean of res5 over each region, ``chunk`` regions at a time to bound memory."""
+        if features.device.type != "cpu":
+            means = self.pooled_features(features, numbered(boxes), chunk)
+            return means.view(*taken.shape, self.config.feature_size)
+        # No device is waited for here, so only what is taken is computed: 0 elsewhere.
+        means = boxes.new_zeros((*taken.shape, self.config.feature_size))
+        for number, places in enumerate(taken):
+            own_map = features[number : number + 1]
+            means[number, places] = self.picture_features(own_map, boxes[number, places], chunk)
+        return means
 
-        Of one picture; of several, each box begins with its picture's number (B = 5).
-        """
-        if not len(boxes):
-            return boxes.new_zeros((0, self.config.feature_size))
-        if (
-            self.config.pooling == "pool"
-            and boxes.shape[1] == 4
-            and features.device.type == "cpu"
-            and shares_windows(self.res5)
-        ):
+    def picture_features(
+        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
+    ) -> Float[Tensor, "R D"]:
+        """The same of one picture on a CPU, whose regions share what they can."""
+        if len(boxes) and self.config.pooling == "pool" and shares_windows(self.res5):
             size, scale = self.config.pool_size, 1 / self.config.stride
             return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
+        return self.pooled_features(features, numbered(boxes[None]), chunk)
+
+    def pooled_features(
+        self, features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], chunk: int
+    ) -> Float[Tensor, "R D"]:
+        """The same of regions that follow their picture's number."""
+        if not len(rois):
+            return rois.new_zeros((0, self.config.feature_size))
         # Once for all chunks: torchvision's pooling would do both to the whole map for each. A
         # maximum of bfloat16 numbers is one of them, so nothing is rounded otherwise.
         maps = widened(features).contiguous()
-        parts = torch.split(boxes, chunk)
-        return torch.cat([self.region_means(self.pool(maps, part)) for part in parts])
+        parts = torch.split(rois, chunk)
+        return torch.cat([self.region_means(pool_regions(maps, r, self.config)) for r in parts])
+
+
+def numbered(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
+    """All boxes in one row, each after its picture's number, as torchvision pools them."""
+    numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
+    return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
 
 
 def pool_regions(
-    features: Float[Tensor, "N C G V"], boxes: Float[Tensor, "R B"], config: DetectorConfig
+    features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], config: DetectorConfig
 ) -> Float[Tensor, "R C P P"]:
     """RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches), or
     RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
 
-    Of several pictures each box begins with its picture's number (B = 5).
+    Each box of ``rois`` follows its picture's number.
     """
     size, scale = config.pool_size, 1 / config.stride
-    rois = [boxes] if boxes.shape[1] == 4 else boxes
     if config.pooling == "pool":
         pooled: Tensor = roi_pool(features, rois, size, scale)
         return pooled
@@ -189,7 +210,7 @@ def pool_regions(
 
 
 class FasterRCNN(nn.Module):
-    """The whole detector: one picture in, all its proposals described.
+    """The whole detector: pictures in, all their proposals described.
 
     Trainable: gradients reach every stage above ``config.frozen_stages``.
     """
@@ -214,39 +235,55 @@ class FasterRCNN(nn.Module):
         return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
 
     def forward(
-        self, picture: Float[Tensor, "1 3 H W"], scale: float, chunk: int = 50
-    ) -> Detections:
-        """Detects in one picture, normalised as configured and resized by ``scale``."""
-        return self.detect(picture, [(picture.shape[2], picture.shape[3])], [scale], chunk)[0]
-
-    def detect(
         self,
         pictures: Float[Tensor, "N 3 H W"],
-        sizes: Sequence[tuple[int, int]],
-        scales: Sequence[float],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+        *,
+        given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        whole: bool = False,
         chunk: int = 50,
-    ) -> list[Detections]:
-        """Detects in a batch padded to the right and below; ``sizes`` are (height, width) without.
+    ) -> Detections:
+        """Detects in pictures, or describes ``given`` boxes (and which of them count).
 
-        Padding is part of the pictures here, as it is to the published code: features near a
-        padded border are not those of the picture alone.
+        ``limits`` are the pictures' farthest corners twice (x, y, x, y), which tell padding to the
+        right and below: it is part of the pictures, as it is to the published code, but no
+        proposal reaches into it. ``min_sides`` are the least width and height of proposals,
+        ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
         features = self.feature_map(pictures)
-        found = []
-        for number, ((height, width), scale) in enumerate(zip(sizes, scales, strict=True)):
-            own = features[number : number + 1]
-            boxes, _ = self.proposal_generator(own, height, width, scale)
-            found.append(self.describe(own, boxes, chunk))
-        return found
+        regions = self.proposals(features, limits, min_sides) if given is None else given
+        detections = self.describe(features, *regions, chunk)
+        if not whole:
+            return detections
+        return dataclasses.replace(detections, whole=self.whole_pictures(features, limits, chunk))
+
+    def proposals(
+        self,
+        features: Float[Tensor, "N C G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """Where regions may be, best first, and which of the places are taken."""
+        boxes, scores = self.proposal_generator(features, limits, min_sides)
+        return boxes, scores > -torch.inf
 
     def describe(
-        self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int = 50
+        self,
+        features: Float[Tensor, "N C G V"],
+        boxes: Float[Tensor, "N P 4"],
+        taken: Bool[Tensor, "N P"],
+        chunk: int = 50,
     ) -> Detections:
         """Features, classes and attributes of proposals or given boxes on the feature map."""
-        return self.classify(boxes, self.roi_heads.region_features(features, boxes, chunk))
+        region_features = self.roi_heads.region_features(features, boxes, taken, chunk)
+        return self.classify(boxes, taken, region_features)
 
     def classify(
-        self, boxes: Float[Tensor, "R 4"], region_features: Float[Tensor, "R D"]
+        self,
+        boxes: Float[Tensor, "N P 4"],
+        taken: Bool[Tensor, "N P"],
+        region_features: Float[Tensor, "N P D"],
     ) -> Detections:
         """What the predictors say of regions with these features."""
         predictor = self.roi_heads.box_predictor
@@ -259,50 +296,56 @@ class FasterRCNN(nn.Module):
             deltas = widened(predictor.bbox_pred(region_features))
         return Detections(
             boxes=boxes,
+            taken=taken,
             features=region_features,
-            class_probs=class_logits.softmax(dim=1),
+            class_probs=class_logits.softmax(dim=-1),
             attribute_probs=attributes,
             box_deltas=deltas,
         )
 
-    def whole_image(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int
-    ) -> Float[Tensor, " D"]:
-        """The feature of the region that is the whole picture."""
-        offset = self.config.box_offset
-        corners = [[0.0, 0.0, width - offset, height - offset]]
-        box = widened(features.new_empty(0)).new_tensor(corners)
-        return self.roi_heads.region_features(features, box, 1)[0]
+    def whole_pictures(
+        self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
+    ) -> Float[Tensor, "N D"]:
+        """The features of the regions that are the whole pictures."""
+        everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
+        return self.roi_heads.region_features(features, whole_boxes(limits), everyone, chunk)[:, 0]
+
+
+def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
+    """The regions that are the whole pictures, which end at ``limits``."""
+    return torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
 
 
 def refine_boxes(
-    boxes: Float[Tensor, "R 4"],
-    deltas: Float[Tensor, "R B4"],
-    height: float,
-    width: float,
+    boxes: Float[Tensor, "N P 4"],
+    deltas: Float[Tensor, "N P B4"],
+    limits: Float[Tensor, "N 4"],
     config: DetectorConfig,
-) -> Float[Tensor, "R B 4"]:
-    """Each region's regressed boxes, one a class or one for all, clipped to the picture."""
+) -> Float[Tensor, "N P B 4"]:
+    """Each region's regressed boxes, one a class or one for all, clipped to the picture.
+
+    ``limits``: the pictures' farthest corners twice, in the pixels of ``boxes``.
+    """
     decoded = decode_boxes(
-        boxes,
-        deltas,
+        boxes.flatten(0, 1),
+        deltas.flatten(0, 1),
         weights=config.box_weights,
         offset=config.box_offset,
         max_log_scale=config.max_log_scale,
     )
-    clipped = clip_boxes(decoded, height, width, config.box_offset)
-    return clipped.reshape(len(boxes), clipped.shape[1] // 4, 4)
+    layers = deltas.shape[2] // 4
+    return clip_boxes(decoded.view(*boxes.shape[:2], layers, 4), limits[:, None, None])
 
 
 def foreground_classes(
-    probs: Float[Tensor, "R K1"], config: DetectorConfig
-) -> Float[Tensor, "R K"]:
+    probs: Float[Tensor, "*R K1"], config: DetectorConfig
+) -> Float[Tensor, "*R K"]:
     """Class probabilities without background's, not renormalised."""
-    return probs[:, 1:] if config.background == "first" else probs[:, :-1]
+    return probs[..., 1:] if config.background == "first" else probs[..., :-1]
 
 
 def foreground_attributes(
-    probs: Float[Tensor, "R L1"], config: DetectorConfig
-) -> Float[Tensor, "R L"]:
+    probs: Float[Tensor, "*R L1"], config: DetectorConfig
+) -> Float[Tensor, "*R L"]:
     """Attribute probabilities without that of "no attribute", not renormalised."""
-    return probs[:, 1:] if config.attribute_background else probs
+    return probs[..., 1:] if config.attribute_background else probs

@@ -1,6 +1,6 @@
-"""Non-maximum suppression, in one order of the boxes or in every class's order at once.
+"""Non-maximum suppression: the best survivors, or every survivor of every class at once.
 
-R boxes, K classes; N kept boxes, or N pictures.  ``offset`` and box layout as in
+N pictures, R boxes, K classes, T thresholds.  ``offset`` and box layout as in
 vlmill.models.detector.boxes. ``inclusive`` suppresses at an overlap equal to the threshold (the
 original Caffe code on the CPU), otherwise only above it.
 """
@@ -11,46 +11,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-from torchvision.ops import batched_nms
-from torchvision.ops import nms as torchvision_nms
 
 from vlmill.models.detector.boxes import constants, pairwise_iou
 
 WORD_BITS = 64
-
-
-def nms(
-    boxes: Float[Tensor, "R 4"],
-    scores: Float[Tensor, " R"],
-    threshold: float,
-    *,
-    offset: float,
-    inclusive: bool,
-) -> Int64[Tensor, " N"]:
-    """Indices of the boxes that survive, highest score first.
-
-    torchvision's operator measures widths without an offset and suppresses strictly above the
-    threshold: the far corners carry the offset instead, and an inclusive threshold is the next
-    float32 below.
-    """
-    corners = exclusive_corners(boxes, offset)
-    kept: Tensor = torchvision_nms(corners, scores, strict_threshold(threshold, inclusive))
-    return kept
-
-
-def nms_by_class(
-    boxes: Float[Tensor, "R 4"],
-    scores: Float[Tensor, " R"],
-    classes: Int64[Tensor, " R"],
-    threshold: float,
-    *,
-    offset: float,
-    inclusive: bool,
-) -> Int64[Tensor, " N"]:
-    """The same where boxes of different classes do not suppress each other."""
-    corners = exclusive_corners(boxes, offset)
-    kept: Tensor = batched_nms(corners, scores, classes, strict_threshold(threshold, inclusive))
-    return kept
 
 
 def exclusive_corners(boxes: Float[Tensor, "*R 4"], offset: float) -> Float[Tensor, "*R 4"]:
@@ -58,19 +22,16 @@ def exclusive_corners(boxes: Float[Tensor, "*R 4"], offset: float) -> Float[Tens
     return torch.cat((boxes[..., :2], boxes[..., 2:] + offset), dim=-1)
 
 
-def strict_threshold(threshold: float, inclusive: bool) -> float:
-    """The threshold above which float32 overlaps suppress."""
-    if not inclusive:
-        return threshold
-    return float(np.nextafter(np.float32(threshold), np.float32(-np.inf)))
-
-
 def float32_limit(threshold: float, inclusive: bool) -> float:
-    """The same as a float32: torchvision compares in double, with the threshold as it is."""
-    strict = strict_threshold(threshold, inclusive)
-    nearest = np.float32(strict)
-    above = float(nearest) > strict  # as doubles: numpy would compare as float32
-    return float(np.nextafter(nearest, np.float32(-np.inf)) if above else nearest)
+    """The float32 above which a float32 overlap suppresses.
+
+    Overlaps are compared in double with an exclusive threshold, as torchvision does, and in float32
+    with an inclusive one.
+    """
+    nearest = np.float32(threshold)
+    # As doubles: numpy would compare as float32.
+    below = inclusive or float(nearest) > threshold
+    return float(np.nextafter(nearest, np.float32(-np.inf)) if below else nearest)
 
 
 def first_survivors(
@@ -82,45 +43,82 @@ def first_survivors(
     offset: float,
     inclusive: bool,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """The first ``count`` survivors of :func:`nms_by_class` in each picture, at each threshold.
+    """Suppresses within each class and gives the best ``count`` survivors, at each threshold.
 
-    Gives places in R x K and their scores, highest first; -inf where no survivor is left. A score
-    of -inf is no candidate. B is K, or 1 where all classes share the boxes. Nothing here has a size
-    that depends on the numbers, so the host never waits for a GPU: survivors are taken one by one,
-    for all pictures and thresholds at once.
+    Gives places in R x K and their scores, highest first and equal ones in their places' order;
+    -inf where no survivor is left. A score of -inf is no candidate. B is K, or 1 where all classes
+    share the boxes. Nothing here has a size that depends on the numbers, so the host never waits
+    for a GPU: survivors are taken one by one, for all pictures and thresholds at once.
     """
-    pictures, rows, classes = scores.shape
-    layers, crowd = boxes.shape[2], (pictures, len(thresholds), rows)
-    corners = exclusive_corners(boxes.transpose(1, 2), offset).reshape(-1, rows, 4)
+    corners = exclusive_corners(boxes.transpose(1, 2), offset)
     areas = (corners[..., 2:] - corners[..., :2]).prod(dim=-1)
     limits = constants([float32_limit(t, inclusive) for t in thresholds], scores)[:, None]
-    alive = scores.reshape(pictures, 1, -1).repeat(1, len(thresholds), 1)
-    columns = alive.view(*crowd, classes)
-    shared = corners[:, None].expand(-1, crowd[1], -1, -1), areas[:, None].expand(-1, crowd[1], -1)
-    first_layer = (torch.arange(pictures, device=scores.device) * layers)[:, None]
-    taken, values = [], []
-    for _ in range(count):
-        value, place = alive.max(dim=2)
-        if classes == 1:
-            alive.masked_fill_(overlapped(*shared, place, limits), -torch.inf)
-        else:
-            row, of_class = place // classes, place % classes
-            others = shared
-            if layers > 1:
-                layer = (first_layer + of_class).reshape(-1)
-                others = corners[layer].view(*crowd, 4), areas[layer].view(crowd)
-            index = of_class[..., None, None].expand(*crowd, 1)
-            dead = overlapped(*others, row, limits)
-            left = columns.gather(3, index)[..., 0].masked_fill_(dead, -torch.inf)
-            columns.scatter_(3, index, left[..., None])
-        # Its overlap with itself may be 0 / 0.
-        alive.scatter_(2, place[..., None], -torch.inf)
-        taken.append(place)
-        values.append(value)
-    if not taken:
-        empty = scores.new_zeros((*crowd[:2], 0))
+    alive = scores.transpose(1, 2)[:, None].repeat(1, len(thresholds), 1, 1)
+    if not count:
+        empty = scores.new_zeros((len(scores), len(thresholds), 0))
         return empty.long(), empty
-    return torch.stack(taken, dim=2), torch.stack(values, dim=2)
+    if scores.shape[2] == 1:
+        return survivors_of_one_class(alive[:, :, 0], corners[:, 0], areas[:, 0], limits, count)
+    return survivors_of_classes(alive, corners, areas, limits, count)
+
+
+def survivors_of_one_class(
+    alive: Float[Tensor, "N T R"],
+    corners: Float[Tensor, "N R 4"],
+    areas: Float[Tensor, "N R"],
+    limits: Float[Tensor, "T 1"],
+    count: int,
+) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
+    """Takes the best box ``count`` times; ``alive`` (overwritten) loses it and whom it overlaps."""
+    corners = corners[:, None].expand(*alive.shape, 4)
+    areas = areas[:, None].expand(alive.shape)
+    rows, values = [], []
+    for _ in range(count):
+        value, row = alive.max(dim=2)
+        alive.masked_fill_(overlapped(corners, areas, row, limits), -torch.inf)
+        # Its overlap with itself may be 0 / 0.
+        alive.scatter_(2, row[..., None], -torch.inf)
+        rows.append(row)
+        values.append(value)
+    return torch.stack(rows, dim=2), torch.stack(values, dim=2)
+
+
+def survivors_of_classes(
+    alive: Float[Tensor, "N T K R"],
+    corners: Float[Tensor, "N B R 4"],
+    areas: Float[Tensor, "N B R"],
+    limits: Float[Tensor, "T 1"],
+    count: int,
+) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
+    """Does the same where a box suppresses in its class only, with each class's best kept at hand.
+
+    A step then looks at K + R scores in place of K x R.
+    """
+    pictures, steps, classes, num_rows = alive.shape
+    best, best_row = alive.max(dim=3)
+    numbers = torch.arange(classes, device=alive.device)
+    after_all = classes * num_rows
+    first_class = torch.arange(pictures, device=alive.device)[:, None] * corners.shape[1]
+    own_boxes = corners.shape[1] > 1
+    flat_corners, flat_areas = corners.flatten(0, 1), areas.flatten(0, 1)
+    places, values = [], []
+    for _ in range(count):
+        value = best.amax(dim=2)
+        candidates = best_row * classes + numbers
+        place = candidates.masked_fill(best != value[..., None], after_all).amin(dim=2)
+        row, of_class = place // classes, place % classes
+        layer = first_class + of_class if own_boxes else first_class.expand(-1, steps)
+        dead = overlapped(flat_corners[layer], flat_areas[layer], row, limits)
+        column = of_class[..., None, None].expand(-1, -1, 1, num_rows)
+        left = alive.gather(2, column)[:, :, 0].masked_fill_(dead, -torch.inf)
+        left.scatter_(2, row[..., None], -torch.inf)
+        alive.scatter_(2, column, left[:, :, None])
+        next_best, next_row = left.max(dim=2, keepdim=True)
+        best.scatter_(2, of_class[..., None], next_best)
+        best_row.scatter_(2, of_class[..., None], next_row)
+        places.append(place)
+        values.append(value)
+    return torch.stack(places, dim=2), torch.stack(values, dim=2)
 
 
 def overlapped(

@@ -1,6 +1,7 @@
 """Region proposals: the network's head, the anchors, and what makes boxes of both.
 
-A anchors per cell, G x V cells of the feature map, R proposals.  Boxes are (x1, y1, x2, y2) in
+N pictures, A anchors per cell, G x V cells of the feature map, R anchors, P places for proposals.
+Boxes are (x1, y1, x2, y2) in
 pixels of the network's input.  Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
 
@@ -16,7 +17,7 @@ from vlmill.models.detector.boxes import (
     legacy_cell_anchors,
 )
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.nms import first_survivors, nms
+from vlmill.models.detector.nms import first_survivors
 from vlmill.models.detector.resnet import relu, widened
 
 
@@ -75,78 +76,43 @@ class ProposalGenerator(nn.Module):
         self.anchor_generator = AnchorGenerator(config)
 
     def forward(
-        self, features: Float[Tensor, "1 C G V"], height: int, width: int, scale: float
-    ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
+        self,
+        features: Float[Tensor, "N C G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         logits, deltas = self.rpn_head(features)
-        return self.propose(widened(logits), widened(deltas), height, width, scale)
+        return self.propose(widened(logits), widened(deltas), limits, min_sides)
 
     @torch.no_grad()
     def propose(
         self,
-        logits: Float[Tensor, "1 L G V"],
-        deltas: Float[Tensor, "1 A4 G V"],
-        height: int,
-        width: int,
-        scale: float,
-    ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
+        logits: Float[Tensor, "N L G V"],
+        deltas: Float[Tensor, "N A4 G V"],
+        limits: Float[Tensor, "N 4"],
+        min_sides: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         """Proposals and their scores (probabilities or logits, as configured), best first.
 
-        ``height`` and ``width`` are those of the picture itself where the map is of a padded one;
-        ``scale`` is its resize factor: the smallest size is meant in pixels of the original.
+        A place with a score of -inf holds none. ``limits`` are the pictures' own farthest corners,
+        where the map is of padded ones; ``min_sides`` the smallest width and height in pixels of
+        the network's input. No size depends on the numbers, so the host need not wait for a GPU.
         Proposals are constants to a training loss, as in the paper's approximate joint training.
         """
-        config = self.config
-        scores = self.objectness(logits)[0]
-        anchors = self.anchor_generator(*logits.shape[-2:])
-        regressions = deltas[0].permute(1, 2, 0).reshape(-1, 4)
-        if not config.filter_before_top:
-            top = self.best(scores)
-            scores, anchors, regressions = scores[top], anchors[top], regressions[top]
-        boxes = self.decode(anchors, regressions, height, width)
-        large = self.large_enough(boxes, config.min_input_size(scale))
-        boxes, scores = boxes[large], scores[large]
-        if config.filter_before_top:
-            top = self.best(scores)
-            boxes, scores = boxes[top], scores[top]
-        kept = nms(
-            boxes,
-            scores,
-            config.rpn_nms_threshold,
-            offset=config.box_offset,
-            inclusive=config.nms_inclusive,
-        )[: config.post_nms_top]
-        return boxes[kept], scores[kept]
-
-    @torch.no_grad()
-    def propose_fixed(
-        self,
-        features: Float[Tensor, "N C G V"],
-        height: int,
-        width: int,
-        sides: Float[Tensor, " N"],
-    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """The same proposals of pictures of one size, and which of their P places are taken.
-
-        ``sides`` are the smallest sizes in pixels of the network's input. No size depends on what
-        is found, so the host need not wait for a GPU
-        (:func:`~vlmill.models.detector.nms.first_survivors`).
-        """
-        config, (logits, deltas) = self.config, self.rpn_head(features)
-        scores = self.objectness(widened(logits))
-        anchors = self.anchor_generator(*logits.shape[-2:]).expand(len(features), -1, -1)
-        regressions = widened(deltas).permute(0, 2, 3, 1).reshape(anchors.shape)
+        config, scores = self.config, self.objectness(logits)
+        anchors = self.anchor_generator(*logits.shape[-2:]).expand(len(logits), -1, -1)
+        regressions = deltas.permute(0, 2, 3, 1).reshape(anchors.shape)
         if not config.filter_before_top:
             top = self.best(scores)
             scores, anchors = scores.gather(1, top), rows_of(anchors, top)
             regressions = rows_of(regressions, top)
-        boxes = self.decode(anchors.reshape(-1, 4), regressions.reshape(-1, 4), height, width)
-        boxes = boxes.view(anchors.shape)
-        large = self.large_enough(boxes, sides[:, None, None])
+        boxes = self.decode(anchors, regressions, limits)
+        large = self.large_enough(boxes, min_sides[:, None, None])
         scores = scores.masked_fill(~large, -torch.inf)
         if config.filter_before_top:
             top = self.best(scores)
             scores, boxes = scores.gather(1, top), rows_of(boxes, top)
-        kept, values = first_survivors(
+        survivors, values = first_survivors(
             boxes[:, :, None],
             scores[:, :, None],
             (config.rpn_nms_threshold,),
@@ -154,25 +120,24 @@ class ProposalGenerator(nn.Module):
             offset=config.box_offset,
             inclusive=config.nms_inclusive,
         )
-        return rows_of(boxes, kept[:, 0]), values[:, 0] > -torch.inf
+        return rows_of(boxes, survivors[:, 0]), values[:, 0]
 
     def decode(
         self,
-        anchors: Float[Tensor, "R 4"],
-        regressions: Float[Tensor, "R 4"],
-        height: int,
-        width: int,
-    ) -> Float[Tensor, "R 4"]:
-        """The boxes that anchors become, inside the picture."""
+        anchors: Float[Tensor, "N R 4"],
+        regressions: Float[Tensor, "N R 4"],
+        limits: Float[Tensor, "N 4"],
+    ) -> Float[Tensor, "N R 4"]:
+        """The boxes that anchors become, inside the pictures."""
         config = self.config
         boxes = decode_boxes(
-            anchors,
-            regressions,
+            anchors.reshape(-1, 4),
+            regressions.reshape(-1, 4),
             weights=config.rpn_box_weights,
             offset=config.box_offset,
             max_log_scale=config.max_log_scale,
         )
-        return clip_boxes(boxes, float(height), float(width), config.box_offset)
+        return clip_boxes(boxes.view(anchors.shape), limits[:, None])
 
     def objectness(self, logits: Float[Tensor, "N L G V"]) -> Float[Tensor, "N GVA"]:
         """The score of every anchor: foreground's probability, or the logit itself."""
@@ -180,11 +145,13 @@ class ProposalGenerator(nn.Module):
             return foreground_scores(logits)
         return logits.permute(0, 2, 3, 1).reshape(len(logits), -1)
 
-    def best(self, scores: Float[Tensor, "*N S"]) -> Int64[Tensor, "*N T"]:
+    def best(self, scores: Float[Tensor, "N S"]) -> Int64[Tensor, "N T"]:
         """The highest scores' places, in falling order; equal ones in the anchors' order."""
-        return scores.sort(descending=True, stable=True).indices[..., : self.config.pre_nms_top]
+        return scores.sort(descending=True, stable=True).indices[:, : self.config.pre_nms_top]
 
-    def large_enough(self, boxes: Float[Tensor, "*R 4"], side: float | Tensor) -> Tensor:
+    def large_enough(
+        self, boxes: Float[Tensor, "N R 4"], side: Float[Tensor, "N 1 1"]
+    ) -> Bool[Tensor, "N R"]:
         """Which boxes are at least (or more than) ``side`` wide and high."""
         sizes = boxes[..., 2:] - boxes[..., :2] + self.config.box_offset
         if self.config.min_size_inclusive:

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlmill.models.layers.blocks import PreNormBlock, Route, layer_norm
+from vlmill.models.layers.blocks import layer_norm
 from vlmill.models.layers.embeddings import PatchEmbedding, TextEmbedding
+from vlmill.models.layers.experts import PreNormBlock, Route
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, joined_layout
 from vlmill.models.layers.relative_position import (

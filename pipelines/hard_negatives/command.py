@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.cost import add_dry_run
+from vlmill.schemas.files.lock import locked
 
 
 def parser() -> Parser:
@@ -30,6 +32,7 @@ def parser() -> Parser:
     p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
+    add_dry_run(p)
     return p
 
 
@@ -40,7 +43,8 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives import job
 
-    return job.run(args, beam_flags)
+    with locked(args.output):
+        return job.run(args, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

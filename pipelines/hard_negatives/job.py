@@ -16,10 +16,14 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
+from vlmill.pipelines.hard_negatives.cost import estimate_of, measure
 from vlmill.pipelines.hard_negatives.tfidf import Index, NegativeRules, build_index, search
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import iter_batches
@@ -40,7 +44,10 @@ class Pairs:
         columns = ["pair_id", "image_id", "text"]
         for batch in iter_batches(argument, PAIRS, columns=columns, flag="--pairs"):
             for pair_id, image_id, text in zip(*(c.to_pylist() for c in batch), strict=True):
-                if pair_id in rows:
+                if image_id is None:
+                    detail = "a text without a picture has no negatives"
+                    self.rejects.append(reject(JOB, pair_id, Reason.NO_PICTURE, detail))
+                elif pair_id in rows:
                     detail = "a pair of this id came earlier"
                     self.rejects.append(reject(JOB, pair_id, Reason.DUPLICATE, detail))
                 else:
@@ -112,7 +119,14 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         raise InputError(f"--pairs-per-shard {args.pairs_per_shard}: must be at least 1")
     pairs = Pairs(args.pairs)
     if not pairs.pair_ids:
-        raise InputError(f"--pairs {args.pairs}: the table is empty; give one with pairs")
+        raise InputError(
+            f"--pairs {args.pairs}: the table is empty, or of texts without pictures alone; give "
+            "one with pairs"
+        )
+    output = Path(args.output)
+    if args.dry_run:
+        rate = measure(pairs.pair_ids, pairs.image_ids, pairs.texts, rules)
+        return print_estimate(estimate_of(len(pairs.pair_ids), rules.top, rate), output)
     settings = {
         "top": rules.top,
         "below": str(rules.below),
@@ -120,9 +134,9 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         "pairs_per_shard": args.pairs_per_shard,
         "pairs_sha256": pairs.digest(),
     }
-    output = Path(args.output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = [table_input("--pairs", args.pairs, PAIRS)]
         ranges = ranges_of(len(pairs.pair_ids), args.pairs_per_shard)
         names = [shard_name(NEGATIVES, k, len(ranges)) for k, _, _ in ranges]
         missing = [r for r, n in zip(ranges, names, strict=True) if not (output / n).exists()]
@@ -134,8 +148,9 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
                 _ = pipeline | "Ranges" >> beam.Create(missing) | "Search" >> beam.ParDo(step)
         rejects = write_shard(output, REJECTS, pairs.rejects, producer={"job": JOB, **settings})
         shards = [describe_shard(output / name, NEGATIVES.name) for name in names]
-        write_manifest(output, [*shards, rejects], job=JOB, settings=settings)
+        write_manifest(output, [*shards, rejects], job=JOB, settings=settings, inputs=inputs)
     done = "finished before" if state is State.FINISHED else "done"
+    say_how_to_read(output, NEGATIVES.name)
     rejected = rejects_said(Counter(str(row["reason"]) for row in pairs.rejects))
     print(f"{done}: negatives of {len(pairs.pair_ids)} pairs, {rejected}: {output}")
     return 0

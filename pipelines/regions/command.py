@@ -6,6 +6,7 @@ from pathlib import Path
 from vlmill.extract.flags import add_engine
 from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.files.lock import locked
 
 
 def parser() -> Parser:
@@ -43,7 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.regions import job
 
-    return job.run(args, beam_flags)
+    with locked(args.output):
+        return job.run(args, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,15 +16,22 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.shared import Shared
 
-from vlmill.extract.flags import config_of, detector_of, warn_of_random_weights
+from vlmill.extract.flags import (
+    config_of,
+    detector_inputs,
+    detector_of,
+    warn_of_random_weights,
+)
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import find_shards, reject_counts
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
-from vlmill.schemas.tables import IMAGES
+from vlmill.schemas.tables import IMAGES, REGIONS
 
 if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
     from vlmill.extract.detect.detector import Detector
@@ -84,17 +91,19 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         output=args.output,
         detector=detector_of(args),
         config=config,
+        inputs=[table_input("--images", args.images, IMAGES), *detector_inputs(args)],
     )
     settings = job.settings()
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
         shards = extract_missing(job, args, options)
-        write_manifest(job.output, shards, job=JOB, settings=settings)
+        write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     note = f" ({job.detector.weights})" if args.weights is None else ""
     reasons = rejects_said(reject_counts(job.output))
     counts = f"{len(job.plan)} pictures, {regions} rows of regions, {reasons}"
+    say_how_to_read(job.output, REGIONS.name)
     print(f"{done}: {counts}: {job.output}{note}")
     return 0 if regions or not rejects else 1
 

@@ -18,6 +18,7 @@ from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.counting.steps import KEPT, REJECTS, TALLIES
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.steps_pages import (
     PAGE_RECORDS,
@@ -47,8 +48,12 @@ from vlmill.pipelines.web_pairs.tables import (
     results_path,
     take_results,
 )
+from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import path_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
@@ -156,15 +161,19 @@ def run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         **rules.as_settings(),
     }
     output = Path(args.output)
+    if args.dry_run:
+        return print_estimate(estimate_of(archives, measure(archives, rules)), output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
+        inputs = [path_input("--warc", args.warc)]
         mine(options, [path for path, _ in archives], rules, output, args.shards)
-        finish(output, settings)
+        finish(output, settings, inputs)
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     done = "finished before" if state is State.FINISHED else "done"
     rejects = rejects_said(reject_counts(output))
     print(f"{done}: {rows['pairs']} pairs, {rows['images']} images, {rejects}: {output}")
+    say_how_to_read(output, TABLE_NAMES[0])
     return 0 if rows["pairs"] or not rows["rejects"] else 1
 
 
@@ -185,13 +194,13 @@ def mine(
         write(p, pairs, tee, str(output), shards, rules)
 
 
-def finish(output: Path, settings: dict[str, Any]) -> None:
+def finish(output: Path, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Writes funnel, report and, last, the manifest."""
     tallies, shards = take_results(output)
     funnel = build_funnel(tallies)
     write_json(output / "funnel.json", funnel)
     write_report(output, funnel, settings)
-    write_manifest(output, shards, job=JOB, settings=settings)
+    write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     results_path(output).unlink()
 
 

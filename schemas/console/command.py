@@ -9,6 +9,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from vlmill.schemas.errors import InputError
@@ -68,3 +69,9 @@ def _is_read(output: TextIO) -> bool:
 def say(line: str) -> None:
     """Tell the user on standard error; standard output is for the result."""
     print(line, file=sys.stderr, flush=True)
+
+
+def say_how_to_read(folder: str | Path, table: str) -> None:
+    """Tells how another program reads one table of a job's folder, which holds several."""
+    pattern = f"{folder}/{table}-*.parquet"
+    say(f"each table by itself: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)")

@@ -2,6 +2,8 @@
 
 Reading order: ``atomic`` (temporary name, fsync, rename), ``shards`` (one file of a table),
 ``places`` (where in it the bytes of each row lie),
-``manifest`` (the folder's list with checksums), ``outputs`` (what an earlier run has left) and
-``reading`` (shards of a folder, a file or a glob).
+``inputs`` (what a job has read), ``manifest`` (the folder's list with checksums), ``lock`` (one run
+at a time), ``outputs`` (what an earlier run has left), ``contract`` (does a file hold what its
+table says?), ``reading`` (shards of a folder, a file or a glob) and ``digests`` (an input
+recognised again, cheaply).
 """

@@ -20,77 +20,110 @@ from typing import Any
 from vlmill.schemas.errors import InputError
 
 LOCK = ".vlmill-lock"
+# The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
+RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 # What file systems answer that know no locks, as some network mounts.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+# How often a folder may vanish between its making and its use: another run has just ended there.
+_ATTEMPTS = 100
 
 
 @contextmanager
-def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
-    """Hold the lock of an output folder, which is made if it is not there.
+def locked(
+    output: str | Path | None, *, beside: bool = False, flag: str = "--output"
+) -> Iterator[None]:
+    """Hold the lock of an output; None is that of a command which writes nothing.
 
+    The lock is a file in the output's folder, or ``beside`` an output that is renamed into its
+    place as a whole. Folders that are made for it go again if nothing else has come into them.
     Ranks of a launch above the first go through without one: theirs is the first rank's. Raises
-    InputError if another run holds it, or if the folder cannot be written.
+    InputError if another run holds it, or if the output cannot be written.
     """
-    if int(os.environ.get("RANK", "0")):
+    if output is None or _is_later_rank():
         yield
         return
-    descriptor = _take(folder, flag)
+    path, said = _place(Path(os.path.abspath(output)), beside), f"{flag} {output}"
+    folders = (path.parent, *path.parent.parents)
+    missing = [folder for folder in folders if not os.path.exists(folder)]
     try:
-        yield
+        descriptor = _take(path, said)
+        try:
+            yield
+        finally:
+            # Removed while it is held: who waits for it sees its file gone, and asks again.
+            with suppress(FileNotFoundError):
+                path.unlink()
+            os.close(descriptor)
     finally:
-        # Removed while it is held: who waits for it sees that its file is gone, and asks again.
-        with suppress(FileNotFoundError):
-            (folder / LOCK).unlink()
-        os.close(descriptor)
+        for folder in missing:
+            with suppress(OSError):  # it holds something, or another run has removed it
+                folder.rmdir()
 
 
-def _take(folder: Path, flag: str) -> int:
-    path = folder / LOCK
+def _place(output: Path, beside: bool) -> Path:
+    if beside and output.name:  # the root has none
+        return output.with_name(f"{LOCK}-{output.name}")
+    return output / LOCK
+
+
+def _is_later_rank() -> bool:
+    ranks = (os.environ[name] for name in RANKS if name in os.environ)
+    return next(ranks, "0").strip() not in ("", "0", "-1")
+
+
+def _take(path: Path, said: str) -> int:
     while True:
-        descriptor = _open(path, flag)
+        descriptor = _open(path, said)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _holder(descriptor)
             os.close(descriptor)
             raise InputError(
-                f"{flag} {folder} is being written by {holder}; wait until it has ended, or give "
-                "another folder"
+                f"{said} is being written by {holder}; wait until it has ended, or give another"
             ) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 os.close(descriptor)
                 raise
             warnings.warn(
-                f"{flag} {folder} lies where files cannot be locked; start no second run",
+                f"{said} lies where files cannot be locked; start no second run",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         if _is_at(path, descriptor):
             break
         os.close(descriptor)  # its last holder has removed it between our two steps
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(_self(), ensure_ascii=True).encode(), 0)
+    os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
     return descriptor
 
 
-def _open(path: Path, flag: str) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{flag} {path.parent} is a file; give a folder") from None
-    except PermissionError as error:
-        raise InputError(
-            f"{flag} {path.parent} cannot be written ({error.strerror}); give a folder that you "
-            "may write to"
-        ) from None
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        raise InputError(
-            f"{flag} {path.parent} lies on a file system that is read-only; give another folder"
-        ) from None
+def _open(path: Path, said: str) -> int:
+    for _ in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except FileNotFoundError:
+            continue
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(
+                f"{said} cannot be written, as {_file_of(path.parent)} is a file; give another"
+            ) from None
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            raise InputError(
+                f"{said} cannot be written ({error.strerror}: {error.filename}); give a place "
+                "that you may write to"
+            ) from None
+    raise InputError(f"{said} cannot be written: no folder can be made there; give another")
+
+
+def _file_of(folder: Path) -> Path:
+    """What stands in the way of ``folder``: itself, or a parent that is no folder."""
+    return next(p for p in (folder, *folder.parents) if os.path.lexists(p))
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -101,10 +134,11 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _self() -> dict[str, Any]:
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200],
+        "command": " ".join(" ".join(words).split())[:200],
         "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.inputs import Input, inputs_of, recorded
 from vlmill.schemas.files.places import ShardPlaces, binary_columns, misplaced
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.schemas.tables import TABLES, check_version, conform
@@ -22,9 +23,17 @@ MANIFEST = "_manifest.json"
 
 
 def write_manifest(
-    folder: str | Path, shards: Sequence[Shard], *, job: str, settings: Mapping[str, Any]
+    folder: str | Path,
+    shards: Sequence[Shard],
+    *,
+    job: str,
+    settings: Mapping[str, Any],
+    inputs: Sequence[Input] = (),
 ) -> None:
-    """Lists ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values)."""
+    """Lists ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values).
+
+    ``inputs`` are what the job has read.
+    """
     write_json(
         Path(folder) / MANIFEST,
         {
@@ -32,17 +41,22 @@ def write_manifest(
             "software": SOFTWARE,
             "job": job,
             "settings": dict(settings),
+            "inputs": recorded(inputs, folder),
             "shards": [dataclasses.asdict(s) for s in sorted(shards, key=lambda s: s.name)],
         },
     )
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Reads a finished folder's manifest, ``shards`` as :class:`Shard`; else InputError."""
+    """Reads a finished folder's manifest, ``shards`` as :class:`Shard`; else InputError.
+
+    ``inputs`` are :class:`~vlmill.schemas.files.inputs.Input`; none of an older vlmill's manifest.
+    """
     path = Path(folder) / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content["shards"] = [Shard(**shard) for shard in content["shards"]]
+        content["inputs"] = inputs_of(content.get("inputs", []))
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no {MANIFEST}: the run that writes it has not finished; run it again"

@@ -12,6 +12,7 @@ from typing import Any
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
+from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.tables import TABLES
 
@@ -32,8 +33,9 @@ def prepare_output(
 ) -> State:
     """Makes ``folder`` ready for a run of ``job`` and says what it holds.
 
-    Leftovers of killed writers are removed. ``fresh`` deletes what an earlier run of vlmill wrote.
-    Raises InputError if the folder holds another run's output or files that are not vlmill's.
+    Who calls has locked the folder (:mod:`vlmill.schemas.files.lock`), so that temporary files are
+    leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
+    wrote. Raises InputError if the folder holds another run's output or a stranger's files.
     """
     folder = Path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
@@ -44,7 +46,7 @@ def prepare_output(
     if fresh:
         remove_output(folder)
     if not (folder / PLAN).exists():
-        if entries := sorted(p.name for p in folder.iterdir()):
+        if entries := sorted(p.name for p in folder.iterdir() if p.name != LOCK):
             raise InputError(
                 f"--output {folder} holds {entries[0]} and was not made by this job; "
                 "give an empty or a new folder"

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.tables import REJECTS, Table, check_version
+from vlmill.schemas.tables import REJECTS, Table
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
@@ -20,8 +21,8 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
 
     A folder with a manifest gives the shards listed there; one without (an unfinished run, or files
     copied together) is refused or globbed for ``NAME-*.parquet`` respectively. ``flag``
-    (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not of
-    this table.
+    (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not what
+    the table's contract says (:func:`~vlmill.schemas.files.contract.check_file`).
     """
     text, path = str(argument), Path(argument)
     said = f"{flag} {text}".strip()
@@ -34,7 +35,7 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
     if not paths:
         raise InputError(f"{said}: no table of {spec.name} there; give a folder, a file or a glob")
     for file in paths:
-        check_version(_metadata(file), spec, str(file))
+        check_file(file, spec)
     return paths
 
 
@@ -50,15 +51,6 @@ def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:
     return sorted(folder.glob(f"{spec.name}-*.parquet"))
 
 
-def _metadata(path: Path) -> dict[bytes, bytes] | None:
-    try:
-        metadata: dict[bytes, bytes] | None = pq.read_schema(path).metadata
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names not in UTF-8
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path} is no readable Parquet file: {reason}") from None
-    return metadata
-
-
 def producer_of(path: str | Path) -> dict[str, Any]:
     """Returns what a shard's metadata says of its producer: software, settings, fingerprints."""
     return _json_metadata(Path(path), b"vlmill.producer")
@@ -71,7 +63,7 @@ def arrays_of(path: str | Path) -> dict[str, Any]:
 
 def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
     try:
-        value = json.loads((_metadata(path) or {}).get(key, b"{}"))
+        value = json.loads((footer_of(path).metadata or {}).get(key, b"{}"))
     except ValueError as error:
         raise InputError(f"{path}: its metadata {key.decode()} is no JSON ({error})") from None
     if not isinstance(value, dict):
@@ -89,18 +81,37 @@ def iter_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yields a table's record batches, shard by shard in name order; memory is bounded by one.
 
-    Raises InputError for a file that is damaged, and where text in it is not UTF-8.
+    Without ``columns`` all of the contract's. Raises InputError for a file that is damaged, and
+    where values of these columns break the contract.
     """
+    names = spec.schema.names if columns is None else list(columns)
     for path in find_shards(argument, spec, flag):
         with pq.ParquetFile(path) as file:
             try:
-                for batch in file.iter_batches(
-                    batch_size=batch_rows, columns=None if columns is None else list(columns)
-                ):
-                    batch.validate(full=True)  # text that is no UTF-8 would fail in whoever uses it
-                    yield batch
+                for batch in file.iter_batches(batch_size=batch_rows, columns=names):
+                    check_values(path, batch, spec)
+                    yield batch.select(names)  # Parquet gives them in the file's order
             except (OSError, pa.ArrowException) as error:
-                raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+                raise _damaged(path, error) from None
+
+
+def read_group(
+    file: pq.ParquetFile, path: Path, group: int, spec: Table, columns: Sequence[str]
+) -> pa.Table:
+    """Reads columns of a row group of the shard at ``path``, which ``file`` has opened.
+
+    Raises InputError if it is damaged, and where values of these columns break the contract.
+    """
+    try:
+        table = file.read_row_group(group, columns=list(columns))
+        check_values(path, table, spec)
+        return table
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
 
 def read_table(

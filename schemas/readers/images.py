@@ -72,7 +72,7 @@ class ImageReader:
     @property
     def _ids(self) -> RowIndex:
         if self._index is None:
-            self._index = RowIndex(self.paths, self._flag)
+            self._index = RowIndex(self.paths, IMAGES, self._flag)
         return self._index
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.contract import check_values
 from vlmill.schemas.files.places import NULL, binary_columns
 from vlmill.schemas.readers.mapped import Footer, MappedShard
 from vlmill.schemas.readers.region_rows import (
@@ -18,11 +19,13 @@ from vlmill.schemas.readers.region_rows import (
     RegionRow,
     from_stored,
 )
-from vlmill.schemas.tables import REGIONS
+from vlmill.schemas.tables import REGIONS, breaks_contract
 
 Array = npt.NDArray[Any]
 BINARY = tuple(binary_columns(REGIONS))
 SMALL = tuple(name for name in REGIONS.schema.names if name not in BINARY)
+# The index of ids has looked at them.
+CHECKED = {name: REGIONS.fields[name] for name in SMALL if name != "image_id"}
 LISTS: dict[str, np.dtype[Any]] = {
     "class_ids": np.dtype(np.int16),
     "class_scores": np.dtype(np.float32),
@@ -78,15 +81,17 @@ class RegionGroup:
                 copied.append(name)
             else:
                 self._places[name] = (places.offsets.tolist(), places.sizes.tolist())
-        table = footer.file.read_row_group(group, columns=[*SMALL, *copied]).combine_chunks()
-        self._copied = {name: _one_chunk(table, name) for name in copied}
+        columns = [*SMALL, *copied]
+        table = footer.file.read_row_group(group, columns=columns).combine_chunks()
+        arrays = {name: _one_chunk(table, name) for name in columns}
+        if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
+            check_values(self._shard.path, table, REGIONS)
+        self._copied = {name: arrays[name] for name in copied}
         self.num_rows = table.num_rows
-        self._ids: list[str] = _one_chunk(table, "image_id").to_pylist()
-        self._sizes = {
-            name: _one_chunk(table, name).to_pylist() for name in ("width", "height", "num_boxes")
-        }
-        self._lists = {name: _list(_one_chunk(table, name), kind) for name, kind in LISTS.items()}
-        boxes = _one_chunk(table, "boxes")
+        self._ids: list[str] = arrays["image_id"].to_pylist()
+        self._sizes = {name: arrays[name].to_pylist() for name in ("width", "height", "num_boxes")}
+        self._lists = {name: _list(arrays[name], kind) for name, kind in LISTS.items()}
+        boxes = arrays["boxes"]
         corners = boxes.values.flatten().to_numpy(zero_copy_only=False).reshape(-1, 4)
         starts: list[int] = boxes.offsets.to_pylist()
         if starts and starts[-1] > len(corners):

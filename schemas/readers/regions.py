@@ -89,7 +89,7 @@ class RegionReader:
     @property
     def _ids(self) -> RowIndex:
         if self._index is None:
-            self._index = RowIndex(self.paths, self._flag, ["num_boxes"])
+            self._index = RowIndex(self.paths, REGIONS, self._flag, ["num_boxes"])
         return self._index
 
     @property

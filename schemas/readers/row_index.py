@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.contract import check_values
 from vlmill.schemas.ids import key64
 from vlmill.schemas.names import Difference, core_of, difference, without_ending
+from vlmill.schemas.tables import Table
 
 ABSENT = -1
 MOST_ALIKE = 64  # ids with the same last part that are compared: a folder's frame_0001 is in all
@@ -123,11 +125,13 @@ class RowIndex(IdIndex):
     """Holds the ids of a table's rows, in the order of shards and rows, and finds rows by id.
 
     Takes some 100 bytes a row. ``columns`` are int32 columns that it keeps too. Raises InputError
-    for an id that has two rows.
+    for an id that has two rows, and for values that break the contract of ``spec``.
     """
 
-    def __init__(self, paths: Sequence[Path], flag: str, columns: Sequence[str] = ()) -> None:
-        tables = [_read(path, ["image_id", *columns]) for path in paths]
+    def __init__(
+        self, paths: Sequence[Path], spec: Table, flag: str, columns: Sequence[str] = ()
+    ) -> None:
+        tables = [_read(path, spec, ["image_id", *columns]) for path in paths]
         table = pa.concat_tables(tables)
         ids = table.column("image_id").cast(pa.large_string()).combine_chunks()
         if isinstance(ids, pa.ChunkedArray):
@@ -149,11 +153,13 @@ class RowIndex(IdIndex):
         return counts
 
 
-def _read(path: Path, columns: Sequence[str]) -> pa.Table:
+def _read(path: Path, spec: Table, columns: Sequence[str]) -> pa.Table:
     try:
         table = pq.read_table(path, columns=list(columns), partitioning=None)
-        table.validate(full=True)  # ids that are no UTF-8
+        check_values(path, table, spec)
         return table
+    except InputError:
+        raise
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} is damaged: {reason}") from None

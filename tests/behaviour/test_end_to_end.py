@@ -102,7 +102,7 @@ def test_it_trains_on_pictures_boxes_and_texts(tables: Tables, tmp_path: Path) -
         pairs=(images := write_rows(tables)) and tables.pairs,
         regions=tables.regions,
         images=images,
-        init=start,
+        init=str(start),
     )
     assert "on 13 pairs; 1 rejected" in pretrain(tiny(), inputs, tmp_path / "out")
     (reject,) = read_table(str(tmp_path / "out"), REJECTS).to_pylist()

@@ -4,6 +4,7 @@ An import of torch costs two seconds of a CPU and 200 MB, one of Beam a second. 
 process of its own, which prints what it has loaded of a closed list.
 """
 
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ COMMANDS = {
     (TRAIN, "convert", "--help"): 0,
     (TRAIN, "recipes"): 0,
     (TRAIN, "recipes", "--help"): 0,
+    (TRAIN, "show", "--help"): 0,
     (TRAIN, "recipes", "show", "vlmo-base"): 0,
     (TRAIN, "pretrain", "--nonsense"): 2,
     (TRAIN, "pretrain", "imagebert-smal", "--pairs", "a", "--output", "b"): 2,
@@ -103,6 +105,15 @@ def test_what_answers_at_once_loads_nothing_heavy(words: Sequence[str], tmp_path
 def test_a_reader_of_tables_loads_neither_torch_nor_beam(tmp_path: Path) -> None:
     loaded, status = loaded_by(RUN, READS_TABLES, tmp_path)
     assert status == 0 and loaded <= {"numpy", "PIL", "pyarrow"}
+
+
+def test_showing_a_folder_loads_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text('{"variant": "vilbert", "inputs": []}')
+    header = b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    words = (TRAIN, "show", str(tmp_path), "--lineage")
+    loaded, status = loaded_by(RUN, words, tmp_path)
+    assert status == 0 and loaded <= {"numpy", "pyarrow"}
 
 
 @pytest.mark.parametrize("module", WORKERS)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vlmill.models.detector.faster_rcnn import RoiHeads, numbered
+
 REFUSED = (
     "_local_scalar_dense",  # item, int(), bool(), if
     "is_nonzero",
@@ -38,7 +40,10 @@ class NoHostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """Inside it such a step raises AssertionError, on a GPU RuntimeError too."""
+    """Inside it such a step raises AssertionError, on a GPU RuntimeError too.
+
+    Regions are described as on a GPU: on a CPU only the places that are taken are computed.
+    """
 
     def waits(*_: object) -> None:
         raise AssertionError("makes the host wait")
@@ -46,6 +51,7 @@ def refusing_waits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, NoHostWaits():  # type: ignore[no-untyped-call]
         for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__"):
             patch.setattr(Tensor, name, waits)
+        patch.setattr(RoiHeads, "region_features", as_on_a_gpu)
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("error")
         try:
@@ -53,3 +59,8 @@ def refusing_waits() -> Iterator[None]:
         finally:
             if torch.cuda.is_available():
                 torch.cuda.set_sync_debug_mode("default")
+
+
+def as_on_a_gpu(heads: RoiHeads, features: Tensor, boxes: Tensor, _: Tensor, chunk: int) -> Tensor:
+    """All places, free ones too."""
+    return heads.pooled_features(features, numbered(boxes), chunk).view(*boxes.shape[:2], -1)

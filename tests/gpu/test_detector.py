@@ -16,8 +16,9 @@ from tests.gpu.device import DEVICE, assert_near
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import Query, predict
-from vlmill.extract.detect.predict_fixed import compute, pictures_there, start_batch, uploaded
+from vlmill.extract.detect.predict import compute, start_batch
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.transfer import pictures_there, uploaded
 from vlmill.extract.pictures.resize import NetworkInput, PixelInput, network_input, pixel_input
 from vlmill.models.detector.config import (
     DetectorConfig,
@@ -129,7 +130,8 @@ def expect_same_regions(found: list[RegionRow], expected: list[RegionRow]) -> No
 @pytest.mark.parametrize("name", SPECS)
 def test_a_batch_has_the_regions_of_each_alone(name: str) -> None:
     asked = queries(SPECS[name])
-    expected = [predict([one], detector_on(name, torch.device("cpu")), CONFIG)[0] for one in asked]
+    here = detector_on(name, torch.device("cpu"))
+    expected = [start_batch([one], here, CONFIG)()[0] for one in asked]
     found = start_batch(asked, detector_on(name, DEVICE), CONFIG)()
     expect_same_regions(rows(found), rows(expected))
 
@@ -143,7 +145,8 @@ def given_boxes(spec: DetectorConfig) -> list[Query]:
 @pytest.mark.parametrize("name", ["class-confidence", "aligned"])
 def test_given_boxes_are_described_alike(name: str) -> None:
     asked = given_boxes(SPECS[name])
-    expected = [predict([one], detector_on(name, torch.device("cpu")), CONFIG)[0] for one in asked]
+    here = detector_on(name, torch.device("cpu"))
+    expected = [start_batch([one], here, CONFIG)()[0] for one in asked]
     for one, want in zip(
         rows(start_batch(asked, detector_on(name, DEVICE), CONFIG)()), rows(expected), strict=True
     ):
@@ -173,9 +176,9 @@ def test_fast_features_point_where_exact_ones_do() -> None:
 def test_the_host_never_waits_within_a_batch(name: str, precision: Any) -> None:
     detector = detector_on(name, DEVICE)
     config = dataclasses.replace(CONFIG, precision=precision)
-    sent = uploaded(queries(SPECS[name]), detector)
+    batch = uploaded(queries(SPECS[name]), SPECS[name], DEVICE)
     with computing(precision, DEVICE):
-        compute(*sent, detector, config)  # the first time libraries are loaded
+        compute(batch, detector, config)  # the first time libraries are loaded
         with refusing_waits():
-            results = compute(*sent, detector, config)
+            results = compute(batch, detector, config)
     assert results["taken"].any()

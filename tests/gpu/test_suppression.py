@@ -9,13 +9,7 @@ import torch
 from tests.gpu.device import there
 from torch import Tensor
 
-from vlmill.models.detector.nms import (
-    class_confidence,
-    first_survivors,
-    nms,
-    nms_by_class,
-    nms_every_class,
-)
+from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class
 
 pytestmark = pytest.mark.gpu
 THRESHOLD = 0.4 + 1e-4
@@ -61,21 +55,15 @@ def test_one_order(offset: float) -> None:
     boxes, scores = crowd(90), different(90)
     expected = survivors(boxes, scores, offset)
     assert 5 < len(expected) < 80
-    found = nms(there(boxes), there(scores), THRESHOLD, offset=offset, inclusive=False)
-    assert found.tolist() == expected
-
-
-@OFFSETS
-def test_classes_do_not_suppress_each_other(offset: float) -> None:
-    boxes, scores, classes = crowd(80), different(80), torch.arange(80) % 3
-    expected = []
-    for one in range(3):
-        own = torch.nonzero(classes == one)[:, 0]
-        expected += own[survivors(boxes[own], scores[own], offset)].tolist()
-    found = nms_by_class(
-        there(boxes), there(scores), there(classes), THRESHOLD, offset=offset, inclusive=False
+    places, values = first_survivors(
+        there(boxes[None, :, None]),
+        there(scores[None, :, None]),
+        (THRESHOLD,),
+        90,
+        offset=offset,
+        inclusive=False,
     )
-    assert found.tolist() == sorted(expected, key=lambda place: -float(scores[place]))
+    assert places[values > -torch.inf].tolist() == expected
 
 
 @OFFSETS
@@ -120,8 +108,6 @@ def test_an_overlap_equal_to_the_threshold(equal: bool) -> None:
     """Half of each other's union, exactly: suppressed where the rule is inclusive."""
     boxes, scores = torch.tensor([[0.0, 0, 3, 1], [1.0, 0, 4, 1]]), torch.tensor([0.9, 0.8])
     expected = [0] if equal else [0, 1]
-    one = nms(there(boxes), there(scores), 0.5, offset=0.0, inclusive=equal)
-    assert one.tolist() == expected
     places, values = first_survivors(
         there(boxes[None, :, None]),
         there(scores[None, :, None]),

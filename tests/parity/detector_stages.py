@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.models.detector.batches import each_picture, given
 from tests.parity.golden import GoldenSet, NotComparable, expect, read_tensors
 from tests.parity.results import Results
-from tests.parity.ties import Rows, exchanged, places, settle
+from tests.parity.ties import Rows, places, settle
 from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.predict import frame_of
-from vlmill.extract.detect.selection import Chosen, Frame
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Chosen, Frames
+from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.configurations import configuration_of, flat
-from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
+from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN, numbered, pool_regions
 from vlmill.models.detector.proposals import ProposalGenerator
 from vlmill.models.detector.published import fitted
 
@@ -56,23 +58,23 @@ class Case:
             self.results.check(f"{self.name}.{key}", ours)
 
     def check_rows(
-        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str, cuts: Sequence[float]
+        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str
     ) -> Tensor | None:
         """Compares columns of rows, near ties of ``score`` as recorded; gives our rows' places.
 
-        ``identity`` are the columns that tell rows apart, ``cuts`` the scores at which rows end.
+        ``identity`` are the columns that tell rows apart.
         None where the rows stand as they are recorded, or differ by more than near ties.
         """
-        place = self.places(ours, identity, score, cuts)
+        place = self.places(ours, identity, score)
         for key, column in ours.items():
             theirs = self.golden.tensors.get(f"{self.name}.{key}")
             if place is not None and theirs is not None:
-                column = exchanged(column, theirs, place)
+                column = column[place]
             self.check(key, column)
         return place
 
     def places(
-        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str, cuts: Sequence[float]
+        self, ours: Mapping[str, Tensor], identity: Sequence[str], score: str
     ) -> Tensor | None:
         columns = {
             key: self.golden.tensors[name]
@@ -88,7 +90,7 @@ class Case:
         in_place = recorded.same(ours, identity).diagonal()
         if len(in_place) == len(recorded) == len(ours[identity[0]]) and in_place.all():
             return None
-        found = places(recorded, ours, identity, cuts)
+        found = places(recorded, ours, identity)
         if found is None:
             return None
         self.results.exchange(f"{self.name}.{identity[0]}", found[1])
@@ -110,8 +112,13 @@ class Case:
     def sizes(self) -> list[tuple[int, int]]:
         return [(p.tensor.shape[2], p.tensor.shape[3]) for p in self.inputs]
 
-    def frames(self) -> list[Frame]:
-        return [frame_of(picture) for picture in self.inputs]
+    def frames(self, index: int) -> Frames:
+        """The sizes of one picture, as a batch of one."""
+        return frames_of(self.measures()[index : index + 1])
+
+    def measures(self) -> Tensor:
+        queries = [Query(image_id="", picture=picture) for picture in self.inputs]
+        return torch.tensor([measures_of(query, self.spec) for query in queries])
 
     def of_picture(self, key: str, number: int) -> Tensor:
         """The rows of one picture in a tensor that holds those of the whole batch."""
@@ -119,12 +126,14 @@ class Case:
         return torch.split(self[key], counts)[number]
 
     def recorded_detections(self, number: int, features: str, probs: Tensor) -> Detections:
-        """What the reference's network gave, for our selection."""
+        """What the reference's network gave, for our selection: a batch of one picture."""
+        boxes, taken = given(self[f"out.proposals{self.numbers[number]}"])
         return Detections(
-            boxes=self[f"out.proposals{self.numbers[number]}"],
-            features=self.of_picture(features, number),
-            class_probs=probs,
-            box_deltas=self.of_picture("out.box_deltas", number),
+            boxes=boxes,
+            taken=taken,
+            features=self.of_picture(features, number)[None],
+            class_probs=probs[None],
+            box_deltas=self.of_picture("out.box_deltas", number)[None],
         )
 
 
@@ -196,31 +205,21 @@ def shared_stages(case: Case, *, features: str, scores: str) -> None:
         boxes, objectness = propose(case, generator, index)
         ours = {f"out.proposals{number}": boxes, f"out.{scores}{number}": objectness}
         key = f"out.{scores}{number}"
-        case.check_rows(ours, [f"out.proposals{number}"], key, proposal_cuts(case, index, key))
+        case.check_rows(ours, [f"out.proposals{number}"], key)
     heads(case, features)
-
-
-def proposal_cuts(case: Case, index: int, scores: str) -> list[float]:
-    """The objectness at which the best anchors, and the best proposals, of a picture end."""
-    logits = case["out.rpn_logits"][index : index + 1]
-    objectness = case.model.proposal_generator.objectness(logits)[0].sort(descending=True).values
-    cuts = objectness[case.spec.pre_nms_top - 1 : case.spec.pre_nms_top].tolist()
-    recorded = case.golden.tensors.get(f"{case.name}.{scores}")
-    if recorded is not None and len(recorded) == case.spec.post_nms_top:
-        cuts.append(float(recorded.min()))
-    return cuts
 
 
 def propose(case: Case, generator: ProposalGenerator, index: int) -> tuple[Tensor, Tensor]:
     """Proposals of one picture, from recorded outputs of the proposal head."""
-    height, width = case.sizes()[index]
-    return generator.propose(
+    frames = case.frames(index)
+    boxes, scores = generator.propose(
         case["out.rpn_logits"][index : index + 1],
         case["out.rpn_deltas"][index : index + 1],
-        height,
-        width,
-        case.inputs[index].scale,
+        frames.network_limits,
+        frames.min_sides,
     )
+    taken = scores > -torch.inf
+    return boxes[taken], scores[taken]
 
 
 def heads(case: Case, features: str) -> None:
@@ -229,9 +228,11 @@ def heads(case: Case, features: str) -> None:
     proposals = [case[f"out.proposals{number}"] for number in case.numbers]
     res4 = case["out.res4"]
     first = len(case["out.pooled_first"])
-    case.check("out.pooled_first", heads.pool(res4[:1], proposals[0][:first]))
+    rois = numbered(proposals[0][None, :first])
+    case.check("out.pooled_first", pool_regions(res4[:1], rois, case.spec))
     ours = [
-        heads.region_features(res4[i : i + 1], boxes, CHUNK) for i, boxes in enumerate(proposals)
+        heads.region_features(res4[i : i + 1], *given(boxes), CHUNK)[0]
+        for i, boxes in enumerate(proposals)
     ]
     case.check(f"out.{features}", torch.cat(ours))
     recorded = case[f"out.{features}"]
@@ -245,15 +246,38 @@ def heads(case: Case, features: str) -> None:
 
 @torch.inference_mode()
 def end_to_end(case: Case) -> list[Detections]:
-    """Our own detections, from the pictures on."""
-    scales = [picture.scale for picture in case.inputs]
-    return case.model.detect(case.batch(), case.sizes(), scales, chunk=CHUNK)
+    """Our own detections of each picture, from the pictures on, all of them in one batch."""
+    frames = frames_of(case.measures())
+    batch = case.model(case.batch(), frames.network_limits, frames.min_sides, chunk=CHUNK)
+    return each_picture(batch)
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The regions of one picture, as recordings have them."""
+
+    ids: Tensor
+    boxes: Tensor
+    class_ids: Tensor
+    class_scores: Tensor
+    nms_threshold: Tensor
+
+
+def taken_of(chosen: Chosen) -> Regions:
+    """The regions of a batch's only picture, without free places."""
+    taken = chosen.taken[0]
+    return Regions(
+        ids=chosen.ids[0, taken],
+        boxes=chosen.boxes[0, taken],
+        class_ids=chosen.class_ids[0, taken],
+        class_scores=chosen.class_scores[0, taken],
+        nms_threshold=chosen.nms_threshold[0],
+    )
 
 
 def check_detections(
     case: Case,
     detections: Sequence[Detections],
-    recorded: Sequence[Detections],
     names: tuple[str, str, str],
 ) -> list[Detections]:
     """End to end: the same proposals in the same order, and what is said of them.
@@ -263,26 +287,20 @@ def check_detections(
     """
     features, probs, scores = (f"out.{name}" for name in names)
     settled = []
-    for index, (number, ours) in enumerate(zip(case.numbers, detections, strict=True)):
-        boxes, cuts = f"out.proposals{number}", proposal_cuts(case, index, f"{scores}{number}")
-        place = case.check_rows({boxes: ours.boxes}, [boxes], f"{scores}{number}", cuts)
-        settled.append(ours if place is None else reordered(ours, recorded[index], place))
-        case.check(f"{probs}{number}", settled[-1].class_probs)
-    case.check(features, torch.cat([one.features for one in settled]))
+    for number, ours in zip(case.numbers, detections, strict=True):
+        boxes = f"out.proposals{number}"
+        place = case.check_rows({boxes: ours.boxes[0]}, [boxes], f"{scores}{number}")
+        settled.append(ours if place is None else reordered(ours, place))
+        case.check(f"{probs}{number}", settled[-1].class_probs[0])
+    case.check(features, torch.cat([one.features[0] for one in settled]))
     return settled
 
 
-def reordered(ours: Detections, recorded: Detections, place: Tensor) -> Detections:
-    """Our detections at the recorded rows' places; see :func:`exchanged`."""
-    columns = {field.name: getattr(ours, field.name) for field in dataclasses.fields(Detections)}
-    theirs = {name: getattr(recorded, name) for name in columns}
-    return Detections(
-        **{
-            name: column if theirs[name] is None else exchanged(column, theirs[name], place)
-            for name, column in columns.items()
-            if column is not None
-        }
-    )
+def reordered(ours: Detections, place: Tensor) -> Detections:
+    """Our detections in the order of the recorded rows."""
+    columns: dict[str, Any] = vars(ours)
+    moved = {name: column[:, place] for name, column in columns.items() if column is not None}
+    return dataclasses.replace(ours, **moved)
 
 
 def settled_choice(
@@ -298,18 +316,19 @@ def settled_choice(
     The margin is how far our probabilities are off at most.
     """
     mine, theirs = choose(ours), choose(recorded)
-    same = torch.equal(mine.ids, theirs.ids) and torch.equal(mine.class_ids, theirs.class_ids)
-    if same or not is_near(case, ours, recorded):
+    here, there = pairs(mine), pairs(theirs)
+    if here == there or not is_near(case, ours, recorded):
         return mine
     off = (ours.class_probs.double() - recorded.class_probs.double()).abs().max()
-    rows = abs(len(mine.ids) - len(theirs.ids))
-    rows += sum(pair[0] != pair[1] for pair in zip(pairs(mine), pairs(theirs), strict=False))
+    rows = abs(len(here) - len(there))
+    rows += sum(pair[0] != pair[1] for pair in zip(here, there, strict=False))
     case.results.exchange(f"{case.name}.{key}", [float(off)] * rows)
     return theirs
 
 
 def pairs(chosen: Chosen) -> list[tuple[int, int]]:
-    return list(zip(chosen.ids.tolist(), chosen.class_ids.tolist(), strict=True))
+    regions = taken_of(chosen)
+    return list(zip(regions.ids.tolist(), regions.class_ids.tolist(), strict=True))
 
 
 def is_near(case: Case, ours: Detections, recorded: Detections) -> bool:
@@ -351,8 +370,8 @@ def settled_attributes(
 def given_boxes(case: Case) -> None:
     """Features of boxes in the picture's pixels."""
     factors = torch.tensor(case.inputs[0].factors * 2)
-    regions = case.model.describe(case["out.res4"], case["in.given_boxes"] * factors)
-    case.check("out.given_features", regions.features)
-    case.check("out.given_class_probs", regions.class_probs)
+    regions = case.model.describe(case["out.res4"], *given(case["in.given_boxes"] * factors))
+    case.check("out.given_features", regions.features[0])
+    case.check("out.given_class_probs", regions.class_probs[0])
     if regions.attribute_probs is not None:
-        case.check("out.given_attr_probs", regions.attribute_probs)
+        case.check("out.given_attr_probs", regions.attribute_probs[0])

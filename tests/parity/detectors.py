@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.models.detector.batches import given
 from tests.parity.detector_stages import (
     Case,
+    Regions,
     check_detections,
     end_to_end,
     given_boxes,
@@ -16,19 +18,18 @@ from tests.parity.detector_stages import (
     settled_attributes,
     settled_choice,
     shared_stages,
+    taken_of,
 )
 from tests.parity.golden import GoldenSet, expect
 from tests.parity.results import Results
-from tests.parity.ties import exchanged
 from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.selection import (
-    Chosen,
     by_best_class,
     by_class_pairs,
-    in_picture,
+    in_pictures,
     select,
 )
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
@@ -63,15 +64,15 @@ def milvlg(golden: GoldenSet, results: Results) -> None:
             original_layers(case)
         recorded = dataclasses.replace(
             case.recorded_detections(0, "out.features", case["out.class_probs"]),
-            attribute_probs=case["out.attr_probs"],
+            attribute_probs=case["out.attr_probs"][None],
         )
         milvlg_selections(case, recorded, recorded)
         refined_boxes(case, recorded)
         names = ("features", "class_probs", "proposal_scores")
-        (ours,) = check_detections(case, end_to_end(case), [recorded], names)
+        (ours,) = check_detections(case, end_to_end(case), names)
         milvlg_selections(case, ours, recorded)
         extracted = case.as_extracted()
-        (ours,) = check_detections(extracted, end_to_end(extracted), [recorded], names)
+        (ours,) = check_detections(extracted, end_to_end(extracted), names)
         milvlg_selections(extracted, ours, recorded)
         expect_same_rows(extracted, ours, recorded)
 
@@ -81,29 +82,27 @@ def milvlg_selections(case: Case, ours: Detections, recorded: Detections) -> Non
     options = case.golden.config["options"]
     for number, (low, high) in enumerate(options["sel"]):
         rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
-        key, frame = f"out.sel{number}", case.frames()[0]
-        chosen = settled_choice(
-            case, key, ours, recorded, partial(select, spec=case.spec, frame=frame, rule=rule)
-        )
+        key = f"out.sel{number}"
+        choose = partial(select, spec=case.spec, frames=case.frames(0), rule=rule)
+        chosen = taken_of(settled_choice(case, key, ours, recorded, choose))
         assert ours.attribute_probs is not None and recorded.attribute_probs is not None
         attributes, scores = settled_attributes(
             case,
             f"{key}_attrs_id",
-            foreground_attributes(ours.attribute_probs, case.spec),
-            foreground_attributes(recorded.attribute_probs, case.spec),
+            foreground_attributes(ours.attribute_probs[0], case.spec),
+            foreground_attributes(recorded.attribute_probs[0], case.spec),
             chosen.ids,
         )
         case.check(f"{key}_num_bbox", torch.tensor(len(chosen.ids)))
         rows = {
             f"{key}_bbox": chosen.boxes,
-            f"{key}_x": ours.features[chosen.ids],
+            f"{key}_x": ours.features[0, chosen.ids],
             f"{key}_objects_id": chosen.class_ids,
             f"{key}_objects_conf": chosen.class_scores,
             f"{key}_attrs_id": attributes,
             f"{key}_attrs_conf": scores,
         }
-        cuts = [rule.threshold, *chosen.class_scores.sort().values[:1].tolist()]
-        case.check_rows(rows, [f"{key}_bbox"], f"{key}_objects_conf", cuts)
+        case.check_rows(rows, [f"{key}_bbox"], f"{key}_objects_conf")
 
 
 def expect_same_rows(case: Case, ours: Detections, recorded: Detections) -> None:
@@ -112,25 +111,30 @@ def expect_same_rows(case: Case, ours: Detections, recorded: Detections) -> None
     choose = partial(
         select,
         spec=case.spec,
-        frame=case.frames()[0],
+        frames=case.frames(0),
         rule=Selection(threshold=0.0, min_boxes=0, max_boxes=high),
     )
-    rows = settled_choice(case, "rows", ours, recorded, choose).ids
+    rows = settled_choice(case, "rows", ours, recorded, choose)
     expect(
-        torch.equal(rows, choose(recorded).ids),
+        torch.equal(taken_of(rows).ids, taken_of(choose(recorded)).ids),
         f"{case.golden.folder}: {case.name}: extract-rois keeps other rows than the recorded",
     )
 
 
 def refined_boxes(case: Case, recorded: Detections) -> None:
     """Refined boxes in the picture's pixels, and the mode that selects among them."""
-    scale, (height, width) = case.inputs[0].scale, case.sizes()[0]
+    frames = case.frames(0)
     decoded = decoded_in_picture(case, "out.proposals", case.spec.max_log_scale)
-    case.check("out.refined", clip_boxes(decoded, height / scale, width / scale, 1.0))
+    case.check("out.refined", clipped_layers(decoded, frames.scaled_limits))
     limit = case.golden.config["options"]["sel"][0][1]
     highest = Selection(threshold=0.0, min_boxes=limit, max_boxes=limit)
     spec = dataclasses.replace(case.spec, written_boxes="refined")
-    case.check("out.bboxes_mode", select(recorded, spec, case.frames()[0], highest).boxes)
+    case.check("out.bboxes_mode", taken_of(select(recorded, spec, frames, highest)).boxes)
+
+
+def clipped_layers(decoded: Tensor, limits: Tensor) -> Tensor:
+    """Several boxes a row [R, B * 4], inside one picture."""
+    return clip_boxes(decoded.view(len(decoded), -1, 4), limits).flatten(1)
 
 
 def decoded_in_picture(case: Case, boxes: str, bound: float | None) -> Tensor:
@@ -152,28 +156,30 @@ def original_layers(case: Case) -> None:
     boxes, scores = propose(case, ProposalGenerator(spec), 0)
     case.check("caffe.rois", boxes)
     case.check("caffe.roi_scores", scores)
-    rois = case["caffe.rois"]
-    case.check("caffe.class_probs", case.model.describe(case["out.res4"], rois).class_probs)
-    own = case.inputs[0]
+    rois, taken = given(case["caffe.rois"])
+    described = case.model.describe(case["out.res4"], rois, taken)
+    case.check("caffe.class_probs", described.class_probs[0])
+    frames = case.frames(0)
     decoded = decoded_in_picture(case, "caffe.rois", spec.max_log_scale)
-    case.check(
-        "caffe.pred_boxes",
-        clip_boxes(decoded, float(own.height), float(own.width), spec.box_offset),
-    )
-    found = Detections(
-        boxes=rois, features=case["out.features"], class_probs=case["caffe.class_probs"]
+    case.check("caffe.pred_boxes", clipped_layers(decoded, frames.picture_limits))
+    recorded = Detections(
+        boxes=rois,
+        taken=taken,
+        features=case["out.features"][None],
+        class_probs=case["caffe.class_probs"][None],
     )
     confidence = class_confidence(
-        case.frames()[0].to_picture(rois),
-        foreground_classes(found.class_probs, spec),
+        frames.to_pictures(rois),
+        foreground_classes(recorded.class_probs, spec),
         spec.class_nms_thresholds[0],
         offset=spec.box_offset,
         inclusive=spec.nms_inclusive,
     )
-    case.check("caffe.max_conf", confidence)
+    case.check("caffe.max_conf", confidence[0])
     for number, (low, high) in enumerate(options["sel"]):
         rule = Selection(threshold=options["thr"], min_boxes=low, max_boxes=high)
-        case.check(f"caffe.sel{number}_ids", select(found, spec, case.frames()[0], rule).ids)
+        chosen = taken_of(select(recorded, spec, frames, rule))
+        case.check(f"caffe.sel{number}_ids", chosen.ids)
 
 
 # airsplay, hf-frcnn and detectron2: background last, refined boxes.
@@ -195,12 +201,12 @@ def airsplay(golden: GoldenSet, results: Results) -> None:
         airsplay_selections(case, recorded, recorded)
         for one in (case, case.as_extracted()):
             names = ("features", "probs", "proposal_logits")
-            (ours,) = check_detections(one, end_to_end(one), [recorded], names)
+            (ours,) = check_detections(one, end_to_end(one), names)
             airsplay_selections(one, ours, recorded)
 
 
 def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> None:
-    options, frame = case.golden.config["options"], case.frames()[0]
+    options, frames = case.golden.config["options"], case.frames(0)
     count = options["N"]
     of_pairs = dataclasses.replace(
         case.spec,
@@ -208,29 +214,26 @@ def airsplay_selections(case: Case, ours: Detections, recorded: Detections) -> N
         class_nms_thresholds=airsplay_pairs().class_nms_thresholds,
     )
     notebook = Selection(threshold=options["score"], min_boxes=0, max_boxes=count)
-    choose = partial(by_class_pairs, spec=of_pairs, frame=frame, rule=notebook)
+    choose = partial(by_class_pairs, spec=of_pairs, frames=frames, rule=notebook)
     chosen = settled_choice(case, "out.selA", ours, recorded, choose)
     # The reference scales these boxes in place: it records the picture's pixels under both names.
-    boxes = in_picture(chosen, of_pairs, frame).boxes
+    boxes = taken_of(in_pictures(chosen, of_pairs, frames)).boxes
     both = {"out.selA_boxes": boxes, "out.selA_boxes_picture": boxes}
-    check_chosen(case, "out.selA", chosen, both, notebook)
+    check_chosen(case, "out.selA", taken_of(chosen), both)
     script = Selection(threshold=0.0, min_boxes=count, max_boxes=count)
-    choose = partial(by_best_class, spec=case.spec, frame=frame, rule=script)
-    chosen = settled_choice(case, "out.selB", ours, recorded, choose)
-    check_chosen(case, "out.selB", chosen, {"out.selB_boxes": chosen.boxes}, script)
+    choose = partial(by_best_class, spec=case.spec, frames=frames, rule=script)
+    best = taken_of(settled_choice(case, "out.selB", ours, recorded, choose))
+    check_chosen(case, "out.selB", best, {"out.selB_boxes": best.boxes})
 
 
-def check_chosen(
-    case: Case, key: str, chosen: Chosen, boxes: Mapping[str, Tensor], rule: Selection
-) -> None:
+def check_chosen(case: Case, key: str, chosen: Regions, boxes: Mapping[str, Tensor]) -> None:
     rows = {
         f"{key}_classes": chosen.class_ids,
         f"{key}_ids": chosen.ids,
         f"{key}_scores": chosen.class_scores,
     }
-    cuts = [rule.threshold, *chosen.class_scores[-1:].tolist()]
-    case.check_rows({**rows, **boxes}, [f"{key}_ids", f"{key}_classes"], f"{key}_scores", cuts)
-    case.check(f"{key}_nms", torch.tensor(chosen.nms_threshold))
+    case.check_rows({**rows, **boxes}, [f"{key}_ids", f"{key}_classes"], f"{key}_scores")
+    case.check(f"{key}_nms", chosen.nms_threshold)
 
 
 def decoded_boxes(case: Case, index: int) -> Tensor:
@@ -265,27 +268,24 @@ def detectron2(golden: GoldenSet, results: Results) -> None:
             detectron2_selection(case, index, recorded[-1], recorded[-1], rule)
         for one in (case, case.as_extracted()):
             names = ("box_features", "probs", "proposal_logits")
-            for index, ours in enumerate(check_detections(one, end_to_end(one), recorded, names)):
+            for index, ours in enumerate(check_detections(one, end_to_end(one), names)):
                 detectron2_selection(one, index, ours, recorded[index], rule)
 
 
 def detectron2_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
 ) -> None:
-    number, frame = case.numbers[index], case.frames()[index]
-    choose = partial(by_class_pairs, spec=case.spec, frame=frame, rule=rule)
-    chosen = settled_choice(case, f"out.kept{number}", ours, recorded, choose)
-    final = in_picture(chosen, case.spec, frame)
-    cuts = [rule.threshold, *chosen.class_scores[-1:].tolist()]
+    number, frames = case.numbers[index], case.frames(index)
+    choose = partial(by_class_pairs, spec=case.spec, frames=frames, rule=rule)
+    settled = settled_choice(case, f"out.kept{number}", ours, recorded, choose)
+    chosen, final = taken_of(settled), taken_of(in_pictures(settled, case.spec, frames))
     rows = {
         f"out.pred_boxes{number}": chosen.boxes,
         f"out.scores{number}": chosen.class_scores,
         f"out.classes{number}": chosen.class_ids,
         f"out.kept{number}": chosen.ids,
     }
-    case.check_rows(
-        rows, [f"out.kept{number}", f"out.classes{number}"], f"out.scores{number}", cuts
-    )
+    case.check_rows(rows, [f"out.kept{number}", f"out.classes{number}"], f"out.scores{number}")
     rows = {
         f"out.final_boxes{number}": final.boxes,
         f"out.final_scores{number}": final.class_scores,
@@ -295,7 +295,6 @@ def detectron2_selection(
         rows,
         [f"out.final_boxes{number}", f"out.final_classes{number}"],
         f"out.final_scores{number}",
-        cuts,
     )
 
 
@@ -317,11 +316,11 @@ def hf_frcnn(golden: GoldenSet, results: Results) -> None:
         for index, own in enumerate(torch.split(attributes, counts)):
             probs = case.of_picture("out.class_logits", index).softmax(dim=1)
             one = case.recorded_detections(index, "out.features", probs)
-            recorded.append(dataclasses.replace(one, attribute_probs=own))
+            recorded.append(dataclasses.replace(one, attribute_probs=own[None]))
             hf_selection(case, index, recorded[-1], recorded[-1], rule)
         for which in (case, case.as_extracted()):
             names = ("features", "probs", "proposal_logits")
-            detections = check_detections(which, end_to_end(which), recorded, names)
+            detections = check_detections(which, end_to_end(which), names)
             for index, ours in enumerate(detections):
                 hf_selection(which, index, ours, recorded[index], rule)
 
@@ -330,14 +329,14 @@ def hf_selection(
     case: Case, index: int, ours: Detections, recorded: Detections, rule: Selection
 ) -> None:
     number, picture = case.numbers[index], case.inputs[index]
-    choose = partial(select, spec=case.spec, frame=case.frames()[index], rule=rule)
-    chosen = settled_choice(case, f"out.obj_ids{number}", ours, recorded, choose)
+    choose = partial(select, spec=case.spec, frames=case.frames(index), rule=rule)
+    chosen = taken_of(settled_choice(case, f"out.obj_ids{number}", ours, recorded, choose))
     assert ours.attribute_probs is not None and recorded.attribute_probs is not None
     attributes, scores = settled_attributes(
         case,
         f"out.attr_ids{number}",
-        ours.attribute_probs,
-        recorded.attribute_probs,
+        ours.attribute_probs[0],
+        recorded.attribute_probs[0],
         chosen.ids,
     )
     size = torch.tensor([picture.width, picture.height] * 2)
@@ -347,17 +346,15 @@ def hf_selection(
         f"out.obj_probs{number}": chosen.class_scores,
         f"out.attr_ids{number}": attributes,
         f"out.attr_probs{number}": scores,
-        f"out.roi_features{number}": ours.features[chosen.ids],
+        f"out.roi_features{number}": ours.features[0, chosen.ids],
         f"out.normalized_boxes{number}": chosen.boxes / size,
     }
-    cuts = chosen.class_scores[-1:].tolist()
-    place = case.check_rows(rows, [f"out.boxes{number}"], f"out.obj_probs{number}", cuts)
+    place = case.check_rows(rows, [f"out.boxes{number}"], f"out.obj_probs{number}")
     if f"{case.name}.out.padded_boxes" not in case.golden.tensors:
         return
     boxes, probs = chosen.boxes, chosen.class_scores
     if place is not None:
-        boxes = exchanged(boxes, case[f"out.boxes{number}"], place)
-        probs = exchanged(probs, case[f"out.obj_probs{number}"], place)
+        boxes, probs = boxes[place], probs[place]
     missing = rule.max_boxes - len(boxes)
     case.check("out.padded_boxes", functional.pad(boxes, (0, 0, 0, missing))[None])
     case.check("out.padded_obj_probs", functional.pad(probs, (0, missing))[None])

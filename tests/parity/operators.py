@@ -21,7 +21,7 @@ from vlmill.models.detector.boxes import (
 )
 from vlmill.models.detector.config import MAX_LOG_SCALE, DetectorConfig, Pooling
 from vlmill.models.detector.faster_rcnn import pool_regions
-from vlmill.models.detector.nms import nms, nms_by_class
+from vlmill.models.detector.nms import first_survivors
 from vlmill.models.detector.resnet import stem_pool
 
 MEAN = DetectorConfig().pixel_mean  # Caffe's, as no set of operators tells it
@@ -59,11 +59,8 @@ def pooling(golden: GoldenSet, results: Results, key: str, kind: Pooling, sample
     expect(rows == columns, f"{golden.folder}: {key}: {rows} x {columns} bins, want a square")
     config = DetectorConfig(pooling=kind, sampling_ratio=samples, pool_size=rows)
     boxes = rois[:, 1:] * (golden.tensors["roi.in.scale"].item() * config.stride)
-    parts = [
-        pool_regions(features[int(number) :][:1], box[None], config)
-        for number, box in zip(rois[:, 0].tolist(), boxes, strict=True)
-    ]
-    results.check(key, torch.cat(parts))
+    scaled = torch.cat((rois[:, :1], boxes), dim=1)
+    results.check(key, pool_regions(features, scaled, config))
 
 
 def suppression(golden: GoldenSet, results: Results, key: str) -> None:
@@ -75,11 +72,30 @@ def suppression(golden: GoldenSet, results: Results, key: str) -> None:
     threshold = recorded["nms.in.tie_threshold"].item() if tie else float(limit)
     if name == "batched":
         labels = recorded["nms.in.labels"]
-        kept = nms_by_class(boxes, scores, labels, threshold, offset=0.0, inclusive=False)
+        columns = one_column_a_class(scores, labels)
+        ids = survivors(boxes, columns, threshold, caffe=False)
     else:
-        ours = name != "tv"
-        kept = nms(boxes, scores, threshold, offset=float(ours), inclusive=ours)
-    results.check(key, kept.sort().values if name == "legacy" else kept)
+        ids = survivors(boxes, scores[:, None], threshold, caffe=name != "tv")
+    results.check(key, ids.sort().values if name == "legacy" else ids)
+
+
+def one_column_a_class(scores: Tensor, labels: Tensor) -> Tensor:
+    """Scores [R, K] of which each row has one, that of its label."""
+    columns = torch.nn.functional.one_hot(labels).bool()
+    return scores[:, None].masked_fill(~columns, -torch.inf)
+
+
+def survivors(boxes: Tensor, scores: Tensor, threshold: float, *, caffe: bool) -> Tensor:
+    """Rows of all survivors of one picture, best first."""
+    places, values = first_survivors(
+        boxes[None, :, None],
+        scores[None],
+        (threshold,),
+        len(boxes),
+        offset=float(caffe),
+        inclusive=caffe,
+    )
+    return places[values > -torch.inf] // scores.shape[1]
 
 
 def caffe_anchors(golden: GoldenSet, key: str) -> Tensor:

@@ -4,7 +4,6 @@ Either order of such scores is right. A comparison takes the recorded one, and t
 often and how close the scores were; every other decision has to be the recorded one.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +37,7 @@ def settle(
 
 @dataclass(frozen=True)
 class Rows:
-    """Columns of rows that a score orders and a cut ends; ``allowed`` of each recorded column."""
+    """Columns of rows that a score orders; ``allowed`` of each recorded column."""
 
     columns: Mapping[str, Tensor]
     allowed: Mapping[str, Tensor]
@@ -58,13 +57,12 @@ class Rows:
 
 
 def places(
-    recorded: Rows, ours: Mapping[str, Tensor], identity: Sequence[str], cuts: Sequence[float]
+    recorded: Rows, ours: Mapping[str, Tensor], identity: Sequence[str]
 ) -> tuple[Tensor, list[float]] | None:
     """The place [R] of our row for each recorded one, and the margins of what was exchanged.
 
-    Rows may stand in another order where their recorded scores are nearly tied, and a row may be
-    missing (-1), for another one of ours, where its score and that one's are as near to one of the
-    ``cuts``. None where more differs than near ties explain.
+    Rows may stand in another order where their recorded scores are nearly tied. None where more
+    differs than that explains.
     """
     same = recorded.same(ours, identity)
     place = torch.full((len(recorded),), -1)
@@ -72,26 +70,11 @@ def places(
         for row in torch.nonzero(place < 0)[:, 0].tolist():
             free = [p for p in torch.nonzero(here[row])[:, 0].tolist() if p not in place]
             place[row] = free[0] if free else -1
+    if same.shape[0] != same.shape[1] or (place < 0).any():
+        return None
     scores, bounds = recorded.columns[recorded.score].double(), recorded.allowed[recorded.score]
-    missing = place < 0
-    surplus = [row for row in range(same.shape[1]) if row not in place]
-    alone = [*scores[missing].tolist()]
-    alone += ours[recorded.score][surplus].tolist() if recorded.score in ours else []
-    margins = [min((abs(score - cut) for cut in cuts), default=math.inf) for score in alone]
-    if margins and max(margins) > float(bounds.max()):
+    turned = (place[:, None] > place[None]).triu()
+    apart = (scores[:, None] - scores[None]).abs()
+    if (apart > torch.maximum(bounds[:, None], bounds[None]))[turned].any():
         return None
-    present = torch.nonzero(~missing)[:, 0]
-    turned = (place[present, None] > place[None, present]).triu()
-    apart = (scores[present, None] - scores[None, present]).abs()
-    if (apart > torch.maximum(bounds[present, None], bounds[None, present]))[turned].any():
-        return None
-    return place, margins + apart[turned].tolist()
-
-
-def exchanged(ours: Tensor, recorded: Tensor, place: Tensor) -> Tensor:
-    """Our rows at their places; a missing one is not ours to compare and is the recorded one."""
-    if not len(ours):
-        return recorded
-    rows, missing = ours[place.clamp(min=0)], place < 0
-    rows[missing] = recorded[missing].to(rows.dtype)
-    return rows
+    return place, apart[turned].tolist()

@@ -1,9 +1,14 @@
 """Each known name of a split has one use, and an unknown one is an error that lists them."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.splits import check_splits, use_of
+from vlmill.schemas.splits import USES, check_splits, use_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,14 @@ def test_a_name_that_nobody_knows_stops_the_reader() -> None:
     assert "minival" in str(info.value)
     assert "train_splits=" in str(info.value)
     assert use_of("") is None
+
+
+def test_the_page_on_training_lists_every_name() -> None:
+    section = PAGE.split("## Splits")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (trained on|validation|test) \| (.*) \|$", section, re.M)
+    told = {use: set(re.findall(r"`(.+?)`", names)) for use, names in rows}
+    known = {use: {name.lower() for name in names} for use, names in told.items()}
+    assert {use_of(name) for name in known["trained on"]} == {"train"}
+    assert {use_of(name) for name in known["validation"]} == {"validation"}
+    assert {use_of(name) for name in known["test"]} == {"test"}
+    assert set().union(*known.values()) == set(USES)

@@ -1,15 +1,16 @@
 """Checkpoints: a folder with all that training on or evaluating needs. No pickle anywhere.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
-``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector fingerprint, training record,
-what the stage was fed) and ``training_state.safetensors`` (optimiser moments, random state). A
+``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector, training record, what the
+stage was fed, what the run has read), ``trained_pairs.npy`` and ``trained_images.npy`` (hashes of
+what it was trained on) and ``training_state.safetensors`` (optimiser moments, random state). A
 folder appears by a rename. A finished run has the files that evaluation needs at its top, too.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,29 @@ from torch import Tensor, nn
 from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.schemas.files.inputs import Input, recorded
+from vlmill.train.checkpoints.detector import detector_words
+from vlmill.train.checkpoints.folders import (
+    CHECKPOINTS,
+    MODEL,
+    SETTINGS,
+    STATE,
+    VOCABULARY,
+    find_checkpoint,
+    saved_steps,
+)
+from vlmill.train.checkpoints.trained_on import (
+    TRAINED_IMAGES,
+    TRAINED_PAIRS,
+    TrainedOn,
+    read_trained_on,
+)
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
 from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.spec import Feeding
 
-CHECKPOINTS = "checkpoints"
-MODEL, STATE = "model.safetensors", "training_state.safetensors"
-SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+# What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
+PUBLISHED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
 FORMAT = 1
 
 
@@ -37,7 +54,7 @@ FORMAT = 1
 class TrainingRecord:
     """What the weights have seen: the steps of a recipe's stage on pairs with this digest.
 
-    ``pairs_digest`` is :func:`vlmill.train.loading.store.pairs.pairs_digest` of the pairs, in their
+    ``pairs_digest`` is :class:`vlmill.train.loading.store.pairs.PairsDigest` of the pairs, in their
     order. ``validation_loss`` is of the held-out pairs, where they were measured at this step.
     """
 
@@ -53,8 +70,10 @@ class TrainingRecord:
 class LoadedCheckpoint:
     """A checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
 
-    ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown.
+    ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown;
+    ``detector`` is what its producer says of it (architecture, selection, sizes, storage).
     ``feeding`` is what its last stage was fed; None for a model that was never trained here.
+    ``trained_on`` is None where the checkpoint does not say it: converted, or older than that.
     """
 
     path: Path
@@ -65,6 +84,8 @@ class LoadedCheckpoint:
     detector_fingerprint: str | None
     training: TrainingRecord
     feeding: Feeding | None = None
+    trained_on: TrainedOn | None = None
+    detector: Mapping[str, Any] | None = None
 
 
 def save_checkpoint(
@@ -76,26 +97,36 @@ def save_checkpoint(
     training: TrainingRecord,
     detector_fingerprint: str | None = None,
     feeding: Feeding | None = None,
+    trained_on: TrainedOn | None = None,
+    detector: Mapping[str, Any] | None = None,
+    inputs: Sequence[Input] = (),
     state: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint to ``folder``, which appears whole or not at all.
 
-    ``model.config`` must be the variant's configuration. ``feeding`` is that of the
-    stage at hand, ``state`` what continuing needs. ``weights`` are written in place of the model's.
+    ``model.config`` must be the variant's configuration. ``feeding`` is that of the stage at hand,
+    ``trained_on`` of it and all before, ``detector`` the producer record of its regions, ``inputs``
+    what the run has read, ``state`` what continuing needs. ``weights`` are written in place of the
+    model's.
     """
     settings = {
         "checkpoint": FORMAT,
         "variant": variant,
         "model": to_plain(model.config),
         "detector_fingerprint": detector_fingerprint,
+        "detector": None if detector is None else dict(detector),
+        "inputs": recorded(inputs, folder),
         "training": to_plain(training),
         "feeding": None if feeding is None else to_plain(feeding),
+        "trained_on": None if trained_on is None else {"complete": trained_on.complete},
     }
     with atomic_folder(folder, replace=True) as temporary:
         save_tensors(model.state_dict() if weights is None else weights, temporary / MODEL)
         if state is not None:
             save_tensors(state, temporary / STATE)
+        if trained_on is not None:
+            trained_on.write(temporary)
         vocabulary = vocabulary_text(tokenizer)
         (temporary / VOCABULARY).write_text(vocabulary, encoding="utf-8", newline="")
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -110,30 +141,6 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from None
-
-
-def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
-    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
-    path = Path(path)
-    if (path / SETTINGS).is_file():
-        return path
-    steps = saved_steps(path)
-    if not steps:
-        raise InputError(
-            f"{flag} {path} holds no checkpoint; give the --output of `train-vl pretrain`"
-        )
-    return steps[max(steps)]
-
-
-def saved_steps(output: str | Path) -> dict[int, Path]:
-    """The checkpoints of a run's output by step."""
-    folders = (Path(output) / CHECKPOINTS).glob("step-*")
-    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
-
-
-def step_folder(output: str | Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` lies."""
-    return Path(output) / CHECKPOINTS / f"step-{step:08d}"
 
 
 def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheckpoint:
@@ -153,7 +160,7 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
         with init_empty_weights(include_buffers=False):
             model = MODELS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
-        fed = settings.get("feeding")
+        fed, trained_on = settings.get("feeding"), settings.get("trained_on")
         return LoadedCheckpoint(
             path=folder,
             variant=variant,
@@ -163,12 +170,22 @@ def load_checkpoint(path: str | Path, flag: str = "--checkpoint") -> LoadedCheck
             detector_fingerprint=settings["detector_fingerprint"],
             training=from_plain(TrainingRecord, settings["training"], "training"),
             feeding=None if fed is None else from_plain(Feeding, fed, "feeding"),
+            trained_on=None
+            if trained_on is None
+            else read_trained_on(folder, complete=trained_on["complete"] is True),
+            detector=_detector(settings.get("detector")),
         )
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{flag} {folder} is damaged ({reason}); use another checkpoint") from None
+
+
+def _detector(record: Any) -> Mapping[str, Any] | None:
+    if record is not None and not isinstance(record, dict):
+        raise ValueError("detector must be an object or null")
+    return record
 
 
 def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag: str) -> bool:
@@ -178,17 +195,20 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
     """
     expected = checkpoint.detector_fingerprint
     if fingerprint is not None and expected is not None and fingerprint != expected:
+        words = detector_words(checkpoint.detector)
         raise InputError(
             f"--regions come from detector {fingerprint[:16]}, {flag} {checkpoint.path} was "
-            f"trained on {expected[:16]}; extract the regions with that detector, or take another "
-            "checkpoint"
+            f"trained on {expected[:16]}{f' ({words})' if words else ''}; extract the regions with "
+            "that detector, or take another checkpoint"
         )
     return fingerprint is not None and expected is not None
 
 
 def publish(output: str | Path, checkpoint: Path) -> None:
-    """Put a checkpoint's weights, vocabulary and settings at the top of ``output``, as links."""
-    for name in (MODEL, VOCABULARY, SETTINGS):  # the settings last: they say that all is there
+    """Put what evaluation needs of a run's checkpoint at the top of ``output``, as links."""
+    for name in PUBLISHED:
+        if name in (TRAINED_PAIRS, TRAINED_IMAGES) and not (checkpoint / name).exists():
+            continue  # an older checkpoint: it does not say what it was trained on
         with atomic_path(Path(output) / name) as temporary:
             try:
                 os.link(checkpoint / name, temporary)

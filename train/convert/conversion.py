@@ -26,14 +26,12 @@ from vlmill.models.registry import variant_of
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.train.checkpoints.files import (
-    MODEL,
-    SETTINGS,
-    VOCABULARY,
     TrainingRecord,
     load_checkpoint,
     save_checkpoint,
     save_tensors,
 )
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, VOCABULARY
 from vlmill.train.convert.backbone import check_backbone, start_region_network
 from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
 from vlmill.train.convert.published import (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlmill.models.convert.files import read_state
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import SETTINGS
+from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.recipes.plain import MAX_CONFIG_BYTES, read_yaml
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

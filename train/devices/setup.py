@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.fx.experimental import _config as fx_config
 from torch.utils.checkpoint import checkpoint
 
-from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, PreNormBlock
+from vlmill.models.layers.blocks import PostNormBlock
+from vlmill.models.layers.co_attention import CoAttentionBlock
+from vlmill.models.layers.experts import PreNormBlock
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import Recipe
 

@@ -32,6 +32,7 @@ from vlmill.train.loading.sample import (
     joined_texts,
     sample_regions,
 )
+from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.spec import Stage
 
@@ -56,6 +57,7 @@ class PretrainBatches(Dataset[HostBatch]):
     stage_number: int
     seed: int
     lexicon: Lexicon
+    splits: Splits | None = None  # of the samples; all without
     regions: RegionReader | None = None
     images: ImageReader | None = None
     processes: int = 1
@@ -84,7 +86,7 @@ class PretrainBatches(Dataset[HostBatch]):
             regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
             lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
         return PairOrder(
-            rows=self.table.rows_of(self.stage.sources, self.stage.feeding.kind),
+            rows=self.table.rows_of(self.stage.sources, self.stage.feeding.kind, self.splits),
             lengths=lengths,
             loading=loading,
             seed=self.seed,
@@ -96,7 +98,7 @@ class PretrainBatches(Dataset[HostBatch]):
     def texts(self) -> PairOrder:
         """In which order it visits the texts that come along with its pairs."""
         return PairOrder(
-            rows=self.table.rows_of(self.stage.sources, "text"),
+            rows=self.table.rows_of(self.stage.sources, "text", self.splits),
             lengths=None,
             loading=self.stage.loading,
             seed=self.seed,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from vlmill.models import VARIANTS
+from vlmill.schemas.splits import split_name
 from vlmill.train.recipes.variants import training_of
 
 FEWEST_TOKENS = 3  # [CLS], a word, [SEP]
@@ -200,6 +201,10 @@ class Stage:
     # The parameters that are trained: their names hold one of these. All if empty.
     trained: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
+    # The splits that it trains on and validates on, whatever their case; pairs without a split
+    # count as train. If empty: by the table of names (`vlmill.schemas.splits`).
+    train_splits: tuple[str, ...] = ()
+    validation_splits: tuple[str, ...] = ()
     steps: int | None = None  # its length; null: ``epochs`` says it
     epochs: float | None = None
     accumulation: int = 1  # parts that a step is computed in
@@ -255,8 +260,9 @@ class Recipe:
     log_every: int = 10
     workers: int = 0  # processes that load batches; any number gives the same batches
     precision: Literal["no", "bf16", "fp16"] = "no"
-    # Steps after which held-out pairs (splits val and dev) are measured, 0: never. The checkpoint
-    # with the lowest of these losses is the best.
+    # Steps after which pairs of the validation splits are measured, 0: never; of a table without
+    # such a split, some that are held out by a hash. The checkpoint with the lowest of these losses
+    # is the best.
     validate_every: int = 0
     validation_pairs: int = 1000  # the most that are measured
     average: float = 0.0  # rate of a moving average of the weights, for evaluation; 0: none
@@ -289,6 +295,7 @@ class Recipe:
             raise ValueError("want validate_every from 0 up and validation_pairs above 0")
         if not self.stages:
             raise ValueError(f"recipe {self.name} has no stage")
+        self._check_splits()
         if len({stage.name for stage in self.stages}) < len(self.stages):
             raise ValueError(f"recipe {self.name}: two stages have the same name")
         for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
@@ -296,3 +303,13 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
         if self.workers < 0 or self.seed < 0:
             raise ValueError("workers and seed cannot be negative")
+
+    def _check_splits(self) -> None:
+        """No pair is both trained on and validated on, be it in another stage."""
+        learnt = {split_name(name) for stage in self.stages for name in stage.train_splits}
+        measured = {split_name(name) for stage in self.stages for name in stage.validation_splits}
+        if both := sorted(learnt & measured):
+            raise ValueError(
+                f"train_splits and validation_splits both name {', '.join(both)}: a split is "
+                "trained on or validated on; take it out of one of them"
+            )

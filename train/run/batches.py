@@ -1,18 +1,23 @@
 """The batches that a run's stages are trained and validated on."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.train.checkpoints.trained_on import NO_KEYS
+from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
+from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Sources
@@ -36,7 +41,7 @@ class RunBatches:
         parts = run.stage.accumulation * self.accelerator.num_processes
         return iter(
             batch_loader(
-                self._of(run, PREPARED),
+                self._of(run, PREPARED, self.sources.splits.training),
                 done * parts + self.accelerator.process_index,
                 run.steps * parts,
                 workers=self.recipe.workers,
@@ -47,18 +52,34 @@ class RunBatches:
 
     def of_validation(self, run: StageRun) -> PretrainBatches:
         """The held-out pairs as the stage reads them, but for random changes to pictures."""
-        return self._of(dataclasses.replace(run, stage=unaugmented(run.stage)), HELD_OUT)
+        plain = dataclasses.replace(run, stage=unaugmented(run.stage))
+        return self._of(plain, HELD_OUT, self.sources.splits.validation)
 
     def num_held_out(self, run: StageRun) -> int:
         """How many pairs the stage can be validated on; 0 where the recipe never validates."""
         if not self.recipe.validate_every:
             return 0
-        table = SampleTable(self.output / HELD_OUT)
-        return len(table.rows_of(run.stage.sources, run.stage.feeding.kind))
+        table, splits = SampleTable(self.output / HELD_OUT), self.sources.splits.validation
+        return len(table.rows_of(run.stage.sources, run.stage.feeding.kind, splits[run.number]))
 
-    def _of(self, run: StageRun, folder: str) -> PretrainBatches:
+    def keys_of(self, run: StageRun) -> tuple[Keys, Keys]:
+        """The hashes of the pairs and of the pictures that the stage is trained on, all that its
+        epochs visit; of a stage of pictures alone no pairs.
+        """
+        stage, table = run.stage, SampleTable(self.output / PREPARED)
+        splits = self.sources.splits.training[run.number]
+        rows = table.rows_of(stage.sources, stage.feeding.kind, splits)
+        images = table.image_keys[rows[table.image_rows[rows] != ABSENT]]
+        if stage.feeding.kind == "pictures":
+            return NO_KEYS, images
+        if stage.feeding.text_rows:
+            rows = np.concatenate([rows, table.rows_of(stage.sources, "text", splits)])
+        return table.pair_keys[rows], images
+
+    def _of(self, run: StageRun, folder: str, splits: Sequence[Splits]) -> PretrainBatches:
         return PretrainBatches(
             samples=self.output / folder,
+            splits=splits[run.number],
             regions=self.sources.regions,
             images=self.sources.images,
             stage=run.stage,

@@ -11,8 +11,9 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
 from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
-from vlmill.train.loading.store.pairs import pairs_digest
+from vlmill.train.loading.store.pairs import PairsFacts, pairs_facts
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
+from vlmill.train.loading.store.splits import SplitPlan, plan_splits
 from vlmill.train.recipes import Recipe
 
 NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
@@ -39,8 +40,8 @@ class Sources:
     regions: RegionReader | None
     images: ImageReader | None
     facts: RegionFacts
-    num_pairs: int
-    pairs_digest: str
+    pairs: PairsFacts
+    splits: SplitPlan
     init: LoadedCheckpoint | None
     picture_tokenizer: PictureTokenizer | None = None
 
@@ -73,14 +74,14 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
     if regions is not None:
         _check_detector(regions.detector_fingerprint, init)
-    count, digest = pairs_digest(inputs.pairs)
+    pairs = pairs_facts(inputs.pairs)
     return Sources(
         inputs=inputs,
         regions=regions,
         images=images,
         facts=facts,
-        num_pairs=count,
-        pairs_digest=digest,
+        pairs=pairs,
+        splits=plan_splits(recipe, pairs.splits),
         init=init,
         picture_tokenizer=_open_tokenizer(recipe),
     )

@@ -7,28 +7,37 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.cost import require_room
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import Shard, ShardWriter
+from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
-from vlmill.train.checkpoints.files import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY, saved_steps
+from vlmill.train.checkpoints.files import PUBLISHED
+from vlmill.train.checkpoints.folders import CHECKPOINTS, saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation, remember, remembered
 from vlmill.train.loading.store.prepare import (
     WhatToPrepare,
+    WhichPairs,
     prepare_samples,
     require_pictures,
     sample_ids,
+    unit_keys,
 )
+from vlmill.train.loading.store.splits import Rows, SplitPlan, drawn_below, said_of
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import replaced, to_yaml
+from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.log import CURVES
 from vlmill.train.run.loop import StageRun, Stopped
@@ -42,50 +51,68 @@ from vlmill.train.run.sizes import model_config
 RECIPE = "recipe.yaml"
 
 
-def pretrain(recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False) -> str:
+def pretrain(
+    recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False, force: bool = False
+) -> str:
     """Run ``recipe``, or what is left of it, and return a sentence on what ``output`` holds now.
 
     Under a launcher (torchrun, accelerate launch) every process calls this; the first one prepares
     and writes. Memory is bounded by the batch, some 40 bytes for each pair, and the regions' index.
-    Raises InputError for inputs that do not fit together or an output that holds another run.
+    Raises InputError for inputs that do not fit together, an output that holds another run, and a
+    disk that is too small for the checkpoints unless ``force`` is set.
     """
     accelerator = make_accelerator(recipe)
     if accelerator.is_main_process:
         say_what_is_missing(recipe, inputs)
     sources = open_sources(inputs, recipe)
-    changes = allowed_changes(recipe, sources.init)
+    allowed_changes(recipe, sources.init)  # refused before anything is written
     settings = settings_of(recipe, sources)
     prepared: list[Any] = [None]
     if accelerator.is_main_process:
-        prepared = [_prepare(recipe, sources, output, settings, fresh=fresh)]
+        prepared = [prepare(recipe, sources, output, settings, fresh=fresh)]
     prepared = broadcast_object_list(prepared)
     if prepared[0] is None:
         return f"{output} holds this run, finished at step {max(saved_steps(output))}"
     rejects, counts, text = prepared[0]
-    tokenizer = Tokenizer.from_str(text)
-    table = SampleTable(output / PREPARED)
-    config = replaced(model_config(recipe, tokenizer, sources), changes.items(), "model")
-    recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, table)
-    runner = Runner(recipe, sources, output, tokenizer, stages, accelerator)
+    runner = open_runner(recipe, sources, output, text, accelerator)
     if accelerator.is_main_process:
-        write_text(output / RECIPE, to_yaml(recipe))
+        require_room(checkpoints_bytes(runner), output, force=force)
+        write_text(output / RECIPE, to_yaml(runner.recipe))
     try:
         runner.train()
     except Stopped:
         return f"{output}: stopped at step {runner.done}, saved; the same command continues"
     said = ""
     if accelerator.is_main_process:
-        write_report(output, recipe, table, tokenizer, counts)
+        table, tokenizer = SampleTable(output / PREPARED), Tokenizer.from_str(text)
+        write_report(output, runner.recipe, table, tokenizer, counts)
         said = runner.saving.finish(rejects, settings, counts)
     accelerator.wait_for_everyone()
     return said
 
 
-def _prepare(
+def open_runner(
+    recipe: Recipe, sources: Sources, output: Path, tokenizer: str, accelerator: Accelerator
+) -> Runner:
+    """The run on the samples that :func:`prepare` has left, its model sized by the data.
+
+    ``tokenizer`` is its JSON.
+    """
+    words = Tokenizer.from_str(tokenizer)
+    changes = allowed_changes(recipe, sources.init)
+    config = replaced(model_config(recipe, words, sources), changes.items(), "model")
+    recipe = dataclasses.replace(recipe, model=config)
+    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits)
+    return Runner(recipe, sources, output, words, stages, accelerator)
+
+
+def prepare(
     recipe: Recipe, sources: Sources, output: Path, settings: dict[str, Any], *, fresh: bool
 ) -> tuple[Shard, Counter[str], str] | None:
-    """The samples, ready to be read; None if the run has finished before."""
+    """Makes the samples ready to be read: their rejects, counts and the tokenizer's JSON.
+
+    None if the run has finished before.
+    """
     if fresh:
         _remove_run(output)
     state = prepare_output(output, job=JOB, settings=settings, fresh=fresh)
@@ -93,8 +120,9 @@ def _prepare(
         return None
     if before := remembered(output / PREPARED, output):
         return before.rejects, before.counts, before.tokenizer
-    tokenizer = make_tokenizer(recipe, sources)
-    what = _what_to_prepare(recipe, sources, tokenizer)
+    learnt, measured = _chosen_rows(recipe, sources)
+    tokenizer = make_tokenizer(recipe, sources, learnt)
+    what = _what_to_prepare(recipe, sources, learnt, tokenizer)
     rejects = ShardWriter(output, REJECTS, 0, 1, producer={"job": JOB})
     with rejects:
         counts = prepare_samples(output / PREPARED, what, rejects)
@@ -102,13 +130,42 @@ def _prepare(
     require_pictures(counts, sources.inputs.missing)
     _require_pairs(counts, what)
     if recipe.validate_every:
-        for_validation = dataclasses.replace(what, held_out=True, negatives=None)
-        held_out = prepare_samples(output / HELD_OUT, for_validation)
-        if not held_out["kept"]:
-            say("warning: --pairs has no pair of split val or dev; nothing to validate on")
+        for_validation = dataclasses.replace(what, rows=measured, negatives=None)
+        prepare_samples(output / HELD_OUT, for_validation)
+        learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
+        _compare(learnt_table, held_out, drawn=sources.splits.draws)
     made = Preparation(counts=counts, rejects=rejects.shard, tokenizer=tokenizer.to_str())
     remember(output / PREPARED, made)
     return made.rejects, made.counts, made.tokenizer
+
+
+def _chosen_rows(recipe: Recipe, sources: Sources) -> tuple[Rows, Rows]:
+    """The rows to train on and those to validate on, told to the user."""
+    plan, splits = sources.splits, sources.pairs.splits
+    if set(splits) - {None}:
+        say(said_of(plan, splits))
+    learnt = Rows(splits=plan.trained)
+    if not plan.draws:
+        return learnt, Rows(splits=plan.validated)
+    below = drawn_below(unit_keys(_which_pairs(recipe, sources, learnt)))
+    return Rows(splits=plan.trained, first=below), Rows(splits=plan.trained, end=below)
+
+
+def _compare(learnt: SampleTable, measured: SampleTable, *, drawn: bool) -> None:
+    """Tells what there is to validate on. Raises InputError where a pair is trained on as well."""
+    pictures = np.unique(measured.image_keys[measured.image_rows != ABSENT])
+    why = "; --pairs has no validation split: held out by the hash of their ids" if drawn else ""
+    say(f"validates on {len(measured)} pairs of {len(pictures)} pictures{why}")
+    if both := np.intersect1d(learnt.pair_keys, measured.pair_keys).size:
+        raise InputError(
+            f"--pairs: {both} pair_ids stand in splits that are trained on and in splits that are "
+            "validated on; give each pair one split"
+        )
+    if both := np.intersect1d(learnt.image_keys, pictures).size:
+        say(
+            f"warning: {both} of the {len(pictures)} pictures that are validated on are trained on "
+            "with other captions"
+        )
 
 
 def _remove_run(output: Path) -> None:
@@ -117,24 +174,35 @@ def _remove_run(output: Path) -> None:
         return
     for folder in (CHECKPOINTS, PREPARED, HELD_OUT, CURVES):
         shutil.rmtree(output / folder, ignore_errors=True)
-    for name in (LOG, RECIPE, SETTINGS, MODEL, VOCABULARY):
+    for name in (LOG, RECIPE, *PUBLISHED):
         (output / name).unlink(missing_ok=True)
 
 
-def _what_to_prepare(recipe: Recipe, sources: Sources, tokenizer: Tokenizer) -> WhatToPrepare:
+def _what_to_prepare(
+    recipe: Recipe, sources: Sources, rows: Rows, tokenizer: Tokenizer
+) -> WhatToPrepare:
     """What the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
     return WhatToPrepare(
-        pairs=sources.inputs.pairs,
+        **vars(_which_pairs(recipe, sources, rows)),
         tokenizer=tokenizer,
         max_tokens=max(feed.max_tokens or recipe.max_text_tokens for feed in feeds),
+        negatives=sources.inputs.negatives,
+    )
+
+
+def _which_pairs(recipe: Recipe, sources: Sources, rows: Rows) -> WhichPairs:
+    """The pairs among ``rows`` that any stage takes."""
+    feeds = [stage.feeding for stage in recipe.stages]
+    return WhichPairs(
+        pairs=sources.inputs.pairs,
+        rows=rows,
         pictures=sources.pictures,
         images=None if sources.regions is None else sources.images,
-        negatives=sources.inputs.negatives,
         takes_pairs=any(feed.kind != "text" for feed in feeds),
         takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
         needs_words=any(feed.kind != "pictures" for feed in feeds),
-        total=sources.num_pairs,
+        total=sources.pairs.count,
     )
 
 
@@ -148,11 +216,11 @@ def _require_pairs(counts: Counter[str], what: WhatToPrepare) -> None:
     )
 
 
-def plan_stages(recipe: Recipe, table: SampleTable) -> list[StageRun]:
+def plan_stages(recipe: Recipe, table: SampleTable, plan: SplitPlan) -> list[StageRun]:
     """The stages' lengths in steps. Raises InputError for a stage without pairs."""
     runs: list[StageRun] = []
     for number, stage in enumerate(recipe.stages):
-        count = len(table.rows_of(stage.sources, stage.feeding.kind))
+        count = len(table.rows_of(stage.sources, stage.feeding.kind, plan.training[number]))
         steps = stage.steps
         if steps is None:
             assert stage.epochs is not None

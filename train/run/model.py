@@ -19,7 +19,8 @@ from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import features_of
-from vlmill.train.loading.store.pairs import is_held_out, pair_rows
+from vlmill.train.loading.store.pairs import pair_rows
+from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe
 from vlmill.train.recipes.plain import flatten, to_plain
@@ -129,18 +130,18 @@ def start_vlmo(fresh: Vlmo, init: LoadedCheckpoint) -> None:
         say(f"new, as --init lacks it: {', '.join(sorted(new)[:6])}")
 
 
-def make_tokenizer(recipe: Recipe, sources: Sources) -> Tokenizer:
-    """``--init``'s, ``--vocab``'s, or one trained on the captions that are not held out."""
+def make_tokenizer(recipe: Recipe, sources: Sources, chosen: Rows = FOR_TRAINING) -> Tokenizer:
+    """``--init``'s, ``--vocab``'s, or one trained on the captions of the ``chosen`` pairs."""
     if sources.init is not None and same_words(sources.init, recipe):
         return sources.init.tokenizer
     if sources.inputs.vocab is not None:
         return read_vocabulary(sources.inputs.vocab)
 
     def texts() -> Iterator[str]:
-        with Progress(total=sources.num_pairs, unit="pair", label="vocabulary") as progress:
+        with Progress(total=sources.pairs.count, unit="pair", label="vocabulary") as progress:
             for rows in pair_rows(sources.inputs.pairs):
                 progress.advance(len(rows))
-                yield from (row["text"] for row in rows if not is_held_out(row))
+                yield from (row["text"] for row in rows if chosen.has(row))
 
     return train_vocabulary(texts(), recipe.vocabulary_size)
 

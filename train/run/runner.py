@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.checkpoints.state import restore_training_state
+from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.loading.pictures.tokenizer import blank_tokens
@@ -59,6 +60,9 @@ class Runner:
         )
         last, self.state = self.saving.last_checkpoint()
         self.done = 0 if last is None else last.training.step
+        self.trained_on = TrainedOn()
+        if sources.init is not None:
+            self.trained_on = sources.init.trained_on or TrainedOn(complete=False)
         self.model: nn.Module = first_model(recipe, sources) if last is None else last.model
         # Made before the model is divided among processes, when it can still be copied.
         self.valueless = without_values(self.model)
@@ -88,16 +92,20 @@ class Runner:
             if total == 0 and not self.saving.resumes:
                 self._save(self.stages[0], None, 0, None)
             for run in self.stages:
+                if run.steps and is_first:
+                    self.trained_on = self.trained_on.and_also(*self.batches.keys_of(run))
                 if self.done < run.last:
                     self._train_stage(run, log, progress, stop)
 
     def _train_stage(self, run: StageRun, log: Log, progress: Progress, stop: StopRequest) -> None:
         done = self.done - run.offset
-        training = self._build_training(run)
+        training = self.build_training(run)
         torch.manual_seed(self.recipe.seed + run.number + (self.accelerator.process_index << 16))
         if done:
             restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
         held_out = self.batches.num_held_out(run)
+        if self.recipe.validate_every and not held_out and self.accelerator.is_main_process:
+            say(f"warning: stage {run.stage.name} has no pair to validate on")
         losses: list[float] = []  # of validation, at the step at hand
 
         def validate() -> dict[str, float]:
@@ -111,18 +119,18 @@ class Runner:
         events = Events(
             log=log,
             progress=progress,
-            throughput=self._throughput(run),
+            throughput=self.throughput(run),
             log_every=self.recipe.log_every,
             save=save,
             save_every=self.recipe.save_every,
-            after_step=self._after_step,
+            after_step=self.after_step,
             validate=validate,
             validate_every=self.recipe.validate_every if held_out else 0,
             stopping=stop.came,
         )
         run_stage(run, self.batches.of_training(run, done), training, events, done=done)
 
-    def _build_training(self, run: StageRun) -> Training:
+    def build_training(self, run: StageRun) -> Training:
         """The model wrapped for the devices, with the stage's optimiser."""
         tokenizer, accelerator = self.sources.picture_tokenizer, self.accelerator
         tokens = None if tokenizer is None else tokenizer.reader(accelerator.device)
@@ -147,7 +155,7 @@ class Runner:
             seed=self.recipe.seed,
         )
 
-    def _throughput(self, run: StageRun) -> Throughput:
+    def throughput(self, run: StageRun) -> Throughput:
         """A step's products are counted on the copy of the model that has no values."""
         tokenizer = self.sources.picture_tokenizer
         tokens = None if tokenizer is None else partial(blank_tokens, stride=tokenizer.stride)
@@ -164,7 +172,8 @@ class Runner:
             parameter.requires_grad_(trained)
         return PretrainingStep(model, run.stage.objectives, picture_tokens)
 
-    def _after_step(self) -> None:
+    def after_step(self) -> None:
+        """Take the weights of a step into the average, where there is one."""
         if self.average is not None:
             self.average.update(self.model)
 
@@ -186,4 +195,6 @@ class Runner:
         validation_loss: float | None,
     ) -> None:
         self.done = step
-        self.saving.save(run, step, self.model, self.average, optimizer, validation_loss)
+        self.saving.save(
+            run, step, self.model, self.average, optimizer, self.trained_on, validation_loss
+        )

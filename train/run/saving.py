@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import reason_counts
@@ -24,14 +25,15 @@ from vlmill.train.checkpoints.files import (
     read_record,
     remove_partial,
     save_checkpoint,
-    saved_steps,
-    step_folder,
 )
+from vlmill.train.checkpoints.folders import saved_steps, step_folder
 from vlmill.train.checkpoints.state import training_state, whole_weights
+from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.gather import whole
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Sources
+from vlmill.train.run.lineage import detector_record, run_inputs
 from vlmill.train.run.loop import StageRun
 
 JOB = "train-vl pretrain"
@@ -53,8 +55,12 @@ class Saving:
     ) -> None:
         self.output, self.recipe, self.sources = output, recipe, sources
         self.tokenizer, self.stages, self.accelerator = tokenizer, stages, accelerator
+        self.inputs: list[Input] = []
+        self.detector: dict[str, Any] | None = None
         if accelerator.is_main_process:
             remove_partial(output)
+            self.inputs = run_inputs(recipe, sources)
+            self.detector = None if sources.regions is None else detector_record(sources.regions)
         accelerator.wait_for_everyone()
         self.saved = saved_steps(output)
         records = {step: read_record(folder) for step, folder in self.saved.items()}
@@ -85,11 +91,13 @@ class Saving:
         model: nn.Module,
         average: MovingAverage | None,
         optimizer: torch.optim.Optimizer | None,
+        trained_on: TrainedOn,
         validation_loss: float | None,
     ) -> None:
         """Write the checkpoint after ``step``; all processes take part, the first one writes.
 
-        ``validation_loss`` is that of the held-out pairs, where this step has measured it.
+        ``trained_on`` is of this stage and all before; ``validation_loss`` that of the pairs to
+        validate on, where this step has measured it.
         """
         state = training_state(model, optimizer, self.accelerator)
         weights = whole_weights(model)
@@ -108,12 +116,15 @@ class Saving:
             tokenizer=self.tokenizer,
             detector_fingerprint=self.sources.fingerprint,
             feeding=run.stage.feeding,
+            trained_on=trained_on,
+            detector=self.detector,
+            inputs=self.inputs,
             training=TrainingRecord(
                 recipe=self.recipe.name,
                 stage=run.stage.name,
                 step=step,
-                num_pairs=self.sources.num_pairs,
-                pairs_digest=self.sources.pairs_digest,
+                num_pairs=self.sources.pairs.count,
+                pairs_digest=self.sources.pairs.digest,
                 validation_loss=validation_loss,
             ),
             state=state,
@@ -134,7 +145,7 @@ class Saving:
         publish(self.output, chosen)
         for name in (PREPARED, HELD_OUT):
             shutil.rmtree(self.output / name, ignore_errors=True)
-        write_manifest(self.output, [rejects], job=JOB, settings=settings)
+        write_manifest(self.output, [rejects], job=JOB, settings=settings, inputs=self.inputs)
         rejected = f"; {rejects.rows} rejected ({reason_counts(counts)})" if rejects.rows else ""
         which = "" if best is None else f" (best of the validated ones, {self.losses[best]:.4f})"
         return (

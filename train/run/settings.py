@@ -9,7 +9,7 @@ from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES
-from vlmill.train.checkpoints.files import MODEL
+from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.pictures.tokenizer import FIELD
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import flatten, to_plain
@@ -25,7 +25,7 @@ def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
     tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
     return fields | {
-        "pairs": f"{sources.num_pairs} pairs, {sources.pairs_digest[:16]}",
+        "pairs": f"{sources.pairs.count} pairs, {sources.pairs.digest[:16]}",
         "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
         "images": _table_digest(sources.images, "encoded"),
         "negatives": _digest(negatives, "--negatives"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.models.detector.batches import given
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import open_detector
@@ -97,6 +98,7 @@ def test_the_published_arithmetic_is_there_for_comparisons(tmp_path: Path) -> No
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0]])
     with torch.inference_mode():
         found, expected = (
-            one.model.describe(one.model.feature_map(pixels), boxes) for one in (fast, plain)
+            one.model.describe(one.model.feature_map(pixels), *given(boxes))
+            for one in (fast, plain)
         )
     torch.testing.assert_close(found.features, expected.features, rtol=1e-4, atol=1e-5)

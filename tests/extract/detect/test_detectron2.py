@@ -1,5 +1,6 @@
 """Detectron2 as the backend, against our network of its family: same picture, weights and rows."""
 
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -17,12 +18,15 @@ from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.detectron2 import INSTALL, open_detectron2
-from vlmill.extract.detect.predict import extract_regions
+from vlmill.extract.detect.predict import extract_regions, predict_regions, start_batch
+from vlmill.extract.detect.query import Query
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.resize import NetworkInput, network_input
 from vlmill.models.detector.config import detectron2
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.readers.regions import RegionReader, RegionRow
 
 PROPOSALS = 60
 CONFIG = f"""
@@ -80,9 +84,6 @@ def test_both_backends_give_the_same_rows(
 def test_rows_are_what_detectron2_itself_infers(
     files: tuple[Path, Path], jpeg: Callable[[int], bytes]
 ) -> None:
-    from vlmill.extract.pictures.decode import decode
-    from vlmill.extract.pictures.resize import network_input
-
     limits = InputLimits(short_side=128, long_side=200)
     rule = Selection(threshold=0.05, min_boxes=0, max_boxes=100)
     config = ExtractConfig(selection=rule, limits=limits, storage=Storage(dtype="float32"))
@@ -100,6 +101,54 @@ def test_rows_are_what_detectron2_itself_infers(
     assert row.class_ids is not None and row.class_scores is not None
     assert np.array_equal(row.class_ids, instances.pred_classes.numpy())
     np.testing.assert_allclose(row.class_scores, instances.scores.numpy(), atol=1e-5)
+
+
+@needs_detectron2
+@pytest.mark.parametrize("with_boxes", [False, True])
+def test_pictures_of_a_batch_have_the_rows_that_each_has_alone(
+    with_boxes: bool, files: tuple[Path, Path], jpeg: Callable[[int], bytes]
+) -> None:
+    config = ExtractConfig(
+        selection=Selection(threshold=0.0, min_boxes=20, max_boxes=20),
+        limits=InputLimits(short_side=128, long_side=200),
+        storage=Storage(dtype="float32", global_feature=True),
+    )
+    detector = open_detectron2(*files)
+    boxes = np.array([[3, 5, 60, 70], [40, 0, 90, 71], [8, 8, 30, 20]], dtype=np.float32)
+    queries = []
+    for number in (1, 2):  # of which one has two boxes and one has three
+        pixels = decode(jpeg(number), config.limits)
+        picture = network_input(pixels, detector.model.config, config.limits)
+        own = boxes[: number + 1] if with_boxes else None
+        queries.append(Query(image_id=str(number), picture=picture, boxes=own))
+    batch = start_batch(queries, detector, config)()
+    for query, row in zip(queries, batch, strict=True):
+        assert isinstance(query.picture, NetworkInput)
+        alone = predict_regions("x", query.picture, detector, config, query.boxes)
+        assert isinstance(row, RegionRow) and len(row.boxes) == len(alone.boxes) > 1
+        np.testing.assert_allclose(row.boxes, alone.boxes, atol=2e-3)
+        for name in ("features", "class_scores", "global_feature"):
+            expected, ours = getattr(alone, name), getattr(row, name)
+            np.testing.assert_allclose(ours, expected, atol=1e-4 * abs(expected).max())
+
+
+@needs_detectron2
+def test_fast_keeps_what_is_not_computed_in_bfloat16(
+    files: tuple[Path, Path], jpeg: Callable[[int], bytes]
+) -> None:
+    boxes = np.array([[3, 5, 60, 70], [40, 0, 90, 71]], dtype=np.float32)
+    exact = ExtractConfig(limits=InputLimits(short_side=128, long_side=200))
+    detector = open_detectron2(*files)
+    spec, limits = detector.model.config, exact.limits
+    picture = network_input(decode(jpeg(1), limits), spec, limits)
+    one, other = (
+        predict_regions("x", picture, detector, config, boxes)
+        for config in (exact, dataclasses.replace(exact, precision="fast"))
+    )
+    assert one.features is not None and other.features is not None
+    assert np.array_equal(one.boxes, other.boxes)
+    np.testing.assert_allclose(other.features, one.features, atol=0.03 * abs(one.features).max())
+    assert not np.array_equal(other.features, one.features)
 
 
 @needs_detectron2

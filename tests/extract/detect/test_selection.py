@@ -1,14 +1,16 @@
 """Which proposals become regions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
+from tests.extract.detect.one_picture import Picture, Regions, select_one
 
 from vlmill.extract.config import SELECTIONS, InputLimits, Selection, Storage
-from vlmill.extract.detect.selection import Chosen, Frame, choose_regions, select
+from vlmill.extract.detect.selection import Chosen, Frames, choose_regions, select
 from vlmill.models.detector.config import RISING_THRESHOLDS, DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections
 
@@ -26,7 +28,14 @@ CONFIDENCE = torch.tensor([0.3, 0.9, 0.0, 0.5, 0.1])
     ],
 )
 def test_selection_by_hand(rule: Selection, expected: list[int]) -> None:
-    assert choose_regions(CONFIDENCE, rule).tolist() == expected
+    assert chosen_places(CONFIDENCE, rule) == expected
+
+
+def chosen_places(confidence: torch.Tensor, rule: Selection) -> list[int]:
+    """The places that count, of one picture."""
+    ids, taken = choose_regions(confidence[None], rule)
+    places: list[int] = ids[taken].tolist()
+    return places
 
 
 @given(
@@ -39,7 +48,7 @@ def test_bounds_hold_and_nothing_better_is_left(
     scores: list[float], low: int, more: int, threshold: float
 ) -> None:
     rule = Selection(threshold=threshold, min_boxes=low, max_boxes=max(1, low + more))
-    chosen = choose_regions(torch.tensor(scores), rule).tolist()
+    chosen = chosen_places(torch.tensor(scores), rule)
     assert len(set(chosen)) == len(chosen)
     assert min(low, len(scores)) <= len(chosen) <= rule.max_boxes
     left = [scores[i] for i in range(len(scores)) if i not in chosen]
@@ -77,10 +86,32 @@ def test_settings_that_make_no_sense_name_the_flag(make: Callable[[], object], f
 # Four proposals of 40 x 40, of which the first two overlap by 1/3, and two classes.
 BOXES = torch.tensor([[0.0, 0, 40, 40], [20, 0, 60, 40], [100, 0, 140, 40], [150, 50, 190, 90]])
 PROBS = torch.tensor([[0.6, 0.3], [0.5, 0.2], [0.1, 0.4], [0.05, 0.04]])
-FRAME = Frame(height=100.0, width=200.0, own_height=50.0, own_width=100.0, factors=(2.0, 2.0))
 
 
-def chosen(rule: Selection, probs: torch.Tensor = PROBS, **spec: object) -> Chosen:
+def frames_for(
+    height: float,
+    width: float,
+    factors: Sequence[float],
+    sizes: Sequence[tuple[int, int]],
+    offset: float,
+) -> Frames:
+    """Pictures of ``sizes`` (height and width), resized by ``factors`` to height x width."""
+    network = torch.tensor([[width, height] * 2] * len(factors))
+    own = torch.tensor([[w, h] * 2 for h, w in sizes], dtype=torch.float32)
+    scale = torch.tensor(factors)[:, None].expand(-1, 4)
+    return Frames(
+        min_sides=torch.zeros(len(factors)),
+        factors=scale,
+        network_limits=network - offset,
+        scaled_limits=network / scale - offset,
+        picture_limits=own - offset,
+    )
+
+
+FRAMES = frames_for(100.0, 200.0, [2.0], [(50, 100)], 0.0)
+
+
+def chosen(rule: Selection, probs: torch.Tensor = PROBS, **spec: object) -> Regions:
     """With proposals as boxes, in the conventions of Detectron2."""
     conventions = {
         "box_offset": 0.0,
@@ -94,9 +125,25 @@ def chosen(rule: Selection, probs: torch.Tensor = PROBS, **spec: object) -> Chos
     everything = torch.cat((probs, background), dim=1)
     if config.background == "first":
         everything = everything.roll(1, dims=1)
-    boxes = BOXES[: len(probs)]
-    found = Detections(boxes=boxes, features=boxes, class_probs=everything)
-    return select(found, config, FRAME, rule)
+    return taken_of(select(detections(BOXES[: len(probs)], everything), config, FRAMES, rule))
+
+
+def detections(boxes: torch.Tensor, probs: torch.Tensor) -> Detections:
+    """Of one picture with no free place."""
+    taken = torch.ones(1, len(boxes), dtype=torch.bool)
+    return Detections(boxes=boxes[None], taken=taken, features=boxes[None], class_probs=probs[None])
+
+
+def taken_of(chosen: Chosen) -> Regions:
+    """The regions of a batch's only picture."""
+    taken = chosen.taken[0]
+    return Regions(
+        ids=chosen.ids[0, taken],
+        boxes=chosen.boxes[0, taken],
+        class_ids=chosen.class_ids[0, taken],
+        class_scores=chosen.class_scores[0, taken],
+        nms_threshold=round(chosen.nms_threshold.item(), 6),
+    )
 
 
 @pytest.mark.parametrize("background", ["first", "last"])
@@ -149,6 +196,85 @@ def test_boxes_without_extent_are_dropped_with_their_rows() -> None:
     config = DetectorConfig(box_offset=0.0, background="last", selection="best-class")
     boxes = torch.tensor([[10.0, 10, 10, 30], [0, 0, 20, 20]])
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
-    found = Detections(boxes=boxes, features=boxes, class_probs=probs)
-    kept = select(found, config, FRAME, Selection(threshold=0.0, min_boxes=0, max_boxes=5))
+    rule = Selection(threshold=0.0, min_boxes=0, max_boxes=5)
+    kept = taken_of(select(detections(boxes, probs), config, FRAMES, rule))
     assert kept.ids.tolist() == [1] and kept.boxes.tolist() == [[0, 0, 10, 10]]
+
+
+@given(
+    seed=st.integers(0, 2**16),
+    selection=st.sampled_from(["class-confidence", "best-class", "class-pairs"]),
+    refined=st.booleans(),
+    background=st.sampled_from(["first", "last"]),
+    offset=st.sampled_from([0.0, 1.0]),
+    inclusive=st.booleans(),
+    specific=st.booleans(),
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    bounds=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    threshold=st.sampled_from([0.0, 0.2, 0.5]),
+    thresholds=st.sampled_from([(0.3,), (0.3, 0.5, 0.9)]),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_rule_chooses_what_it_does_for_one_picture(
+    seed: int,
+    selection: Any,
+    refined: bool,
+    background: Any,
+    offset: float,
+    inclusive: bool,
+    specific: bool,
+    counts: list[int],
+    bounds: tuple[int, int],
+    threshold: float,
+    thresholds: tuple[float, ...],
+) -> None:
+    """Against the rules for one picture, with rubbish in the places that are not taken."""
+    spec = DetectorConfig(
+        selection=selection,
+        written_boxes="refined" if refined else "proposals",
+        background=background,
+        box_offset=offset,
+        nms_inclusive=inclusive,
+        class_specific_boxes=specific,
+        class_nms_thresholds=thresholds,
+        num_classes=3,
+    )
+    rule = Selection(
+        threshold=threshold, min_boxes=bounds[0], max_boxes=max(1, bounds[0] + bounds[1])
+    )
+    rng = torch.Generator().manual_seed(seed)
+    places = max(counts) + 1
+    low = torch.rand(len(counts), places, 2, generator=rng) * torch.tensor([70.0, 50.0])
+    boxes = torch.cat((low, low + torch.rand(low.shape, generator=rng) * 40), dim=2)
+    probs = (torch.randn(len(counts), places, 4, generator=rng) * 2).softmax(dim=2)
+    deltas = torch.randn(len(counts), places, 4 * spec.num_regressed, generator=rng) * 0.2
+    factors = [1 / (1 + number / 3) for number in range(len(counts))]
+    batch = Detections(
+        boxes=boxes,
+        taken=torch.arange(places) < torch.tensor(counts)[:, None],
+        features=boxes,
+        class_probs=probs,
+        box_deltas=deltas,
+    )
+    sizes = [(round(80 / factor), round(100 / factor)) for factor in factors]
+    chosen = select(batch, spec, frames_for(80, 100, factors, sizes, offset), rule)
+    for number, count in enumerate(counts):
+        picture = Picture(
+            height=80.0,
+            width=100.0,
+            own_height=float(sizes[number][0]),
+            own_width=float(sizes[number][1]),
+            factor=factors[number],
+            boxes=boxes[number, :count],
+            class_probs=probs[number, :count],
+            box_deltas=deltas[number, :count],
+        )
+        expected = select_one(picture, spec, rule)
+        taken = chosen.taken[number]
+        assert chosen.ids[number][taken].tolist() == expected.ids.tolist()
+        assert chosen.class_ids[number][taken].tolist() == expected.class_ids.tolist()
+        assert chosen.nms_threshold[number].item() == pytest.approx(expected.nms_threshold)
+        torch.testing.assert_close(chosen.class_scores[number][taken], expected.class_scores)
+        torch.testing.assert_close(
+            chosen.boxes[number][taken], expected.boxes, rtol=1e-5, atol=1e-4
+        )

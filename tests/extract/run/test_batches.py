@@ -13,6 +13,7 @@ from PIL import Image
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector
+from vlmill.extract.detect.predict import start_batch
 from vlmill.extract.pictures.plan import Picture, plan_pictures
 from vlmill.extract.run import batches
 from vlmill.extract.run import devices as engine
@@ -119,7 +120,7 @@ def test_rows_of_pictures_that_the_device_resizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a GPU, from workers' pixels to rows: the same as those that are resized here."""
-    monkeypatch.setattr(batches, "sizes_are_fixed", lambda _: True)
+    monkeypatch.setattr(batches, "batches_ahead", lambda _: 1)
     outputs = []
     for there in (False, True):
         monkeypatch.setattr(engine, "resizes_pixels", lambda _, there=there: there)
@@ -176,8 +177,8 @@ def test_a_picture_on_which_the_network_fails_costs_itself_only(
     ]
     bad = whole[4].image_id
     assert bad is not None
-    broken = Broken(batches.start, bad, late)
-    monkeypatch.setattr(batches, "start", broken)
+    broken = Broken(start_batch, bad, late)
+    monkeypatch.setattr(batches, "start_batch", broken)
     found = [
         one
         for w in extract_windows(windows(mixed, detector, batched), detector, batched, None)
@@ -200,7 +201,7 @@ def test_results_wait_one_batch_at_most_on_a_device_that_works_ahead(
 ) -> None:
     """As on a GPU, here on the CPU: the same rows, and a window no later than after the next."""
     expected = [one.result for one in everything(mixed, detector, batched)]
-    monkeypatch.setattr(batches, "sizes_are_fixed", lambda _: True)
+    monkeypatch.setattr(batches, "batches_ahead", lambda _: 1)
     read = 0
 
     def counted() -> Iterator[Iterator[Ready]]:

@@ -294,3 +294,23 @@ def test_features_by_precision_for_the_same_boxes(
     assert found.class_probs is not None
     np.testing.assert_allclose(found.class_probs.sum(axis=1), 1, atol=1e-5)
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_fast_says_that_a_processor_lacks_the_units_for_it(
+    pictures: Path,
+    tmp_path: Path,
+    detector: Detector,
+    config: ExtractConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lacking: bool,
+) -> None:
+    monkeypatch.setattr(run_module, "lacks_bfloat16_units", lambda _: lacking)
+    plan = plan_pictures([str(pictures / "0.jpg")])
+    for precision in ("exact", "fast"):
+        own = dataclasses.replace(config, precision=precision)
+        output = tmp_path / precision
+        assert run(Job(plan=plan, output=output, detector=detector, config=own)) == (1, 0)
+        said = "no bfloat16 units" in capsys.readouterr().err
+        assert said == (lacking and precision == "fast")

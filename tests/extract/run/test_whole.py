@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from vlmill.extract.verify import verify
 from vlmill.extract.whole.crop import middle
 from vlmill.extract.whole.networks import WholePictures, open_whole
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
@@ -43,7 +45,7 @@ def job(
     config: ExtractConfig,
     tmp_path: Path,
 ) -> MakeJob:
-    def make(output: str = "out", **changes: int) -> Job:
+    def make(output: str = "out", **changes: Any) -> Job:
         return Job(
             plan=plan_pictures([str(shared_pictures)]),
             output=tmp_path / output,
@@ -136,7 +138,8 @@ def test_verify_misses_vectors_of_another_width(job: MakeJob, tmp_path: Path) ->
         arrays = region_arrays(dtype="float16", feature_dim=256, global_dim=3)
         with ShardWriter(folder, REGIONS, 0, 1, producer=made.producer(), arrays=arrays) as writer:
             writer.write(encode_regions([row], dtype="float16"))
-        run_module.write_manifest(folder, [writer.shard], job="extract-rois run", settings={})  # type: ignore[list-item]
+        assert writer.shard is not None
+        write_manifest(folder, [writer.shard], job="extract-rois run", settings={})
         problems += verify(folder)
     assert [p.partition(": ")[2] for p in problems] == [
         "a global_feature of 3 numbers, not the networks' 2048",

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.models.detector.batches import detect, given
 from torch import nn
 
 from vlmill.models.detector import cpu_stages as fused
@@ -56,9 +57,9 @@ def test_regions_equal_the_plain_path(
         fast.backbone.res2, FusedStage
     )
     with torch.inference_mode():
-        expected, found = plain(picture(), 1.0, 7), fast(picture(), 1.0, 7)
+        ((expected,), (found,)) = (detect(m, picture(), [1.0], chunk=7) for m in (plain, fast))
         assert_near(fast.backbone(picture()), plain.backbone(picture()))
-        assert len(expected.boxes) > 20
+        assert expected.boxes.shape[1] > 20
         assert_near(found.boxes, expected.boxes)
         assert_near(found.features, expected.features)
         assert_near(found.class_probs, expected.class_probs)
@@ -80,8 +81,8 @@ def test_equal_grids_are_computed_once(name: str, apart: int) -> None:
     assert len(packed) == 2
     assert torch.equal(split_grids(packed, apart)[0], grids)
     with torch.inference_mode():
-        found = fast.roi_heads.region_features(features, boxes, 50)
-        assert_near(found, plain.roi_heads.region_features(features, boxes, 50))
+        found = fast.roi_heads.region_features(features, *given(boxes), 50)
+        assert_near(found, plain.roi_heads.region_features(features, *given(boxes), 50))
 
 
 def test_a_stage_leaves_its_input_alone() -> None:
@@ -109,5 +110,30 @@ def test_gradients_and_other_types_take_the_plain_operators() -> None:
 def test_no_regions() -> None:
     _, fast = both(TINY)
     with torch.inference_mode():
-        found = fast.describe(fast.backbone(picture()), torch.zeros(0, 4))
-    assert found.features.shape == (0, TINY.feature_size)
+        found = fast.describe(fast.backbone(picture()), *given(torch.zeros(0, 4)))
+    assert found.features.shape == (1, 0, TINY.feature_size)
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_bfloat16_rounds_and_changes_nothing_else(name: str) -> None:
+    """8 bits in each of 50 layers; regions' means are summed in float32."""
+    plain, fast = both(CONVENTIONS[name])
+    boxes = torch.tensor([[16.0, 0, 112, 96], [0, 0, 130, 75], [30, 20, 60, 90]])
+    with torch.inference_mode():
+        expected = plain.roi_heads.region_features(plain.backbone(picture()), *given(boxes), 50)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            maps = fast.backbone(picture())
+            found = fast.roi_heads.region_features(maps, *given(boxes), 50)
+    assert maps.dtype == torch.bfloat16 and found.dtype == torch.float32
+    assert nn.functional.cosine_similarity(found, expected, dim=2).min() > 0.999
+    assert (found - expected).abs().max() > 1e-5 * expected.abs().max()
+
+
+def test_means_of_grids_are_summed_in_float32() -> None:
+    x = torch.randn(3, 5, 6, 6, generator=torch.Generator().manual_seed(0)) + 9
+    for dtype in (torch.float32, torch.bfloat16):
+        values = x.to(dtype)
+        means = fused.grid_means(values, 2).view(3, 2, 2, 5)
+        for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            expected = values.float()[:, :, row::2, column::2].mean(dim=(2, 3))
+            torch.testing.assert_close(means[:, row, column], expected)

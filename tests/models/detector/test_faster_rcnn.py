@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.models.detector.batches import detect, given, limits_of, min_sides_of
 from torch import Tensor, nn
 from torchvision import ops
 
@@ -54,21 +55,22 @@ def picture(height: int, width: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("family", CONVENTIONS)
 def test_every_family_detects(family: str) -> None:
     spec = small(family)
-    found = random_model(spec)(picture(96, 128), 1.0, chunk=4)
-    count = len(found.boxes)
+    (found,) = detect(random_model(spec), picture(96, 128), [1.0], chunk=4)
+    count = found.boxes.shape[1]
     assert 0 < count <= 9
-    assert found.features.shape == (count, spec.feature_size)
-    torch.testing.assert_close(found.class_probs.sum(dim=1), torch.ones(count))
+    assert found.features.shape == (1, count, spec.feature_size)
+    torch.testing.assert_close(found.class_probs.sum(dim=2), torch.ones(1, count))
     attributes = {"milvlg": 5, "milvlg-r152": 5, "airsplay": 4, "hf-frcnn": 4}.get(family)
     if attributes is None:
         assert found.attribute_probs is None
     else:
         assert found.attribute_probs is not None
-        assert found.attribute_probs.shape == (count, attributes)
+        assert found.attribute_probs.shape == (1, count, attributes)
     if spec.written_boxes == "refined":
         assert found.box_deltas is not None
-        refined = refine_boxes(found.boxes, found.box_deltas, 96.0, 128.0, spec)
-        assert refined.shape == (count, 6, 4)
+        limits = limits_of([(96, 128)], 0.0)
+        refined = refine_boxes(found.boxes, found.box_deltas, limits, spec)
+        assert refined.shape == (1, count, 6, 4)
         assert refined.min() >= 0 and refined[..., 2].max() <= 128 and refined[..., 3].max() <= 96
 
 
@@ -77,9 +79,9 @@ def test_folding_changes_roundings_only(family: str) -> None:
     model = random_model(small(family))
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
     with torch.no_grad():
-        before = model.describe(model.feature_map(picture(96, 128)), boxes).features
+        before = model.describe(model.feature_map(picture(96, 128)), *given(boxes)).features
         fold_norms(model)
-        after = model.describe(model.feature_map(picture(96, 128)), boxes).features
+        after = model.describe(model.feature_map(picture(96, 128)), *given(boxes)).features
     assert not any(isinstance(m.norm, FrozenBatchNorm) for m in model.modules() if is_conv(m))
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
 
@@ -93,10 +95,10 @@ def test_gradients_reach_every_stage(family: str) -> None:
     """Given boxes, as VL-BERT trains its Fast R-CNN: everything but the proposal head learns."""
     model = random_model(small(family)).train()
     boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [40.0, 0.0, 100.0, 90.0]])
-    found = model.describe(model.feature_map(picture(96, 128)), boxes)
-    loss = found.features.square().mean() - found.class_probs[:, 0].log().mean()
+    found = model.describe(model.feature_map(picture(96, 128)), *given(boxes))
+    loss = found.features.square().mean() - found.class_probs[..., 0].log().mean()
     if found.attribute_probs is not None:
-        loss = loss - found.attribute_probs[:, 0].log().mean()
+        loss = loss - found.attribute_probs[..., 0].log().mean()
     if found.box_deltas is not None:
         loss = loss + found.box_deltas.square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -112,7 +114,8 @@ def test_proposals_are_constants_and_their_head_learns() -> None:
     model = random_model(small("milvlg")).train()
     features = model.feature_map(picture(96, 128))
     logits, deltas = model.proposal_generator.rpn_head(features)
-    boxes, scores = model.proposal_generator.propose(logits, deltas, 96, 128, 1.0)
+    limits, sides = limits_of([(96, 128)], 1.0), min_sides_of([1.0], model.config)
+    boxes, scores = model.proposal_generator.propose(logits, deltas, limits, sides)
     assert not boxes.requires_grad and not scores.requires_grad
     (logits.square().mean() + deltas.square().mean()).backward()
     for parameter in model.proposal_generator.parameters():
@@ -123,7 +126,8 @@ def test_proposals_are_constants_and_their_head_learns() -> None:
 def test_frozen_stages_and_trained_norms(stages: int) -> None:
     model = FasterRCNN(small("milvlg", frozen_stages=stages, batch_norm="trained")).train()
     assert not any(isinstance(m, FrozenBatchNorm) for m in model.roi_heads.modules())
-    model.describe(model.feature_map(picture(96, 128)), torch.tensor([[3.0, 5.0, 60.0, 70.0]]))
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0]])
+    model.describe(model.feature_map(picture(96, 128)), *given(boxes))
     backbone = model.backbone
     parts = (backbone.stem, backbone.res2, backbone.res3, backbone.res4)
     for number, part in enumerate(parts, start=1):
@@ -139,34 +143,54 @@ def test_a_state_dict_is_the_same_for_frozen_and_trained_norms() -> None:
     assert set(frozen) == {key for key in trained if not key.endswith("num_batches_tracked")}
 
 
-@pytest.mark.parametrize("family", ["milvlg", "detectron2"])
-def test_a_batch_of_equal_sizes_equals_its_pictures(family: str) -> None:
-    model = random_model(small(family))
-    first, second = picture(96, 128), picture(96, 128, seed=4)
-    with torch.no_grad():
-        both = model.detect(torch.cat((first, second)), [(96, 128)] * 2, [1.0, 1.0], chunk=4)
-        for found, alone in zip(both, (model(first, 1.0), model(second, 1.0)), strict=True):
-            torch.testing.assert_close(found.boxes, alone.boxes, atol=1e-3, rtol=0)
-            torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
+@pytest.mark.parametrize("family", ["milvlg", "airsplay", "detectron2"])
+def test_pictures_of_a_batch_are_what_they_are_alone(family: str) -> None:
+    """Some places stay free: each picture has its own least size of proposals."""
+    model = random_model(small(family, min_proposal_size=20.0, post_nms_top=40), seed=2)
+    pictures = torch.cat([picture(96, 128, seed=seed) for seed in (1, 4, 5)])
+    scales = [1.0, 2.0, 0.5]
+    with torch.inference_mode():
+        together = detect(model, pictures, scales, chunk=4)
+        for number, found in enumerate(together):
+            own = pictures[number : number + 1]
+            (alone,) = detect(model, own, scales[number : number + 1])
+            torch.testing.assert_close(found.boxes, alone.boxes, rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(found.features, alone.features, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.class_probs, alone.class_probs, rtol=1e-4, atol=1e-5)
+    assert len({found.boxes.shape[1] for found in together}) > 1
 
 
 def test_proposals_of_a_padded_picture_stay_in_the_picture() -> None:
     model = random_model(small("detectron2"))
     padded = nn.functional.pad(picture(64, 80), (0, 48, 0, 32))
     with torch.no_grad():
-        found = model.detect(padded, [(64, 80)], [1.0])[0]
-    assert len(found.boxes) > 0
-    assert found.boxes[:, [0, 2]].max() <= 80 and found.boxes[:, [1, 3]].max() <= 64
+        (found,) = detect(model, padded, [1.0], sizes=[(64, 80)])
+    assert found.boxes.shape[1] > 0
+    assert found.boxes[..., [0, 2]].max() <= 80 and found.boxes[..., [1, 3]].max() <= 64
 
 
 @pytest.mark.parametrize(("offset", "family"), [(1.0, "milvlg"), (0.0, "airsplay")])
-def test_the_whole_picture_as_a_region(offset: float, family: str) -> None:
+def test_the_whole_pictures_as_regions(offset: float, family: str) -> None:
     model = random_model(small(family))
+    pictures = torch.cat((picture(96, 128), picture(96, 128, seed=4)))
+    limits = limits_of([(96, 128)] * 2, offset)
     with torch.no_grad():
+        batch = model(pictures, limits, min_sides_of([1.0] * 2, model.config), whole=True)
+        features = model.feature_map(pictures)
+        boxes = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]]).expand(2, 1, 4)
+        described = model.describe(features, boxes, torch.ones(2, 1, dtype=torch.bool))
+    assert batch.whole is not None and torch.equal(batch.whole, described.features[:, 0])
+
+
+def test_only_taken_places_are_computed_on_a_cpu() -> None:
+    model = random_model(small("milvlg"))
+    boxes = torch.tensor([[3.0, 5.0, 60.0, 70.0], [torch.nan] * 4, [40.0, 0.0, 100.0, 90.0]])
+    taken = torch.tensor([True, False, True])
+    with torch.inference_mode():
         features = model.feature_map(picture(96, 128))
-        box = torch.tensor([[0.0, 0.0, 128 - offset, 96 - offset]])
-        whole = model.whole_image(features, 96, 128)
-        assert torch.equal(whole, model.describe(features, box).features[0])
+        found = model.describe(features, boxes[None], taken[None]).features
+        expected = model.describe(features, *given(boxes[taken])).features
+    assert torch.equal(found[:, taken], expected) and not found[:, ~taken].any()
 
 
 def test_res5_dilates_or_strides_as_configured() -> None:
@@ -179,8 +203,8 @@ def test_res5_dilates_or_strides_as_configured() -> None:
 
 def test_one_regression_for_all_classes() -> None:
     spec = small("detectron2", class_specific_boxes=False)
-    found = random_model(spec)(picture(96, 128), 1.0)
-    assert found.box_deltas is not None and found.box_deltas.shape == (len(found.boxes), 4)
+    (found,) = detect(random_model(spec), picture(96, 128), [1.0])
+    assert found.box_deltas is not None and found.box_deltas.shape == found.boxes.shape
 
 
 def test_published_layout_of_the_full_size() -> None:
@@ -199,20 +223,20 @@ def test_published_layout_of_the_full_size() -> None:
 
 def test_nothing_is_refined_to_nothing() -> None:
     spec = small("airsplay")
-    assert refine_boxes(torch.zeros(0, 4), torch.zeros(0, 24), 9.0, 9.0, spec).shape == (0, 6, 4)
+    refined = refine_boxes(torch.zeros(2, 0, 4), torch.zeros(2, 0, 24), torch.ones(2, 4), spec)
+    assert refined.shape == (2, 0, 6, 4)
 
 
 @pytest.mark.parametrize(("of", "smallest"), [("picture", 32.0), ("input", 16.0)])
 def test_the_smallest_proposal_is_meant_before_or_after_resizing(of: str, smallest: float) -> None:
     spec = small("detectron2", min_proposal_size=16.0, min_size_of=of, post_nms_top=60)
     assert spec.min_input_size(2.0) == smallest
-    model = random_model(spec)
-    boxes, _ = model.proposal_generator(model.feature_map(picture(96, 128)), 96, 128, 2.0)
-    sides = boxes[:, 2:] - boxes[:, :2]
-    assert len(boxes) > 5 and sides.min() > smallest
-    everything = random_model(small("detectron2", post_nms_top=60)).proposal_generator
-    anywhere, _ = everything(model.feature_map(picture(96, 128)), 96, 128, 2.0)
-    assert (anywhere[:, 2:] - anywhere[:, :2]).min() < smallest
+    (large,) = detect(random_model(spec), picture(96, 128), [2.0])
+    sides = large.boxes[..., 2:] - large.boxes[..., :2]
+    assert sides.shape[1] > 5 and sides.min() > smallest
+    everything = random_model(small("detectron2", post_nms_top=60))
+    (every,) = detect(everything, picture(96, 128), [2.0])
+    assert (every.boxes[..., 2:] - every.boxes[..., :2]).min() < smallest
 
 
 @pytest.mark.parametrize(("dilation", "in_1x1"), [(1, True), (2, True), (2, False)])
@@ -252,20 +276,20 @@ def test_regions_are_pooled_by_the_operator_that_is_named(
             aligned = pooling == "align"
             pooled = ops.roi_align(features, [boxes], size, 1 / 16, sampling, aligned)
         expected = model.roi_heads.res5(pooled).mean(dim=(2, 3))
-        torch.testing.assert_close(model.describe(features, boxes).features, expected)
+        torch.testing.assert_close(model.describe(features, *given(boxes)).features[0], expected)
         fold_norms(model)
         fuse_stages(model)
-        extracted = model.describe(features, boxes).features
+        extracted = model.describe(features, *given(boxes)).features[0]
     torch.testing.assert_close(extracted, expected, rtol=1e-4, atol=1e-5 * float(expected.max()))
 
 
 def test_a_picture_without_proposals_has_empty_outputs() -> None:
     """5 pixels are below the smallest proposal size at every scale."""
     spec = small("milvlg", min_proposal_size=16.0)
-    found = random_model(spec)(torch.zeros(1, 3, 5, 5), 1.0)
-    assert found.boxes.shape == (0, 4)
-    assert found.features.shape == (0, spec.feature_size)
-    assert found.class_probs.shape == (0, 7)
+    (found,) = detect(random_model(spec), torch.zeros(1, 3, 5, 5), [1.0])
+    assert found.boxes.shape == (1, 0, 4)
+    assert found.features.shape == (1, 0, spec.feature_size)
+    assert found.class_probs.shape == (1, 0, 7)
 
 
 def test_random_weights_follow_the_seed_and_keep_regions_apart() -> None:
@@ -276,16 +300,17 @@ def test_random_weights_follow_the_seed_and_keep_regions_apart() -> None:
     for seed in (0, 0, 1):
         model = FasterRCNN(ARCHITECTURES["tiny"]).eval()
         randomise(model, seed)
-        outputs.append(model(picture, 0.5))
+        outputs.append(detect(model, picture, [0.5])[0])
     first, again, other = outputs
     assert torch.equal(first.features, again.features)
     assert first.features.shape != other.features.shape or not torch.equal(
         first.features, other.features
     )
-    spread = first.features.var(dim=0).sum() / first.features.mean(dim=0).square().sum()
+    features = first.features[0]
+    spread = features.var(dim=0).sum() / features.mean(dim=0).square().sum()
     assert spread > 0.02  # regions differ; it is 0 where activations have collapsed
     assert 0.02 < first.features.square().mean().sqrt() < 10
-    assert first.class_probs.max() > 10 / first.class_probs.shape[1]
+    assert first.class_probs.max() > 10 / first.class_probs.shape[2]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_norms_of_scale_and_shift_alone(tmp_path: Path) -> None:
     scale, shift = state["stem.conv1.norm.weight"], state["stem.conv1.norm.bias"]
     expected = x * scale[:, None, None] + shift[:, None, None]
     torch.testing.assert_close(cnn.stem.conv1.norm.eval()(x), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(cnn.res5[0].conv3.weight, state["res5.0.conv3.weight"])
+    assert torch.equal(cnn.get_parameter("res5.0.conv3.weight"), state["res5.0.conv3.weight"])
 
 
 def published(model: FasterRCNN) -> dict[str, Tensor]:
@@ -170,7 +170,7 @@ def test_old_frozen_norms_are_put_right(tmp_path: Path) -> None:
     cnn = RegionCnn(NARROW)
     state = {n: t for n, t in cnn.state_dict().items() if not n.endswith("num_batches_tracked")}
     holder = torch.nn.Module()
-    saved = holder.state_dict()
+    saved: Any = holder.state_dict()
     saved.update(state)
     saved._metadata = {"res2.0.conv1.norm": {"version": 2}}
     torch.save(saved, tmp_path / "old.pth")

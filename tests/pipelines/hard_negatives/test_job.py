@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from vlmill.pipelines.hard_negatives.command import main
-from vlmill.schemas.files.manifest import MANIFEST, verify_folder
+from vlmill.pipelines.hard_negatives.cost import estimate_of, output_bytes
+from vlmill.schemas.console.cost import Rate, size_words
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import image_id_of, pair_id_of
@@ -41,6 +43,18 @@ def test_every_pair_has_a_row_and_repeats_are_rejected(
     assert rejected["reason"] == "duplicate"
     assert verify_folder(tmp_path / "out") == []
     assert len(list((tmp_path / "out").glob("negatives-*.parquet"))) == 3
+
+
+def test_texts_without_a_picture_are_rejected(pairs: Path, tmp_path: Path) -> None:
+    text = {"pair_id": pair_id_of("", "a cat"), "text": "a cat"}
+    write_shard(pairs, PAIRS, [text], 1, 2)
+    assert run(pairs, tmp_path / "out") == 0
+    rejects = {
+        row["key"]: row["reason"] for row in read_table(tmp_path / "out", REJECTS).to_pylist()
+    }
+    assert rejects.pop(text["pair_id"]) == "no_picture"
+    assert list(rejects.values()) == ["duplicate"]
+    assert read_table(tmp_path / "out", NEGATIVES).num_rows == len(TEXTS)
 
 
 def test_a_killed_run_continues_to_the_same_bytes(
@@ -100,3 +114,30 @@ def test_missing_and_empty_inputs_exit_2(
     assert "--pairs" in errors[0]
     assert "empty" in errors[1]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_measures_and_writes_nothing(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(pairs, tmp_path / "out", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "--pairs 5 pairs" in said and "measured on 5" in said
+    assert f"up to {size_words(output_bytes(5, 30))}" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_most_bytes_by_hand() -> None:
+    assert output_bytes(100, 30) == 100 * (36 + 30 * 40)
+    assert output_bytes(2, 30) == 2 * (36 + 2 * 40)  # no more negatives than there are pairs
+
+
+def test_time_grows_with_the_square_of_the_captions() -> None:
+    rate = Rate(items=1000, seconds=1.0, unit="captions")
+    few, many = (estimate_of(count, 30, rate).seconds for count in (20_000, 2_000_000))
+    assert (few, many) == (20.0, 2000.0 * 100)
+
+
+def test_the_manifest_names_the_pairs(pairs: Path, tmp_path: Path) -> None:
+    assert run(pairs, tmp_path / "out") == 0
+    (entry,) = read_manifest(tmp_path / "out")["inputs"]
+    assert (entry.flag, entry.table, entry.rows, entry.rule) == ("--pairs", "pairs", 6, "ends")

@@ -16,8 +16,9 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.own import Ledger, OwnJob, clean_text
 from vlmill.pipelines.manifest.rows import places_of, read_rows, table_file
+from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.manifest import MANIFEST, verify_folder
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import image_id_of, pair_id_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
@@ -119,6 +120,55 @@ def test_without_a_root_there_are_pairs_only(
     assert "done: 10 pairs, 4 rejects" in capsys.readouterr().out
     assert not list(out.glob("images-*"))
     assert "../secret" in read_table(out, PAIRS).column("image_id").to_pylist()
+
+
+SPLITS = """\
+file,caption,Split
+1,one,train
+2,two,Test
+3,three,tset
+4,four,
+"""
+
+
+def split_values(output: Path) -> list[str | None]:
+    values: list[str | None] = read_table(output, PAIRS).column("split").to_pylist()
+    return values
+
+
+def test_a_column_called_split_is_used_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(SPLITS)
+    assert own(tmp_path / "x.csv", tmp_path / "out") == 0
+    assert split_values(tmp_path / "out") == ["train", "Test", "tset", None]
+    said = capsys.readouterr().out
+    assert "splits (column Split): no split 1, train 1 trained on; Test 1 for test; tset 1 " in said
+    assert "train-vl pretrain stops at them" in said
+
+
+def test_a_column_called_split_can_be_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text(SPLITS.replace("Split", "split"))
+    assert own(tmp_path / "x.csv", tmp_path / "none", "--no-split-column") == 0
+    assert split_values(tmp_path / "none") == [None] * 4
+    assert own(tmp_path / "x.csv", tmp_path / "other", "--split-column", "caption") == 0
+    assert split_values(tmp_path / "other")[0] == "one"
+    assert own(tmp_path / "x.csv", tmp_path / "id", "--id-column", "split") == 0
+    assert split_values(tmp_path / "id") == [None] * 3
+    said = capsys.readouterr().out
+    assert said.count("splits (column") == 1
+
+
+def test_two_columns_called_split_are_a_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text("file,caption,split,Split\n1,one,train,test\n")
+    assert own(tmp_path / "x.csv", tmp_path / "out") == 2
+    assert "has the columns split, Split; say which" in capsys.readouterr().err
+    assert own(tmp_path / "x.csv", tmp_path / "out", "--split-column", "Split") == 0
+    assert split_values(tmp_path / "out") == ["test"]
 
 
 def test_ids_of_their_own(photos: Path, tmp_path: Path) -> None:
@@ -292,3 +342,21 @@ def contents_of(folder: Path) -> dict[str, bytes]:
         "tsv": ROWS.replace(",", "\t").encode(),
         "parquet": (folder / "p").read_bytes(),
     }
+
+
+def test_a_dry_run_measures_and_writes_nothing(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "captions.csv"
+    table.write_text("text,image\n" + "a kite,1.jpg\n" * 2)
+    out = tmp_path / "out"
+    columns = ["--text-column", "text", "--image-column", "image", "--image-root", str(photos)]
+    words = ["own", "--input", str(table), *columns, "--output", str(out)]
+    assert main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    expected = (photos / "1.jpg").stat().st_size + len("a kite")  # the repetition is a reject
+    assert f"about {size_words(expected)}, if" in said and "--input 2 rows" in said
+    assert not out.exists()
+    assert main(words) == 0
+    flags = [(entry.flag, entry.rule) for entry in read_manifest(out)["inputs"]]
+    assert flags == [("--input", "content"), ("--image-root", "listing")]

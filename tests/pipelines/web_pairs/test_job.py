@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmill.pipelines.web_pairs import command as web_pairs
-from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.console.lineage import state_of
+from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import image_id_of, pair_id_of
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
@@ -220,3 +221,26 @@ def test_the_report_is_one_safe_file(mined: Path) -> None:
     assert "The black cat of the neighbours sleeps" in report
     assert "data:image/jpeg;base64," in report
     assert "<script" not in report and "src='http" not in report
+
+
+def test_a_dry_run_measures_and_writes_nothing(
+    site: Any, archive: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = archive(tmp_path / "a.warc.gz", site).stat().st_size
+    assert run(tmp_path / "a.warc.gz", tmp_path / "out", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "--warc 1 archives" in said and "unknown until it is made" in said
+    assert f"measured on {size / 1e6:.4g} in" in said  # a small one is read to its end
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_goes_past_broken_archives(tmp_path: Path) -> None:
+    (tmp_path / "a.warc.gz").write_bytes(b"no archive")
+    (tmp_path / "empty.warc").write_bytes(b"")
+    assert run(f"{tmp_path}/*.warc*", tmp_path / "out", "--dry-run") == 0
+
+
+def test_the_manifest_names_the_archives(mined: Path, warcs: Path) -> None:
+    (entry,) = read_manifest(mined)["inputs"]
+    assert (entry.flag, entry.files) == ("--warc", 2)
+    assert state_of(entry, entry.path) == ("ok", "")

@@ -1,5 +1,8 @@
 """Two runs on one output: the second is refused with who is at work, and a kill frees the lock."""
 
+import contextlib
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.lock import LOCK, locked
+from vlmill.schemas.files.lock import LOCK, RANKS, locked
 
 HOLDER = """
 import sys
@@ -55,15 +58,16 @@ def test_a_killed_run_frees_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", RANKS)
 def test_other_ranks_of_a_launch_share_the_first_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with locked(tmp_path):
-        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv(name, "1")
         with locked(tmp_path):
             pass
         assert (tmp_path / LOCK).exists()
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(name, "0")
     with locked(tmp_path), pytest.raises(InputError, match="is being written by"), locked(tmp_path):
         pass
 
@@ -94,15 +98,95 @@ def test_many_at_once_one_at_a_time(tmp_path: Path) -> None:
     assert taken[0] > 0
 
 
-def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("output", ["file", "file/out", "file/a/out"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_file_in_the_way(tmp_path: Path, output: str, beside: bool) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file; give a folder"), locked(tmp_path / "file"):
-        pass
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    (tmp_path / "closed").mkdir(mode=0o500)
+    refused = pytest.raises(InputError, match=f"--output .*{tmp_path / 'file'} is a file; give")
+    replaced = beside and output == "file"
     with (
-        pytest.raises(InputError, match="cannot be written"),
-        locked(tmp_path / "closed" / "out"),
+        contextlib.nullcontext() if replaced else refused,
+        locked(tmp_path / output, beside=beside),
     ):
         pass
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_place_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number), "the lock")
+
+    monkeypatch.setattr(os, "open", refuse)
+    said = rf"--output {tmp_path}/a/b cannot be written \({os.strerror(number)}: the lock\); give"
+    with pytest.raises(InputError, match=said), locked(tmp_path / "a" / "b"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_where_nothing_can_be_made() -> None:
+    with (
+        pytest.raises(InputError, match="no folder can be made there; give another"),
+        locked(Path("/proc/self/out")),
+    ):
+        pass
+
+
+def test_folders_made_for_the_lock_go_again(tmp_path: Path) -> None:
+    def refused() -> None:
+        with locked(tmp_path / "a" / "b"):
+            assert (tmp_path / "a" / "b" / LOCK).exists()
+            raise InputError("--pairs: no such table")
+
+    with pytest.raises(InputError, match="--pairs"):
+        refused()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    with locked(tmp_path / "mine"):
+        pass
+    with locked(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "regions").write_text("")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "b", "mine", "regions"]
+
+
+def test_beside_an_output_that_is_renamed_into_its_place(tmp_path: Path) -> None:
+    output = tmp_path / "out.tsv"
+    with locked(output, beside=True):
+        assert not output.exists()
+        with pytest.raises(InputError, match="is being written by"), locked(output, beside=True):
+            pass
+        with locked(tmp_path / "other.tsv", beside=True):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_working_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with (
+        locked(".", beside=True),
+        pytest.raises(InputError),
+        locked(tmp_path / "here", beside=True),
+    ):
+        pass
+    with pytest.raises(InputError, match=r"--output \. is"), locked("."), locked("."):
+        pass
+
+
+def test_a_command_that_writes_nothing_needs_no_lock() -> None:
+    with locked(None):
+        pass
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.warns(RuntimeWarning, match="start no second run"), locked(tmp_path / "out"):
+        pass
+    assert not list(tmp_path.iterdir())

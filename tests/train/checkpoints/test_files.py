@@ -9,18 +9,15 @@ import torch
 from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import (
-    CHECKPOINTS,
     LoadedCheckpoint,
     TrainingRecord,
-    find_checkpoint,
     keep_checkpoints,
     load_checkpoint,
     load_training_state,
     publish,
     save_checkpoint,
-    saved_steps,
-    step_folder,
 )
+from vlmill.train.checkpoints.folders import CHECKPOINTS, find_checkpoint, saved_steps, step_folder
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding
 

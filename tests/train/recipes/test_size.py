@@ -9,7 +9,9 @@ from torch import nn
 
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.beit.config import image_classifier
-from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock, PreNormBlock
+from vlmill.models.layers.blocks import PostNormBlock
+from vlmill.models.layers.co_attention import CoAttentionBlock
+from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.vlbert.config import RegionCnnConfig
 from vlmill.train.recipes.size import NETWORKS, network_of
 

@@ -15,7 +15,8 @@ from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionReader, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
-from vlmill.train.checkpoints.files import load_checkpoint, saved_steps
+from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.loading.features import features_of
 from vlmill.train.objectives import pretraining as objectives
 from vlmill.train.recipes import Recipe, Stage, change_recipe

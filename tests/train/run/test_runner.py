@@ -15,7 +15,8 @@ from tests.factories import write_images
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints import files as checkpoint
-from vlmill.train.checkpoints.files import load_checkpoint, load_training_state, saved_steps
+from vlmill.train.checkpoints.files import load_checkpoint, load_training_state
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
@@ -89,8 +90,10 @@ def test_validation_changes_nothing_in_training(
 def test_without_held_out_pairs_validation_is_a_warning(
     tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pretrain(change_recipe(recipe, ["validate_every=2", "steps=2"]), tables.write(), tmp_path / "o")
-    assert "no pair of split val or dev" in capsys.readouterr().err
+    """One picture alone is not held out."""
+    changes = ["validate_every=2", "steps=2"]
+    pretrain(change_recipe(recipe, changes), tables.write(1), tmp_path / "o")
+    assert "stage pairs has no pair to validate on" in capsys.readouterr().err
 
 
 def test_a_checkpoint_holds_the_average_and_the_weights_beside(

@@ -28,6 +28,7 @@ SAMPLES = pa.schema(
         ("pair_id", pa.string()),
         ("image_id", pa.string()),
         ("source", pa.string()),
+        ("split", pa.string()),
     ]
 )
 HARD = pa.schema([("row", pa.int64()), ("negatives", pa.list_(pa.int64()))])
@@ -58,16 +59,7 @@ class Columns:
 
     def write(self, kept: Sequence[Kept]) -> None:
         """Append pairs."""
-        self._samples.write(
-            [
-                {
-                    "pair_id": row["pair_id"],
-                    "image_id": row["image_id"],
-                    "source": row["source"],
-                }
-                for row, *_ in kept
-            ]
-        )
+        self._samples.write([{name: row[name] for name in SAMPLES.names} for row, *_ in kept])
         numbers: dict[str, list[int]] = {
             "pair_key": [key64(row["pair_id"]) for row, *_ in kept],
             # As the model sees it: case does not count.

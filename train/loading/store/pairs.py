@@ -1,7 +1,9 @@
 """Training reads the table of pairs here: its rows, its splits and its digest."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,6 @@ from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.loading.store.files import ROWS
 
-VALIDATION_SPLITS = frozenset({"val", "dev"})
-HELD_OUT_SPLITS = VALIDATION_SPLITS | {"test"}
 COLUMNS = ("pair_id", "image_id", "text", "source", "split")
 
 
@@ -54,14 +54,20 @@ class PairsDigest:
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def pairs_digest(pairs: str) -> tuple[int, str]:
-    """Number of a table's pairs and their :class:`PairsDigest`."""
-    digest = PairsDigest()
+@dataclass(frozen=True, kw_only=True)
+class PairsFacts:
+    """What one pass over a table of pairs tells: its :class:`PairsDigest` and its splits."""
+
+    count: int
+    digest: str
+    splits: Counter[str | None]  # the pairs of each, by its name as it is written
+
+
+def pairs_facts(pairs: str) -> PairsFacts:
+    """Reads the table once."""
+    digest, splits = PairsDigest(), Counter[str | None]()
     for batch in pair_batches(pairs):
         digest.update(batch)
-    return digest.count, digest.hexdigest()
-
-
-def is_held_out(row: dict[str, Any]) -> bool:
-    """Whether a pair is kept for validation or test; pairs without a split are not."""
-    return row["split"] in HELD_OUT_SPLITS
+        for entry in batch.column("split").value_counts().to_pylist():
+            splits[entry["values"]] += entry["counts"]
+    return PairsFacts(count=digest.count, digest=digest.hexdigest(), splits=splits)

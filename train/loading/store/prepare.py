@@ -27,13 +27,10 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import PAIRS, REGIONS
+from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.store.files import ROWS, Columns, prepare_negatives, write_known
-from vlmill.train.loading.store.pairs import (
-    VALIDATION_SPLITS,
-    is_held_out,
-    pair_batches,
-    pair_rows,
-)
+from vlmill.train.loading.store.pairs import pair_batches, pair_rows
+from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 from vlmill.train.loading.store.table import SampleTable
 
 # Of the rows of a table of negatives: fewer that are of pairs to train on are worth a warning.
@@ -41,20 +38,26 @@ FEW_NEGATIVES = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatToPrepare:
-    """Says what a run's samples are made of, and which pairs it trains on."""
+class WhichPairs:
+    """Says which pairs of a table a run can use, and with which pictures it joins them."""
 
     pairs: str  # the table
-    tokenizer: Tokenizer
-    max_tokens: int  # longer texts are cut before [SEP]
+    rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
     pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
     images: Indexed | None = None  # beside regions in `pictures`: the pictures themselves
-    negatives: str | None = None  # the table of hard negatives
     takes_pairs: bool = True
     takes_texts: bool = False  # texts without a picture
     needs_words: bool = True  # for pictures alone a text may be empty
-    held_out: bool = False  # the splits val and dev, in place of what is trained on
     total: int | None = None  # pairs of the table, for the progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatToPrepare(WhichPairs):
+    """Says what a run's samples are made of."""
+
+    tokenizer: Tokenizer
+    max_tokens: int  # longer texts are cut before [SEP]
+    negatives: str | None = None  # the table of hard negatives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +89,10 @@ def prepare_samples(
 ) -> Counter[str]:
     """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
-    Pairs are rejected that are held out for validation or test, whose pair_id came before, whose
+    Pairs are rejected that are held out (all but ``what.rows``), whose pair_id came before, whose
     picture has no regions (or no row of images), and whose text has no word. Texts that are cut are
-    kept, and counted as ``cut``. Says which pictures the tables call by different ids.
+    kept, and counted as ``cut``. With ``rejects``, says which pictures the tables call by different
+    ids.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -118,12 +122,30 @@ def prepare_samples(
             writer.write(accepted)
             progress.advance(len(rows), rejects=len(rejected))
     write_known(folder)
-    if not what.held_out:  # these are the same tables again
+    if rejects is not None:  # what is held out comes from the same tables
         for summary in pair_filter.summaries():
             say(f"note: {summary}")
     if what.negatives is not None and counts["kept"]:
         counts["hard_negatives"] = _negatives(folder, what.negatives)
     return +counts
+
+
+def unit_keys(which: WhichPairs) -> Keys:
+    """The :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be used, as far
+    as this shows without its text: uint64 [N].
+    """
+    pair_filter, keys = _PairFilter(which), [np.empty(0, np.uint64)]
+    with Progress(total=which.total, unit="pair", label="hold out") as progress:
+        for batch in pair_batches(which.pairs):
+            rows = batch.to_pylist()
+            usable = (
+                unit_key(row)
+                for row, at in zip(rows, pair_filter.places(rows), strict=True)
+                if pair_filter.reason_without_text(row, at) is None
+            )
+            keys.append(np.fromiter(usable, np.uint64))
+            progress.advance(len(rows))
+    return np.concatenate(keys)
 
 
 def _negatives(folder: Path, negatives: str) -> int:
@@ -151,14 +173,14 @@ def require_pictures(counts: Counter[str], missing: str) -> None:
         )
 
 
-def sample_ids(what: WhatToPrepare) -> str:
+def sample_ids(which: WhichPairs) -> str:
     """How the pairs and the table that they are joined with call pictures, for an error; empty
     without such a table.
     """
-    if what.pictures is None:
+    if which.pictures is None:
         return ""
-    first = next(pair_rows(what.pairs), [])
-    join = Join(what.pictures.index, asking="--pairs", holding=_flag(what.pictures))
+    first = next(pair_rows(which.pairs), [])
+    join = Join(which.pictures.index, asking="--pairs", holding=_flag(which.pictures))
     return join.samples([row["image_id"] for row in first])
 
 
@@ -177,14 +199,14 @@ def _repeated_keys(pairs: str) -> frozenset[int]:
 class _PairFilter:
     """Tells which pairs are kept, and where their pictures are."""
 
-    def __init__(self, what: WhatToPrepare) -> None:
-        self._what = what
+    def __init__(self, which: WhichPairs) -> None:
+        self._which = which
         self._counts: npt.NDArray[np.int32] | None = None
-        if isinstance(what.pictures, RegionReader):
-            self._counts = what.pictures.box_counts()
-        tables = [one for one in (what.pictures, what.images) if one is not None]
+        if isinstance(which.pictures, RegionReader):
+            self._counts = which.pictures.box_counts()
+        tables = [one for one in (which.pictures, which.images) if one is not None]
         self._joins = [Join(one.index, asking="--pairs", holding=_flag(one)) for one in tables]
-        self._repeated, self._came = _repeated_keys(what.pairs), set[str]()
+        self._repeated, self._came = _repeated_keys(which.pairs), set[str]()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:
         """Returns the row of each pair's picture; ABSENT if one of the tables has none."""
@@ -215,18 +237,20 @@ class _PairFilter:
         """Returns why a pair is left out; asked once for each pair, in their order."""
         if self._came_before(row["pair_id"]):
             return Reason.DUPLICATE
-        if self._what.held_out:
-            if row["split"] not in VALIDATION_SPLITS:
-                return Reason.HELD_OUT
-        elif is_held_out(row):
+        reason = self.reason_without_text(row, at)
+        if reason is None and self._which.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
+            return Reason.NO_TEXT
+        return reason
+
+    def reason_without_text(self, row: dict[str, Any], at: int) -> Reason | None:
+        """Returns why a pair is left out whatever its text, and whether it came before or not."""
+        if not self._which.rows.has(row):
             return Reason.HELD_OUT
-        if row["image_id"] is None or not self._what.takes_pairs:
-            if not self._what.takes_texts:
+        if row["image_id"] is None or not self._which.takes_pairs:
+            if not self._which.takes_texts:
                 return Reason.NO_PICTURE
         elif at == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
         elif self._counts is not None and not self._counts[at]:
             return Reason.NO_BOXES
-        if self._what.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
-            return Reason.NO_TEXT
         return None

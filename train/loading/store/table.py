@@ -1,6 +1,7 @@
 """The prepared samples of a run, mapped into memory."""
 
 from collections import Counter
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from vlmill.schemas.readers.row_index import ABSENT
-from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
 from vlmill.train.loading.store.files import ROWS, SAMPLES, numbers_of
 
@@ -27,7 +28,7 @@ class SampleTable:
         self.num_regions = numbers_of(folder, "num_regions")
         self._columns = {n: [b.column(n) for b in self._batches] for n in SAMPLES.names}
         self._text_keys = numbers_of(folder, "text_key")
-        self._image_keys = numbers_of(folder, "image_key")
+        self.image_keys = numbers_of(folder, "image_key")
         self._known = numbers_of(folder, "known")
         self._tokens = numbers_of(folder, "tokens")
         self._ends = numbers_of(folder, "token_ends")
@@ -54,7 +55,7 @@ class SampleTable:
 
     def matches(self, text_row: int, image_row: int) -> bool:
         """Whether the text of one row is a caption of the picture of another."""
-        key = mix(int(self._text_keys[text_row]), int(self._image_keys[image_row]))
+        key = mix(int(self._text_keys[text_row]), int(self.image_keys[image_row]))
         at = int(np.searchsorted(self._known, key))
         return at < len(self._known) and bool(self._known[at] == key)
 
@@ -76,19 +77,32 @@ class SampleTable:
         values = self._hard[place // ROWS].column("negatives")[place % ROWS].values
         return np.asarray(values, dtype=np.int64)
 
-    def rows_of(self, sources: tuple[str, ...], kind: str = "regions") -> Ids:
+    def rows_of(
+        self,
+        sources: tuple[str, ...],
+        kind: str = "regions",
+        splits: Collection[str | None] | None = None,
+    ) -> Ids:
         """The rows whose source is one of these (all for none), in the order of their pictures.
 
-        Those with a picture; of ``kind`` "text" those without, and of "pictures" one of each.
+        Those with a picture; of ``kind`` "text" those without, and of "pictures" one of each. With
+        ``splits`` only rows of these.
         """
         rows = np.flatnonzero((self.image_rows == ABSENT) == (kind == "text"))
         if sources:
-            wanted = pa.array(sources, pa.string())
-            flags = [pa.compute.is_in(b.column("source"), value_set=wanted) for b in self._batches]
-            rows = rows[pa.chunked_array(flags, pa.bool_()).to_numpy()[rows]]
+            rows = rows[self._is_among("source", sources)[rows]]
+        if splits is not None:
+            rows = rows[self._is_among("split", splits)[rows]]
         if kind == "pictures":
             return rows[np.unique(self.image_rows[rows], return_index=True)[1]]
         return rows[np.argsort(self.image_rows[rows], kind="stable")]
+
+    def _is_among(self, name: str, values: Collection[str | None]) -> Flags:
+        """Of every row, whether its value is one of these; null is a value."""
+        expected = pa.array(values, pa.string())
+        flags = [pa.compute.is_in(b.column(name), value_set=expected) for b in self._batches]
+        among: Flags = pa.chunked_array(flags, pa.bool_()).to_numpy()
+        return among
 
     def sources(self) -> dict[str, int]:
         """How many pairs each source has; a missing source counts as ``null``."""

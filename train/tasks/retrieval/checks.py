@@ -1,17 +1,17 @@
 """What is checked before retrieval is evaluated, and what its reader must be told."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
+from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
-from vlmill.train.loading.store.pairs import HELD_OUT_SPLITS
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.recipes.variants import named, training_of
-from vlmill.train.tasks.retrieval.candidates import Pair
+from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent
 
 TIE_WARNING = 0.001  # the gap between R@1 by the two rules for equal scores that is worth a note
@@ -107,21 +107,50 @@ def notes_on_regions(
     return notes
 
 
-def notes_on_training(loaded: LoadedCheckpoint, digest: str, pairs: Sequence[Pair]) -> list[str]:
-    """What a reader must know of the checkpoint; ``pairs`` are ranked, of a table of ``digest``."""
-    training = loaded.training
-    if training.step == 0:
-        if loaded.feeding is None and not training.stage:
-            return ["The checkpoint was converted: it is fed what its publication says."]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How many of the ranked pairs and pictures the checkpoint was trained on."""
+
+    pairs: int
+    images: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As ``metrics.json`` has them."""
+        return {"pairs_trained_on": self.pairs, "images_trained_on": self.images}
+
+
+def overlap_of(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap | None:
+    """What training and evaluation share; None where the checkpoint does not say."""
+    if trained_on is None:
+        return None
+    return Overlap(
+        pairs=count_known((pair.pair_id for pair in candidates.pairs), trained_on.pairs),
+        images=count_known(candidates.image_ids, trained_on.images),
+    )
+
+
+def notes_on_training(
+    loaded: LoadedCheckpoint, overlap: Overlap | None, candidates: Candidates
+) -> list[str]:
+    """What a reader must know of what the checkpoint was trained on."""
+    training, notes = loaded.training, list[str]()
+    if training.step == 0 and loaded.feeding is None and not training.stage:
+        notes.append("The checkpoint was converted: it is fed what its publication says.")
+    elif training.step == 0 and (loaded.trained_on is None or not len(loaded.trained_on.pairs)):
         return ["The checkpoint is untrained: figures are those of random weights."]
-    # Training reads the same table, but for its held-out splits.
-    learnt = sum(pair.split not in HELD_OUT_SPLITS for pair in pairs)
-    if learnt and digest == training.pairs_digest:
-        return [
-            f"The checkpoint was trained on {learnt} of these {len(pairs)} pairs: the figures "
-            "show what it knows by heart."
-        ]
-    return []
+    if overlap is None or loaded.trained_on is None:
+        return [*notes, "The checkpoint does not say which pairs it was trained on."]
+    if overlap.pairs or overlap.images:
+        knows = "by heart" if overlap.pairs else "in part: other captions of these pictures"
+        notes.append(
+            f"The checkpoint was trained on {overlap.pairs} of these {len(candidates.pairs)} pairs "
+            f"and {overlap.images} of these {len(candidates.image_ids)} pictures: the figures show "
+            f"what it knows {knows}."
+        )
+    if not loaded.trained_on.complete:
+        notes.append("The weights that its training began with do not say what they had read.")
+    return notes
 
 
 def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:

@@ -14,6 +14,7 @@ Texts and pictures are fed as in the checkpoint's training; a converted checkpoi
 code says. Models of regions, and VLMo without a contrastive head, read every text with every
 picture: time grows with their product. VLMo's contrastive head reads each of them once, and
 --rerank has the matching head read the best.
+Pairs and pictures that the checkpoint was trained on are counted and noted.
 Memory: the scores (4 bytes a pair, 20 with --rerank), the texts and one batch.
 """
 

@@ -12,13 +12,16 @@ import torch
 from vlmill.schemas.console.report import write_page
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import table_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
-from vlmill.schemas.tables import REJECTS
+from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
+from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
-from vlmill.train.tasks.retrieval.checks import notes_on_ties
+from vlmill.train.tasks.retrieval.checks import notes_on_ties, notes_on_training, overlap_of
 from vlmill.train.tasks.retrieval.found import found_images, found_texts, neighbours_json
 from vlmill.train.tasks.retrieval.job import (
     Opened,
@@ -73,6 +76,9 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
             f"--batch-size {options.batch_size} does not fit into the memory of --device "
             f"{options.device}; give a smaller one"
         ) from None
+    overlap = overlap_of(opened.loaded.trained_on, candidates)
+    metrics |= {} if overlap is None else overlap.metrics
+    opened.notes += notes_on_training(opened.loaded, overlap, candidates)
     opened.notes += notes_on_ties(metrics)
     _write(opened, ranked, candidates, metrics, rejects, settings)
     _print_summary(options.output, metrics, rejects, opened.notes)
@@ -139,7 +145,18 @@ def _write(
         notice=" ".join(opened.notes),
     )
     write_json(folder / METRICS, metrics)
-    write_manifest(folder, [shard], job=JOB, settings=settings)
+    write_manifest(folder, [shard], job=JOB, settings=settings, inputs=inputs_of(opened))
+
+
+def inputs_of(opened: Opened) -> list[Input]:
+    """Records what an evaluation has read, for its manifest."""
+    options = opened.options
+    tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))
+    return [
+        checkpoint_input("--checkpoint", opened.loaded.path),
+        table_input("--pairs", options.pairs, PAIRS),
+        *(table_input(flag, path, table) for flag, path, table in tables if path is not None),
+    ]
 
 
 def _print_summary(

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
-from vlmill.train.checkpoints.files import MODEL, LoadedCheckpoint, load_checkpoint
+from vlmill.schemas.tables import IMAGES
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.tasks.retrieval.candidates import (
@@ -33,7 +36,6 @@ from vlmill.train.tasks.retrieval.checks import (
     feeding_of,
     longest_text,
     notes_on_regions,
-    notes_on_training,
     ranking_of,
 )
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
@@ -121,7 +123,7 @@ def open_inputs(options: RetrievalOptions) -> Opened:
         images=images,
         read=read,
         texts=texts,
-        notes=notes + notes_on_training(loaded, read.digest, read.pairs),
+        notes=notes,
     )
 
 
@@ -136,9 +138,8 @@ def _open_pictures(
     if options.regions is None:
         raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
     if options.images is not None:
-        ImageReader(
-            options.images
-        )  # what is wrong with the report's pictures shows before the work
+        # The report's: what is wrong with their table shows before the work.
+        read_table(options.images, IMAGES, columns=["image_id"], flag="--images")
     regions = RegionReader(options.regions)
     return regions, None, notes_on_regions(loaded, regions, feeding)
 

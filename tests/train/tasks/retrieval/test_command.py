@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from vlmill.models.imagebert.config import ImageBertConfig
@@ -17,10 +18,11 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.ids import key64
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
-from vlmill.train.loading.store.pairs import pairs_digest
+from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.retrieval.checks import notes_on_ties
 from vlmill.train.tasks.retrieval.command import add_evaluate_arguments, run_evaluate
@@ -36,6 +38,7 @@ class Workplace:
         self.folder = folder
         self.fingerprint: str | None = "f" * 64
         self.weights = "detector.pth"
+        self.trained_on: TrainedOn | None = None
         generator = np.random.default_rng(0)
         self.pairs: list[dict[str, str | None]] = [
             {"pair_id": f"p{i}", "image_id": f"image{i % 4}", "text": text, "split": "test"}
@@ -84,9 +87,7 @@ class Workplace:
         )
         model = ImageBert(config)
         torch.nn.init.normal_(model.match_head.weight, std=5.0)
-        training = TrainingRecord(
-            recipe="tiny", stage="pairs", step=step, num_pairs=0, pairs_digest=self.trained_on()
-        )
+        training = TrainingRecord(recipe="tiny", stage="pairs", step=step, num_pairs=0)
         save_checkpoint(
             self.folder / "checkpoint",
             variant="imagebert",
@@ -94,10 +95,8 @@ class Workplace:
             tokenizer=tokenizer,
             training=training,
             detector_fingerprint=fingerprint,
+            trained_on=self.trained_on,
         )
-
-    def trained_on(self) -> str:
-        return "0" * 64
 
     def run(self, *more: str, output: str = "out") -> Path:
         parser = argparse.ArgumentParser()
@@ -249,16 +248,48 @@ def test_what_makes_figures_worthless_is_said(place: Workplace) -> None:
     assert "untrained" in page
 
 
-def test_pairs_known_from_training_are_noted(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+def hashes(*ids: str) -> NDArray[np.uint64]:
+    return np.array([key64(one) for one in ids], np.uint64)
+
+
+def test_pairs_and_pictures_known_from_training_are_counted(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(place, "trained_on", lambda: pairs_digest(str(place.folder / "pairs"))[1])
-    for pair in place.pairs[:2]:
-        pair["split"] = None
+    """By their ids, whichever table they stood in; what evaluation rejects does not count."""
+    place.pairs.append({"pair_id": "lost", "image_id": "nowhere", "text": "a dog"})
+    learnt = hashes("p0", "p1", "p4", "lost", "of another table")
+    place.trained_on = TrainedOn().and_also(learnt, hashes("image0", "image1", "nowhere"))
     place.write()
-    assert "trained on 2 of these 5 pairs" in (place.run() / "report.html").read_text()
-    held_out = place.run("--split", "test", output="held-out")
-    assert "trained on" not in (held_out / "report.html").read_text()
+    metrics = place.metrics()
+    assert (metrics["pairs_trained_on"], metrics["images_trained_on"]) == (3, 2)
+    page = (place.folder / "out" / "report.html").read_text()
+    said = "was trained on 3 of these 5 pairs and 2 of these 4 pictures"
+    assert said in page.split("Recall")[0] and said in capsys.readouterr().err
+    assert "do not say" not in page and "does not say" not in page
+
+
+def test_pictures_known_with_other_captions_are_said(place: Workplace) -> None:
+    place.trained_on = TrainedOn(complete=False).and_also(hashes("another"), hashes("image3"))
+    place.write()
+    page = (place.run() / "report.html").read_text()
+    assert "0 of these 5 pairs and 1 of these 4 pictures" in page
+    assert "in part: other captions" in page
+    assert "weights that its training began with do not say" in page
+
+
+def test_a_checkpoint_of_other_data_is_not_suspected(place: Workplace) -> None:
+    place.trained_on = TrainedOn().and_also(hashes("another"), hashes("elsewhere"))
+    place.write()
+    metrics = place.metrics()
+    assert metrics["pairs_trained_on"] == metrics["images_trained_on"] == 0
+    assert "trained on" not in (place.folder / "out" / "report.html").read_text()
+
+
+def test_that_a_checkpoint_does_not_say_what_it_was_trained_on_is_noted(place: Workplace) -> None:
+    place.write()
+    assert "pairs_trained_on" not in place.metrics()
+    page = (place.folder / "out" / "report.html").read_text()
+    assert "does not say which pairs it was trained on" in page
 
 
 def test_features_of_another_width_are_refused(place: Workplace) -> None:

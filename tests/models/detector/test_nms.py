@@ -1,4 +1,4 @@
-"""Suppression and detection in tensors of fixed sizes, against those of one picture."""
+"""Suppression in tensors of fixed sizes, against torchvision's in each class by itself."""
 
 from typing import Any
 
@@ -7,25 +7,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from torchvision.ops import nms as torchvision_nms
 
-from vlmill.models.detector.batch import detect_batch
-from vlmill.models.detector.config import CONVENTIONS
-from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.nms import first_survivors, float32_limit, nms_by_class
-from vlmill.models.detector.random_weights import randomise
-
-SIZES = {
-    "depth": 50,
-    "stem_channels": 4,
-    "res2_channels": 8,
-    "res2_width": 4,
-    "num_classes": 6,
-    "num_attributes": 0,
-    "rpn_channels": 8,
-    "min_proposal_size": 20.0,
-    "pre_nms_top": 60,
-    "post_nms_top": 40,
-}
+from vlmill.models.detector.nms import exclusive_corners, first_survivors, float32_limit
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9])
@@ -82,37 +66,26 @@ def test_first_survivors_are_those_of_each_class(
 
 
 def by_class(boxes: Any, scores: Any, classes: Any, threshold: float, rules: Any) -> Any:
-    """The survivors of every class by itself: batched_nms moves boxes apart, which rounds."""
+    """Suppresses each class by itself: torchvision's batched_nms moves boxes, which rounds."""
     kept = []
     for one in classes.unique():
         own = torch.nonzero(classes == one)[:, 0]
-        alone = nms_by_class(boxes[own], scores[own], torch.zeros_like(own), threshold, **rules)
-        kept.append(own[alone])
+        limit = np.float32(threshold)
+        strict = np.nextafter(limit, np.float32(-np.inf)) if rules["inclusive"] else threshold
+        corners = exclusive_corners(boxes[own], rules["offset"])
+        kept.append(own[torchvision_nms(corners, scores[own], float(strict))])
     every = torch.cat(kept) if kept else torch.zeros(0, dtype=torch.long)
     return every[scores[every].sort(descending=True, stable=True).indices]
 
 
-@pytest.mark.parametrize("family", ["milvlg", "airsplay", "detectron2"])
-def test_proposals_of_a_batch_are_those_of_each_picture(family: str) -> None:
-    model = FasterRCNN(CONVENTIONS[family](**SIZES)).eval()
-    randomise(model, 2)
-    coarse = torch.randn(3, 3, 6, 8, generator=torch.Generator().manual_seed(1)) * 64
-    pictures = torch.nn.functional.interpolate(coarse, size=(96, 128), mode="bilinear")
-    scales = [1.0, 2.0, 0.5]
-    sides = torch.tensor([model.config.min_input_size(scale) for scale in scales])
-    with torch.inference_mode():
-        batch = detect_batch(model, pictures, sides, whole=True, chunk=50)
-        assert batch.whole is not None
-        counts = []
-        for number, scale in enumerate(scales):
-            picture = pictures[number : number + 1]
-            alone = model(picture, scale)
-            taken = batch.taken[number]
-            boxes = batch.found.boxes.view(*batch.taken.shape, 4)[number]
-            torch.testing.assert_close(boxes[taken], alone.boxes, rtol=1e-4, atol=1e-3)
-            features = batch.found.features.view(*batch.taken.shape, -1)[number][taken]
-            torch.testing.assert_close(features, alone.features, rtol=1e-4, atol=1e-4)
-            whole = model.whole_image(model.feature_map(picture), 96, 128)
-            torch.testing.assert_close(batch.whole[number], whole, rtol=1e-4, atol=1e-4)
-            counts.append(len(alone.boxes))
-    assert len(set(counts)) > 1  # some places stay free
+def test_equal_scores_go_by_region_and_then_by_class() -> None:
+    apart = torch.tensor([[0.0, 0, 1, 1], [5, 5, 6, 6]])[None, :, None]
+    scores = torch.tensor([[0.5, 0.9, 0.5], [0.9, 0.5, 0.9]])[None]
+    places, _ = first_survivors(apart, scores, (0.5,), 6, offset=0.0, inclusive=False)
+    assert places[0, 0].tolist() == [1, 3, 5, 0, 2, 4]
+
+
+def test_none_are_asked_for() -> None:
+    boxes, scores = torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 4)
+    places, values = first_survivors(boxes, scores, (0.3, 0.5), 0, offset=0.0, inclusive=False)
+    assert places.shape == values.shape == (2, 2, 0)

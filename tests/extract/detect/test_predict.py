@@ -1,34 +1,23 @@
-"""Batches in tensors of fixed sizes, as on a GPU: the same rows, and a host that never waits."""
+"""Batches in tensors of fixed sizes: rows as of each picture alone, and a host that never waits."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from tests.extract.host_waits import refusing_waits
 
 from vlmill.extract.config import ExtractConfig, InputLimits, Selection, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import Query, frame_of, predict
-from vlmill.extract.detect.predict_fixed import (
-    compute,
-    frames_of,
-    measures_of,
-    start_batch,
-    uploaded,
-)
-from vlmill.extract.detect.selection import select
-from vlmill.extract.detect.selection_fixed import select_fixed
+from vlmill.extract.detect.predict import compute, start_batch
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.transfer import uploaded
 from vlmill.extract.pictures.decode import decode
-from vlmill.extract.pictures.resize import NetworkInput, network_input
-from vlmill.models.detector.batch import BatchDetections
+from vlmill.extract.pictures.resize import network_input
 from vlmill.models.detector.config import CONVENTIONS, DetectorConfig, airsplay_pairs
-from vlmill.models.detector.faster_rcnn import Detections
 from vlmill.schemas.readers.regions import RegionRow
 
 SIZES = {
@@ -103,10 +92,9 @@ def test_a_batch_gives_the_rows_of_each_alone(
     storage = dataclasses.replace(CONFIG.storage, class_probs=probs)
     config = dataclasses.replace(CONFIG, storage=storage)
     asked = queries(jpeg, detector.model.config)
-    alone = [predict([query], detector, config)[0] for query in asked]
+    alone = [start_batch([query], detector, config)()[0] for query in asked]
     assert len({len(row.boxes) for row in rows(alone)} - {0}) > 0
     assert_same_rows(rows(start_batch(asked, detector, config)()), rows(alone))
-    assert_same_rows(rows(predict(asked, detector, config)), rows(alone))
 
 
 def test_given_boxes_of_several_numbers(jpeg: Callable[[int], bytes]) -> None:
@@ -116,7 +104,7 @@ def test_given_boxes_of_several_numbers(jpeg: Callable[[int], bytes]) -> None:
         dataclasses.replace(query, boxes=np.array(own, np.float32).reshape(-1, 4))
         for query, own in zip(queries(jpeg, detector.model.config), boxes, strict=True)
     ]
-    alone = [predict([query], detector, CONFIG)[0] for query in asked]
+    alone = [start_batch([query], detector, CONFIG)()[0] for query in asked]
     found = rows(start_batch(asked, detector, CONFIG)())
     assert [row.boxes.tolist() for row in found] == boxes
     assert_same_rows(found, rows(alone))
@@ -137,10 +125,9 @@ def test_nothing_between_upload_and_download_makes_the_host_wait(
     if boxes:
         own = np.array([[3, 4, 60, 50]], np.float32)
         asked = [dataclasses.replace(query, boxes=own) for query in asked]
-    sent = uploaded(asked, detector)
-
+    batch = uploaded(asked, detector.model.config, detector.device)
     with computing(precision, detector.device), refusing_waits():
-        compute(*sent, detector, config)
+        compute(batch, detector, config)
 
 
 def test_the_refusal_refuses() -> None:
@@ -154,89 +141,3 @@ def test_the_refusal_refuses() -> None:
     ):
         with pytest.raises(AssertionError, match="makes the host wait"), refusing_waits():
             bad()
-
-
-def frame(width: int, height: int, own: float) -> NetworkInput:
-    return NetworkInput(
-        tensor=torch.zeros(1, 3, height, width),
-        scale=1 / own,
-        factors=(1 / own, 1 / own),
-        width=round(width * own),
-        height=round(height * own),
-    )
-
-
-@given(
-    seed=st.integers(0, 2**16),
-    selection=st.sampled_from(["class-confidence", "best-class", "class-pairs"]),
-    refined=st.booleans(),
-    background=st.sampled_from(["first", "last"]),
-    offset=st.sampled_from([0.0, 1.0]),
-    inclusive=st.booleans(),
-    specific=st.booleans(),
-    counts=st.lists(st.integers(0, 9), min_size=1, max_size=3),
-    bounds=st.tuples(st.integers(0, 6), st.integers(0, 6)),
-    threshold=st.sampled_from([0.0, 0.2, 0.5]),
-    thresholds=st.sampled_from([(0.3,), (0.3, 0.5, 0.9)]),
-)
-@settings(max_examples=150, deadline=None)
-def test_every_rule_chooses_the_same_in_fixed_sizes(
-    seed: int,
-    selection: Any,
-    refined: bool,
-    background: Any,
-    offset: float,
-    inclusive: bool,
-    specific: bool,
-    counts: list[int],
-    bounds: tuple[int, int],
-    threshold: float,
-    thresholds: tuple[float, ...],
-) -> None:
-    """Against the rules for one picture, with rubbish in the places that are not taken."""
-    spec = DetectorConfig(
-        selection=selection,
-        written_boxes="refined" if refined else "proposals",
-        background=background,
-        box_offset=offset,
-        nms_inclusive=inclusive,
-        class_specific_boxes=specific,
-        class_nms_thresholds=thresholds,
-        num_classes=3,
-    )
-    rule = Selection(
-        threshold=threshold, min_boxes=bounds[0], max_boxes=max(1, bounds[0] + bounds[1])
-    )
-    rng = torch.Generator().manual_seed(seed)
-    places = max(counts) + 1
-    low = torch.rand(len(counts), places, 2, generator=rng) * torch.tensor([70.0, 50.0])
-    boxes = torch.cat((low, low + torch.rand(low.shape, generator=rng) * 40), dim=2)
-    probs = (torch.randn(len(counts), places, 4, generator=rng) * 2).softmax(dim=2)
-    deltas = torch.randn(len(counts), places, 4 * spec.num_regressed, generator=rng) * 0.2
-    pictures = [frame(100, 80, 1 + number / 3) for number in range(len(counts))]
-    asked = [Query(image_id="x", picture=picture) for picture in pictures]
-    batch = BatchDetections(
-        found=Detections(
-            boxes=boxes.flatten(0, 1),
-            features=boxes.flatten(0, 1),
-            class_probs=probs.flatten(0, 1),
-            box_deltas=deltas.flatten(0, 1),
-        ),
-        taken=torch.arange(places) < torch.tensor(counts)[:, None],
-        whole=None,
-    )
-    frames = frames_of(torch.tensor([measures_of(query, spec) for query in asked]))
-    chosen = select_fixed(batch, spec, frames, rule)
-    for number, count in enumerate(counts):
-        found = Detections(
-            boxes=boxes[number, :count],
-            features=boxes[number, :count],
-            class_probs=probs[number, :count],
-            box_deltas=deltas[number, :count],
-        )
-        want = select(found, spec, frame_of(pictures[number]), rule)
-        taken = chosen.taken[number]
-        assert chosen.ids[number][taken].tolist() == want.ids.tolist()
-        assert chosen.class_ids[number][taken].tolist() == want.class_ids.tolist()
-        torch.testing.assert_close(chosen.class_scores[number][taken], want.class_scores)
-        torch.testing.assert_close(chosen.boxes[number][taken], want.boxes, rtol=1e-5, atol=1e-4)

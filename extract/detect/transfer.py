@@ -1,21 +1,16 @@
-"""A batch on a GPU: one upload, everything queued, one download that the host waits for last.
-
-While a batch is computed the host decodes, uploads and queues the next one.
-"""
+"""One upload and one download of a batch, between which the host waits for nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vlmill.extract.config import ExtractConfig
-from vlmill.extract.detect.detector import Detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import Outcome, Query, kept_tensors, outcome_of
-from vlmill.extract.detect.selection import Chosen
-from vlmill.extract.detect.selection_fixed import BatchChosen, Frames, every_given, select_fixed
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Frames
 from vlmill.extract.pictures.resize import (
     NetworkInput,
     PixelInput,
@@ -23,55 +18,33 @@ from vlmill.extract.pictures.resize import (
     interpolated,
     sample_positions,
 )
-from vlmill.models.detector.batch import BatchDetections, detect_batch
 from vlmill.models.detector.boxes import constants
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.inputs import sent
 
-# RoIs that pass through res5 together: 300 of 14 x 14 bins are 58,800 rows of a matrix product, and
-# with R-101 about 2 GB in float32.
-ROI_CHUNK = 300
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Pictures of one input shape on the device."""
+
+    pictures: Float[Tensor, "N 3 H W"]
+    measures: Float[Tensor, "N 17"]  # what :func:`frames_of` takes apart
+    # Boxes in the pictures' own pixels that replace proposals, and which of the places count.
+    given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
 
-def start_batch(
-    queries: Sequence[Query], detector: Detector, config: ExtractConfig
-) -> Callable[[], list[Outcome]]:
-    """Queues the work on pictures of one input shape, with boxes for all or for none.
-
-    The result waits for the device and gives the rows.
-    """
-    pictures, measures, given = uploaded(queries, detector)
-    with computing(config.precision, detector.device):
-        results = compute(pictures, measures, given, detector, config)
-    arrived = download(results)
-
-    def finish() -> list[Outcome]:
-        arrays = {name: values.numpy() for name, values in arrived().items()}
-        taken = arrays.pop("taken")
-        outcomes = []
-        for number, query in enumerate(queries):
-            own = {name: values[number] for name, values in arrays.items()}
-            kept = {
-                name: values if name == "global_feature" else values[taken[number]]
-                for name, values in own.items()
-            }
-            outcomes.append(outcome_of(query, kept, config.storage))
-        return outcomes
-
-    return finish
-
-
-def uploaded(
-    queries: Sequence[Query], detector: Detector
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+def uploaded(queries: Sequence[Query], spec: DetectorConfig, device: torch.device) -> Batch:
     """The pictures, their measures and given boxes on the device."""
-    device, spec = detector.device, detector.model.config
-    tables = [torch.tensor([measures_of(query, spec) for query in queries])]
+    measures = torch.tensor([measures_of(query, spec) for query in queries])
+    given = None
     if queries[0].boxes is not None:
-        tables += padded([query.boxes for query in queries if query.boxes is not None])
-    there = [sent(tensor, device) for tensor in tables]
-    pictures = pictures_there([query.picture for query in queries], spec, device)
-    return pictures, there[0], (there[1], there[2]) if len(there) > 1 else None
+        boxes, taken = padded([query.boxes for query in queries if query.boxes is not None])
+        given = sent(boxes, device), sent(taken, device)
+    return Batch(
+        pictures=pictures_there([query.picture for query in queries], spec, device),
+        measures=sent(measures, device),
+        given=given,
+    )
 
 
 def pictures_there(
@@ -125,15 +98,17 @@ def positions_there(axis: Axis, device: torch.device) -> Positions:
     return sent(low, device), sent(high, device), sent(weight, device)
 
 
-def padded(boxes: Sequence[np.ndarray]) -> list[Tensor]:
-    """Given boxes [N, P, 4] of several pictures, and which places are taken."""
+def padded(
+    boxes: Sequence[npt.NDArray[np.float32]],
+) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+    """Given boxes of several pictures, and which places are taken."""
     places = max(len(one) for one in boxes)
     filled = torch.zeros((len(boxes), places, 4))
     taken = torch.zeros((len(boxes), places), dtype=torch.bool)
     for number, one in enumerate(boxes):
         filled[number, : len(one)] = torch.from_numpy(one)
         taken[number, : len(one)] = True
-    return [filled, taken]
+    return filled, taken
 
 
 def measures_of(query: Query, spec: DetectorConfig) -> list[float]:
@@ -153,58 +128,11 @@ def measures_of(query: Query, spec: DetectorConfig) -> list[float]:
 def frames_of(measures: Tensor) -> Frames:
     """The measures [N, 17] by their names."""
     return Frames(
-        sides=measures[:, 0],
+        min_sides=measures[:, 0],
         factors=measures[:, 1:5],
         network_limits=measures[:, 5:9],
         scaled_limits=measures[:, 9:13],
-        own_limits=measures[:, 13:17],
-    )
-
-
-def compute(
-    pictures: Tensor,
-    measures: Tensor,
-    given: tuple[Tensor, Tensor] | None,
-    detector: Detector,
-    config: ExtractConfig,
-) -> dict[str, Tensor]:
-    """All that the rows are made of, [N, M, ...] on the device; nothing makes the host wait."""
-    spec, frames = detector.model.config, frames_of(measures)
-    scaled = None if given is None else (given[0] * frames.factors[:, None], given[1])
-    batch = detect_batch(
-        detector.model,
-        pictures,
-        frames.sides,
-        given=scaled,
-        whole=config.storage.global_feature,
-        chunk=ROI_CHUNK,
-    )
-    if given is None:
-        chosen = select_fixed(batch, spec, frames, config.selection)
-    else:
-        chosen = every_given(batch, spec, given[0])
-    places = chosen.ids.shape
-    kept = {
-        name: values.reshape(*places, *values.shape[1:])
-        for name, values in kept_tensors(
-            batch.found, in_one_row(chosen, batch), spec, config.storage
-        ).items()
-    }
-    if batch.whole is not None:
-        kept["global_feature"] = batch.whole
-    return {**kept, "taken": chosen.taken}
-
-
-def in_one_row(chosen: BatchChosen, batch: BatchDetections) -> Chosen:
-    """The places of all pictures behind each other, as the detections are."""
-    pictures, places = batch.taken.shape
-    first = torch.arange(pictures, device=chosen.ids.device)[:, None] * places
-    return Chosen(
-        ids=(chosen.ids + first).flatten(),
-        boxes=chosen.boxes.flatten(0, 1),
-        class_ids=chosen.class_ids.flatten(),
-        class_scores=chosen.class_scores.flatten(),
-        nms_threshold=float("nan"),  # each picture's own
+        picture_limits=measures[:, 13:17],
     )
 
 

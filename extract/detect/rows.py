@@ -1,0 +1,104 @@
+"""From chosen regions to rows of the regions table: what is stored, and in which types."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlmill.extract.config import Storage
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Chosen
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes
+from vlmill.schemas.readers.regions import RegionRow, from_stored, to_stored
+from vlmill.schemas.rejects import Reason, Rejected
+
+Array = npt.NDArray[Any]
+Outcome = RegionRow | Rejected
+
+
+def stored_tensors(
+    detections: Detections, chosen: Chosen, spec: DetectorConfig, storage: Storage
+) -> dict[str, Tensor]:
+    """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
+    tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
+    if storage.class_probs != "none":
+        tensors["class_ids"] = chosen.class_ids.short()
+        tensors["class_scores"] = chosen.class_scores
+    if storage.class_probs == "full" or storage.top_k is not None:
+        probs = background_first(regions_at(detections.class_probs, chosen.ids), spec)
+        if storage.top_k is not None:  # equal ones in the columns' order
+            ordered, columns = probs.sort(dim=-1, descending=True, stable=True)
+            tensors["class_prob_ids"] = columns[..., : storage.top_k]
+            probs = ordered[..., : storage.top_k]
+        tensors["class_probs"] = probs
+    if detections.attribute_probs is not None:
+        probs = regions_at(detections.attribute_probs, chosen.ids)
+        scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
+        tensors |= {"attribute_scores": scores, "attribute_ids": attributes.short()}
+    if storage.global_feature:
+        assert detections.whole is not None
+        tensors["global_feature"] = detections.whole
+    return tensors
+
+
+def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N M D"]:
+    """Each picture's values of its own regions."""
+    pictures = torch.arange(len(values), device=values.device)[:, None]
+    return values[pictures, ids]
+
+
+def background_first(
+    class_probs: Float[Tensor, "N M K1"], spec: DetectorConfig
+) -> Float[Tensor, "N M K1"]:
+    """The distribution as the table has it, whatever the family's order."""
+    return class_probs if spec.background == "first" else class_probs.roll(1, dims=-1)
+
+
+def outcomes_of(
+    queries: Sequence[Query], batch: Mapping[str, Array], storage: Storage
+) -> list[Outcome]:
+    """A row for each picture of a batch's arrays, or why there is none."""
+    arrays = dict(batch)
+    taken = arrays.pop("taken")
+    outcomes = []
+    for number, query in enumerate(queries):
+        values = {
+            name: array[number] if name == "global_feature" else array[number][taken[number]]
+            for name, array in arrays.items()
+        }
+        outcomes.append(outcome_of(query, values, storage))
+    return outcomes
+
+
+def outcome_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> Outcome:
+    """The row, or why there is none."""
+    try:
+        return row_of(query, arrays, storage)
+    except Rejected as why:
+        return why
+
+
+def row_of(query: Query, arrays: Mapping[str, Array], storage: Storage) -> RegionRow:
+    """A row of arrays by their names. Raises Rejected where the stored type cannot hold them."""
+    values = dict(arrays)
+    for name in ("features", "class_probs", "global_feature"):
+        if name in values:
+            values[name] = as_stored(values[name], storage.dtype)
+    if "class_prob_ids" in values:
+        values["class_prob_ids"] = values["class_prob_ids"].astype(np.uint16)
+    return RegionRow(
+        image_id=query.image_id, width=query.picture.width, height=query.picture.height, **values
+    )
+
+
+def as_stored(values: Array, dtype: str) -> Array:
+    """Values as a reader will see them. Raises Rejected where the type cannot hold them."""
+    try:
+        return from_stored(to_stored(values, dtype), dtype)
+    except ValueError as error:
+        raise Rejected(Reason.NOT_FINITE, f"a feature or probability: {error}") from None

@@ -1,0 +1,22 @@
+"""What ``extract-rois run`` reads, as the manifest records it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.extract.pictures.plan import is_table
+from vlmill.schemas.files.digests import path_input, table_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.tables import IMAGES, PAIRS
+
+
+def inputs_of_run(arguments: Sequence[str], pairs: str | None, boxes: Path | None) -> list[Input]:
+    """Records the pictures, the pairs that chose among them, and the boxes."""
+    pictures = [
+        table_input("INPUT", argument, IMAGES)
+        if is_table(argument)
+        else path_input("INPUT", argument)
+        for argument in arguments
+    ]
+    chosen = [] if pairs is None else [table_input("--pairs", pairs, PAIRS)]
+    given = [] if boxes is None else [path_input("--boxes", boxes)]
+    return [*pictures, *chosen, *given]

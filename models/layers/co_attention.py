@@ -1,0 +1,57 @@
+"""Two streams that attend to each other: ViLBERT's co-attention layer.
+
+H1, H2 widths of the streams; rows in either layout (`Layout`).
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.layers.attention import CoAttention
+from vlmill.models.layers.blocks import FeedForwardSublayer, layer_norm
+from vlmill.models.layers.operators import Dropout, Linear
+from vlmill.models.layers.packing import Layout
+
+
+class CoAttentionBlock(nn.Module):
+    """Computes co-attention, then each stream's own feed-forward part (ViLBERT, fig. 2b).
+
+    The streams are numbered; ``widths``, ``intermediate_widths``, ``dropouts`` (on what is added
+    to a stream), ``attention_dropouts`` (of its queries' weights) and ``acts`` are theirs.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, int],
+        attention_width: int,
+        num_heads: int,
+        intermediate_widths: tuple[int, int],
+        dropouts: tuple[float, float],
+        attention_dropouts: tuple[float, float],
+        acts: tuple[str, str] = ("gelu", "gelu"),
+    ) -> None:
+        super().__init__()
+        self.attention = CoAttention(*widths, attention_width, num_heads, attention_dropouts)
+        self.outs = nn.ModuleList(Linear(attention_width, width) for width in widths)
+        self.norms = nn.ModuleList(layer_norm(width) for width in widths)
+        self.dropouts = nn.ModuleList(Dropout(rate) for rate in dropouts)
+        self.feed_forwards = nn.ModuleList(
+            FeedForwardSublayer(width, intermediate, rate, act)
+            for width, intermediate, rate, act in zip(
+                widths, intermediate_widths, dropouts, acts, strict=True
+            )
+        )
+
+    def forward(
+        self,
+        first: Float[Tensor, "*rows1 H1"],
+        first_layout: Layout,
+        second: Float[Tensor, "*rows2 H2"],
+        second_layout: Layout,
+    ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
+        """Updates both streams, each from what the other was before the layer."""
+        taken = self.attention(first, first_layout, second, second_layout)
+        mixed = []
+        for number, (stream, context) in enumerate(zip((first, second), taken, strict=True)):
+            added = self.dropouts[number](self.outs[number](context))
+            mixed.append(self.feed_forwards[number](self.norms[number](stream + added)))
+        return mixed[0], mixed[1]

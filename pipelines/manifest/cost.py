@@ -1,0 +1,56 @@
+"""A data set of one's own costs the time to read its pictures, and about their bytes."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, repeat
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.own import CHUNK, Caption, Ledger, OwnJob
+from vlmill.pipelines.manifest.pictures import picture_row
+from vlmill.pipelines.manifest.rows import Row, read_rows
+from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
+
+
+class FirstRows:
+    """The file's rows, judged and with their pictures read as the run does, and not written."""
+
+    def __init__(self, job: OwnJob) -> None:
+        self.job, self.ledger = job, Ledger()
+        self.rows = self.bytes = 0
+
+    def chunks(self, pool: ThreadPoolExecutor) -> Iterator[int]:
+        """Goes on by some rows, and yields their number."""
+        rows = read_rows(self.job.table, self.job.places)
+        while chunk := list(islice(rows, CHUNK)):
+            captions = [c for c in map(self._judged, chunk) if isinstance(c, Caption)]
+            self.bytes += sum(len(c.pair["text"].encode()) for c in captions)
+            if self.job.image_root is not None:
+                names = [caption.pair["image_id"] for caption in captions if caption.first]
+                read = pool.map(picture_row, repeat(self.job.image_root), names)
+                self.bytes += sum(len(row["bytes"]) for row in read if not isinstance(row, Drop))
+            self.rows += len(chunk)
+            yield len(chunk)
+
+    def _judged(self, row: Row) -> Caption | Drop:
+        _, fields = row
+        return fields if isinstance(fields, Drop) else self.ledger.judge(self.job, fields)
+
+
+def measure(job: OwnJob) -> tuple[Rate, int]:
+    """The rate of the first rows, and the bytes of their texts and pictures."""
+    first = FirstRows(job)
+    with ThreadPoolExecutor(job.workers) as pool:
+        rate = measured_rate(first.chunks(pool), "rows", weight=float)
+    return rate, first.bytes
+
+
+def estimate_of(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
+    """The cost of all rows, if they are like those that were measured."""
+    about = round(measured_bytes * num_rows / rate.items) if rate.items else 0
+    return Estimate(
+        inputs={"--input": f"{num_rows:,} rows"},
+        about_bytes=about,
+        seconds=rate.seconds_for(num_rows),
+        rate=rate,
+        note="later rows name more pictures again, which are written once",
+    )

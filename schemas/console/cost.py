@@ -1,0 +1,163 @@
+"""What a run will cost, told before it begins: inputs, output, hours, and room on the disk.
+
+Each job estimates by a pure function; here are what it gives, how a rate is measured on the first
+items, the table that ``--dry-run`` prints, and the refusal of a disk that is too small.
+"""
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.errors import InputError
+
+SECONDS_MEASURED = 10.0
+WIDTH = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How many items were done in how many seconds of measuring."""
+
+    items: float
+    seconds: float
+    unit: str
+
+    def seconds_for(self, items: float) -> float | None:
+        """How long ``items`` take at this rate; None where nothing could be measured."""
+        return items * self.seconds / self.items if self.items and self.seconds > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A run's cost. Bytes are of --output.
+
+    ``least_bytes`` is what the run writes in any case: a disk without that room is refused.
+    ``most_bytes`` is what it may write, ``about_bytes`` what it will if all is like the first
+    items; None where only the run itself can tell. ``note`` says what the figures leave out.
+    """
+
+    inputs: Mapping[str, str]  # flag or name -> how much there is
+    least_bytes: int = 0
+    most_bytes: int | None = None
+    about_bytes: int | None = None
+    seconds: float | None = None
+    rate: Rate | None = None
+    note: str = ""
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--dry-run``."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print inputs, output bytes, hours at the rate of the first items (measured for some "
+        "seconds) and free space; write nothing",
+    )
+
+
+def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--dry-run``, and ``--force`` against the refusal of :func:`require_room`."""
+    add_dry_run(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="run even if the disk is too small for the output"
+    )
+
+
+def print_estimate(estimate: Estimate, output: str | Path) -> int:
+    """Prints the table of a dry run; returns the exit status, 0."""
+    print("\n".join(estimate_lines(estimate, free_bytes(output))))
+    return 0
+
+
+def size_words(count: int) -> str:
+    """Bytes as a person reads them: 1.5 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def time_words(seconds: float) -> str:
+    """Seconds as a person reads them: minutes or hours where they are many."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
+    """The table that ``--dry-run`` prints; ``free_bytes`` None: the disk is not ours to ask."""
+    facts = [("input", f"{name} {count}") for name, count in estimate.inputs.items()]
+    facts.append(("output", _output_words(estimate)))
+    hours = "unknown" if estimate.seconds is None else time_words(estimate.seconds)
+    if estimate.rate is not None and estimate.rate.seconds > 0:
+        rate = estimate.rate
+        hours += (
+            f", at {rate.items / rate.seconds:.3g} {rate.unit}/s "
+            f"(measured on {rate.items:.4g} in {rate.seconds:.1f} s)"
+        )
+    facts.append(("time", hours))
+    free = "unknown" if free_bytes is None else size_words(free_bytes)
+    room = "" if free_bytes is None or estimate.least_bytes <= free_bytes else ": NOT ENOUGH"
+    facts.append(("free", f"{free} at --output{room}"))
+    if estimate.note:
+        facts.append(("note", estimate.note))
+    return [f"{name:{WIDTH}} {value}" for name, value in facts] + ["dry run: nothing was written"]
+
+
+def _output_words(estimate: Estimate) -> str:
+    least, most = estimate.least_bytes, estimate.most_bytes
+    if estimate.about_bytes is not None:
+        return f"about {size_words(estimate.about_bytes)}, if all is like the first items"
+    if most is None:
+        return f"at least {size_words(least)}" if least else "unknown until it is made"
+    if least == most:
+        return size_words(most)
+    return f"{size_words(least)} to {size_words(most)}" if least else f"up to {size_words(most)}"
+
+
+def free_bytes(folder: str | Path) -> int | None:
+    """Bytes that may be written where ``folder`` is, or will be made; None of a remote place."""
+    if "://" in str(folder):
+        return None
+    path = os.path.abspath(folder)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return shutil.disk_usage(path).free
+
+
+def require_room(least_bytes: int, folder: str | Path, *, force: bool) -> None:
+    """Raises InputError if the disk of ``folder`` cannot take what a run writes in any case."""
+    free = free_bytes(folder)
+    if force or free is None or least_bytes <= free:
+        return
+    raise InputError(
+        f"--output {folder}: the run writes at least {size_words(least_bytes)}, {size_words(free)} "
+        "are free there; give another disk, or --force to try"
+    )
+
+
+def measured_rate(
+    items: Iterable[Any],
+    unit: str,
+    *,
+    weight: Callable[[Any], float] = lambda _: 1.0,
+    limit_s: float = SECONDS_MEASURED,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Rate:
+    """Goes through ``items`` until they end or ``limit_s`` have passed; returns their rate.
+
+    ``weight`` is how much an item counts, in ``unit``.
+    """
+    start = now = clock()
+    done = 0.0
+    for item in items:
+        done += weight(item)
+        now = clock()
+        if now - start >= limit_s:
+            break
+    return Rate(items=done, seconds=now - start, unit=unit)

@@ -1,0 +1,160 @@
+"""From a result back to what it was made of: each input found again, and compared by its digest.
+
+An input's folder holds the record of the job that wrote it, and so on to archives and pictures.
+"""
+
+import glob
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import measured
+from vlmill.schemas.files.inputs import Input, inputs_of, is_remote, located
+from vlmill.schemas.files.manifest import MANIFEST
+
+CHECKPOINT = "checkpoint.json"
+MOST_LEVELS = 32
+MAX_RECORD_BYTES = 64 << 20
+OK, CHANGED, MISSING, UNCHECKED = "ok", "changed", "missing", "not checked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """An input with its state, and the inputs of the job that wrote it."""
+
+    entry: Input
+    path: str  # where it lies now
+    state: str
+    detail: str = ""
+    inputs: tuple["Node", ...] = ()
+    again: bool = False  # its inputs stand in the tree already
+
+
+def record_of(folder: str | Path) -> tuple[str | None, list[Input] | None]:
+    """The job that wrote a folder and its inputs; None for what no record says.
+
+    Raises InputError for a record that is damaged.
+    """
+    for name in (MANIFEST, CHECKPOINT):
+        path = Path(folder) / name
+        if not path.is_file():
+            continue
+        content = _read_json(path)
+        try:
+            inputs = inputs_of(content["inputs"]) if "inputs" in content else None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path} is damaged ({error}); write the folder again") from None
+        job = content.get("job")
+        return (job if isinstance(job, str) else None), inputs
+    return None, None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}); write the folder again") from None
+    return content
+
+
+def lineage(folder: str | Path) -> tuple[Node, ...]:
+    """The inputs of the job that wrote ``folder``, each with its own, down to those of no job.
+
+    Raises InputError if the folder's own record is damaged; damage further on is a node's state.
+    """
+    _, inputs = record_of(folder)
+    return _nodes(inputs or [], str(folder), {os.path.realpath(folder)}, MOST_LEVELS)
+
+
+def _nodes(inputs: Sequence[Input], folder: str, seen: set[str], levels: int) -> tuple[Node, ...]:
+    return tuple(_node(entry, located(entry.path, folder), seen, levels) for entry in inputs)
+
+
+def _node(entry: Input, path: str, seen: set[str], levels: int) -> Node:
+    state, detail = state_of(entry, path)
+    if entry.job is None or state == MISSING or not levels:
+        return Node(entry=entry, path=path, state=state, detail=detail)
+    nodes: list[Node] = []
+    again = False
+    for folder in folders_of(path):
+        place = os.path.realpath(folder)
+        again = again or place in seen
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            _, inputs = record_of(folder)
+        except InputError as error:
+            state, detail = CHANGED, str(error)
+            continue
+        if inputs is None:
+            detail = detail or "an older vlmill wrote it, which recorded no inputs"
+        nodes += _nodes(inputs or [], folder, seen, levels - 1)
+    return Node(
+        entry=entry, path=path, state=state, detail=detail, inputs=tuple(nodes), again=again
+    )
+
+
+def folders_of(path: str) -> list[str]:
+    """The folders in which an input's files lie."""
+    if os.path.isdir(path):
+        return [path]
+    return sorted({os.path.dirname(name) for name in glob.glob(path, recursive=True)})
+
+
+def state_of(entry: Input, path: str) -> tuple[str, str]:
+    """Whether an input is what it was, and if not, what differs."""
+    if entry.digest is None or is_remote(path):
+        return UNCHECKED, "its files lie elsewhere"
+    try:
+        now = measured(path, entry.rule, entry.table)
+    except (FileNotFoundError, NotADirectoryError):
+        return MISSING, ""
+    except (InputError, OSError) as error:
+        return (CHANGED, str(error)) if os.path.exists(path) else (MISSING, "")
+    if now.digest == entry.digest:
+        return OK, ""
+    counts = [
+        f"{name} {before} then, {after} now"
+        for name, before, after in (
+            ("files", entry.files, now.files),
+            ("rows", entry.rows, now.rows),
+            ("bytes", entry.bytes, now.bytes),
+        )
+        if before != after
+    ]
+    return CHANGED, ", ".join(counts) or "as large as it was, with another content"
+
+
+def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
+    """The tree as indented lines."""
+    for node in nodes:
+        entry = node.entry
+        rows = "" if entry.rows is None else f", {entry.rows:,} {entry.table}"
+        job = "" if entry.job is None else f", by {entry.job}"
+        detail = f" ({node.detail})" if node.detail else ""
+        again = "; its inputs stand above" if node.again else ""
+        what = f"{'  ' * depth}{entry.flag} {_short(node.path)}{rows}{job}"
+        yield f"{what}: {node.state}{detail}{again}"
+        yield from lines_of(node.inputs, depth + 1)
+
+
+def _short(path: str) -> str:
+    """A path below the working directory is relative to it."""
+    if is_remote(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative
+
+
+def mismatches(nodes: Sequence[Node]) -> int:
+    """How many inputs of the tree are changed or missing."""
+    return sum((node.state in (CHANGED, MISSING)) + mismatches(node.inputs) for node in nodes)

@@ -1,0 +1,179 @@
+"""A run trains on what it should: never on held-out pairs, and its checkpoint says on what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.factories import caption
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.ids import key64
+from vlmill.schemas.tables import REJECTS
+from vlmill.train.checkpoints.files import load_checkpoint, saved_steps
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.recipes import Recipe, change_recipe
+from vlmill.train.run import loop
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.saving import HELD_OUT, PREPARED
+
+if TYPE_CHECKING:
+    from tests.factories import Tables
+
+
+def write(tables: Tables, splits: Sequence[str | None], per_picture: int = 1) -> list[str]:
+    """A caption for each split, ``per_picture`` of one picture after the other; their ids."""
+    rows = [(f"picture-{i // per_picture}", caption(i)) for i in range(len(splits))]
+    ids = tables.write_pairs(rows, {"split": splits})
+    tables.write_regions(list(dict.fromkeys(picture for picture, _ in rows)))
+    return ids
+
+
+def inputs_of(tables: Tables, **more: Any) -> Inputs:
+    return Inputs(pairs=tables.pairs, regions=tables.regions, **more)
+
+
+def left_out(output: Path) -> list[str]:
+    return [row["key"] for row in read_table(str(output), REJECTS).to_pylist()]
+
+
+def keys(ids: Sequence[str]) -> list[int]:
+    return sorted(key64(one) for one in ids)
+
+
+def short(recipe: Recipe, *changes: str) -> Recipe:
+    return change_recipe(recipe, ["steps=1", *changes])
+
+
+def test_held_out_pairs_are_not_trained_on_whatever_the_case(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = write(tables, ["train", None, "Test", "testA", "validation", "VAL", "restval", "Train"])
+    pretrain(short(recipe), inputs_of(tables), tmp_path / "out")
+    assert left_out(tmp_path / "out") == ids[2:6]
+    loaded = load_checkpoint(tmp_path / "out")
+    assert loaded.trained_on is not None and loaded.trained_on.complete
+    assert loaded.trained_on.pairs.tolist() == keys([*ids[:2], *ids[6:]])
+    said = capsys.readouterr().err
+    assert "leaves out Test (1), testA (1)" in said and "validates on VAL (1), validation" in said
+
+
+def test_an_unknown_split_stops_the_run_before_it_begins(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    write(tables, ["train", "tset"])
+    with pytest.raises(InputError, match="'tset' is neither trained on nor held out"):
+        pretrain(recipe, inputs_of(tables), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_named_split_is_trained_on(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
+    ids = write(tables, ["train", "val", "val", "minival", "test"])
+    changes = ["train_splits=[train,val]", "validation_splits=[minival]", "validate_every=1"]
+    pretrain(short(recipe, *changes), inputs_of(tables), tmp_path / "out")
+    assert left_out(tmp_path / "out") == ids[3:]
+    loaded = load_checkpoint(tmp_path / "out")
+    assert loaded.trained_on is not None
+    assert loaded.trained_on.pairs.tolist() == keys(ids[:3])
+    assert loaded.training.validation_loss is not None
+
+
+def test_a_pair_in_splits_of_both_kinds_is_refused(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("picture-0", caption(0)), ("picture-1", caption(1))]
+    tables.write_regions(["picture-0", "picture-1"])
+    tables.write_pairs([*rows, rows[1]], {"split": ["train", "train", "val"]})
+    with pytest.raises(InputError, match="1 pair_ids stand in splits that are trained on and"):
+        pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "out")
+    tables.write_pairs([*rows, ("picture-1", caption(2))], {"split": ["train", "train", "val"]})
+    pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "other")
+    assert "1 of the 1 pictures that are validated on are trained on" in capsys.readouterr().err
+
+
+def drawn(tables: Tables, recipe: Recipe, output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Pictures of training and of validation, as prepared for a run that dies at its first step."""
+    with monkeypatch.context() as patch:
+
+        def dying(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(loop, "train_step", dying)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(recipe, inputs_of(tables), output)
+    prepared = [SampleTable(output / name) for name in (PREPARED, HELD_OUT)]
+    return [[table.image_id(row) for row in range(len(table))] for table in prepared]
+
+
+def test_without_a_validation_split_some_pictures_are_held_out_for_every_seed(
+    tables: Tables,
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(tables, [None] * 87 + ["test"] * 3, per_picture=3)
+    validating = short(recipe, "validate_every=1")
+    learnt, measured = drawn(tables, validating, tmp_path / "one", monkeypatch)
+    assert len(set(measured)) == 2 and len(measured) == 6  # of 29 pictures, with all captions
+    assert not set(learnt) & set(measured) and len(learnt) == 81
+    ranked = sorted({*learnt, *measured}, key=key64)
+    assert set(measured) == set(ranked[:2])
+    said = capsys.readouterr().err
+    assert "validates on 6 pairs of 2 pictures; --pairs has no validation split" in said
+    again = drawn(tables, change_recipe(validating, ["seed=7"]), tmp_path / "two", monkeypatch)
+    assert again == [learnt, measured]
+    # The run that was killed goes on with the same pairs, and its checkpoint leaves them out.
+    pretrain(validating, inputs_of(tables), tmp_path / "one")
+    loaded = load_checkpoint(tmp_path / "one")
+    assert loaded.trained_on is not None
+    assert loaded.trained_on.images.tolist() == keys(sorted(set(learnt)))
+    words = set(loaded.tokenizer.get_vocab())
+    pretrain(short(recipe), inputs_of(tables), tmp_path / "all")
+    assert len(left_out(tmp_path / "all")) == 3  # a recipe that never validates trains on all
+    assert words != set(load_checkpoint(tmp_path / "all").tokenizer.get_vocab())
+
+
+def test_what_was_rejected_was_not_trained_on(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    rows = [(f"picture-{i}", caption(i)) for i in range(6)]
+    ids = tables.write_pairs(rows)
+    tables.write_regions(["picture-0", "picture-1", "picture-2"], empty=("picture-2",))
+    pretrain(short(recipe), inputs_of(tables), tmp_path / "out")
+    loaded = load_checkpoint(tmp_path / "out")
+    assert loaded.trained_on is not None
+    assert loaded.trained_on.pairs.tolist() == keys(ids[:2])
+    assert loaded.trained_on.images.tolist() == keys(["picture-0", "picture-1"])
+
+
+def test_a_stage_counts_from_its_first_step_and_a_run_carries_on_what_it_began_with(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    rows = [(f"picture-{i}", caption(i)) for i in range(4)]
+    ids = tables.write_pairs(rows, {"source": ["a", "a", "b", "b"]})
+    tables.write_regions([picture for picture, _ in rows])
+    first = short(recipe, "sources=[a]", "save_every=1").stages[0]
+    second = dataclasses.replace(first, name="second", sources=("b",))
+    both = dataclasses.replace(recipe, stages=(first, second))
+    pretrain(both, inputs_of(tables), tmp_path / "both")
+    by_step = {}
+    for step, folder in saved_steps(tmp_path / "both").items():
+        trained_on = load_checkpoint(folder).trained_on
+        assert trained_on is not None
+        by_step[step] = trained_on.pairs.tolist()
+    assert by_step == {1: keys(ids[:2]), 2: keys(ids)}
+    further = tables.write_pairs([("picture-0", "A dog runs on the river")])
+    start = inputs_of(tables, init=str(tmp_path / "both"))
+    pretrain(short(recipe), start, tmp_path / "on")
+    loaded = load_checkpoint(tmp_path / "on")
+    assert loaded.trained_on is not None and loaded.trained_on.complete
+    assert loaded.trained_on.pairs.tolist() == keys([*ids, *further])
+    for name in ("trained_pairs.npy", "trained_images.npy"):
+        assert np.load(tmp_path / "on" / name).dtype == np.uint64

@@ -1,0 +1,37 @@
+"""Where checkpoints lie, told from names alone: nothing here loads torch.
+
+A run's output holds ``checkpoints/step-00000100/`` and so on; a finished run has the files that
+evaluation needs at its top, too.
+"""
+
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+CHECKPOINTS = "checkpoints"
+MODEL, STATE = "model.safetensors", "training_state.safetensors"
+SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
+
+
+def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
+    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
+    path = Path(path)
+    if (path / SETTINGS).is_file():
+        return path
+    steps = saved_steps(path)
+    if not steps:
+        raise InputError(
+            f"{flag} {path} holds no checkpoint; give the --output of `train-vl pretrain`"
+        )
+    return steps[max(steps)]
+
+
+def saved_steps(output: str | Path) -> dict[int, Path]:
+    """The checkpoints of a run's output by step."""
+    folders = (Path(output) / CHECKPOINTS).glob("step-*")
+    return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
+
+
+def step_folder(output: str | Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` lies."""
+    return Path(output) / CHECKPOINTS / f"step-{step:08d}"

@@ -1,0 +1,159 @@
+"""Which rows of the table of pairs are trained on, and which are validated on.
+
+A stage may name splits (``train_splits``, ``validation_splits``); otherwise the table of names in
+:mod:`vlmill.schemas.splits` decides. A split that any stage names is used as it is named, whatever
+that table says, so that no pair is trained on in one stage and validated on in another.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import key64
+from vlmill.schemas.splits import check_splits, split_name, use_of
+from vlmill.train.loading.arrays import Keys
+from vlmill.train.recipes.spec import Recipe, Stage
+
+Splits = frozenset[str | None]  # as the table writes them
+
+ALL_KEYS = 1 << 64
+DRAWN_SHARE = 0.01  # of the pictures, that are held out where no split is for validation
+DRAWN_LEAST, DRAWN_MOST = 100, 5_000  # pictures
+DRAWN_LARGEST_SHARE = 0.1  # of few pictures, whatever DRAWN_LEAST says
+
+
+def unit_key(row: Mapping[str, Any]) -> int:
+    """The hash of a row's picture, so that a picture's captions stay together; of a text alone that
+    of its pair.
+    """
+    return key64(row["pair_id"] if row["image_id"] is None else row["image_id"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Says which rows of the table are meant: those of ``splits``, as far as their
+    :func:`unit_key` is from ``first`` to below ``end``. Without ``splits``, those that the table of
+    names has for training.
+    """
+
+    splits: Splits | None = None
+    first: int = 0
+    end: int = ALL_KEYS
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row with ``pair_id``, ``image_id`` and ``split`` is one of these."""
+        split = row["split"]
+        if not (use_of(split) == "train" if self.splits is None else split in self.splits):
+            return False
+        if (self.first, self.end) == (0, ALL_KEYS):
+            return True
+        return self.first <= unit_key(row) < self.end
+
+
+FOR_TRAINING = Rows()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitPlan:
+    """The splits that each stage trains on and validates on, in the order of the stages.
+
+    ``draws``: no pair is in a split for validation; some pictures of those that are trained on are
+    held out for it.
+    """
+
+    training: tuple[Splits, ...]
+    validation: tuple[Splits, ...]
+    draws: bool = False
+
+    @property
+    def trained(self) -> Splits:
+        """What any stage trains on."""
+        return frozenset[str | None]().union(*self.training)
+
+    @property
+    def validated(self) -> Splits:
+        """What any stage is validated on."""
+        return frozenset[str | None]().union(*self.validation)
+
+
+def plan_splits(recipe: Recipe, table: Iterable[str | None]) -> SplitPlan:
+    """What a run does with the splits of its ``table``.
+
+    Raises InputError for splits that a stage names and the table lacks, and for names that say
+    nothing to anyone.
+    """
+    splits, stages = frozenset(table), recipe.stages
+    for number, stage in enumerate(stages):
+        for field in ("train_splits", "validation_splits"):
+            _require(getattr(stage, field), splits, f"stages.{number}.{field}")
+    learnt = _named(stage.train_splits for stage in stages)
+    measured = _named(stage.validation_splits for stage in stages)
+    if not all(stage.train_splits for stage in stages):
+        check_splits((s for s in splits if split_name(s) not in learnt | measured), "--pairs")
+
+    def trained(stage: Stage) -> Splits:
+        if stage.train_splits:
+            return _among(splits, stage.train_splits)
+        return frozenset(
+            s for s in splits if use_of(s) == "train" and split_name(s) not in measured
+        )
+
+    def validated(stage: Stage) -> Splits:
+        if stage.validation_splits:
+            return _among(splits, stage.validation_splits)
+        return frozenset(
+            s for s in splits if use_of(s) == "validation" and split_name(s) not in learnt
+        )
+
+    training = tuple(trained(stage) for stage in stages)
+    validation = tuple(validated(stage) for stage in stages)
+    draws = bool(recipe.validate_every) and not any(validation)
+    return SplitPlan(training=training, validation=training if draws else validation, draws=draws)
+
+
+def _named(fields: Iterable[Sequence[str]]) -> frozenset[str]:
+    return frozenset(split_name(name) for names in fields for name in names)
+
+
+def _among(splits: Splits, names: Sequence[str]) -> Splits:
+    return frozenset(s for s in splits if split_name(s) in _named([names]))
+
+
+def _require(names: Sequence[str], splits: Splits, field: str) -> None:
+    there = _named([[split_name(s) for s in splits]])
+    if missing := [name for name in names if split_name(name) not in there]:
+        said = ", ".join(sorted({"null" if s is None else s for s in splits})) or "none"
+        raise InputError(
+            f"{field}: --pairs has no split {', '.join(missing)} (it has {said}); name those, or "
+            "leave the field out"
+        )
+
+
+def drawn_below(keys: Keys) -> int:
+    """Below which :func:`unit_key` pictures are held out, given those of all rows.
+
+    One in a hundred is, at least 100 and at most 5,000, but of few no more than a tenth; at least
+    one where there are two. It depends on the ids alone: every seed has the same.
+    """
+    units = np.unique(keys)
+    count = max(DRAWN_SHARE * len(units), DRAWN_LEAST)
+    count = min(count, DRAWN_MOST, DRAWN_LARGEST_SHARE * len(units))
+    return int(units[max(int(count), 1)]) if len(units) > 1 else 0
+
+
+def said_of(plan: SplitPlan, splits: Mapping[str | None, int]) -> str:
+    """What a plan does with the pairs of each split, in a sentence."""
+    uses = {"trains on": plan.trained}
+    if not plan.draws:
+        uses["validates on"] = plan.validated - plan.trained
+    uses["leaves out"] = frozenset(splits) - plan.trained - plan.validated
+    parts = [
+        f"{use} "
+        + ", ".join(f"{name or 'null'} ({splits[name]})" for name in sorted(names, key=str))
+        for use, names in uses.items()
+        if names
+    ]
+    return f"splits: {'; '.join(parts)}"

@@ -1,0 +1,78 @@
+"""A pretraining run costs checkpoints by their size, and hours at the rate of its first steps."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate
+from vlmill.schemas.console.progress import Progress
+from vlmill.train.optim.groups import is_trained
+from vlmill.train.recipes import Recipe
+from vlmill.train.run.log import Log
+from vlmill.train.run.loop import Events, StageRun, Stopped, run_stage
+from vlmill.train.run.runner import LOG, Runner
+
+FLOAT32_BYTES = 4
+MOMENTS = 2  # of AdamW, for each number that is trained
+
+
+def checkpoint_bytes(parameters: int, trained: int, *, averaged: bool) -> int:
+    """Weights and AdamW's moments in float32; with an average, the weights beside it too."""
+    return FLOAT32_BYTES * (parameters + MOMENTS * trained + (trained if averaged else 0))
+
+
+def num_saves(recipe: Recipe, stages: Sequence[StageRun]) -> int:
+    """How many checkpoints are written: every so many steps, and after each stage."""
+    ends = {run.last for run in stages if run.steps}
+    last = stages[-1].last
+    return len(ends | set(range(recipe.save_every, last + 1, recipe.save_every))) or 1
+
+
+def checkpoints_bytes(runner: Runner) -> int:
+    """The least that the run still adds to its folder: its checkpoints where most lie there.
+
+    One more than is kept while the newest is written. Those of an earlier start are there already.
+    """
+    recipe, stages = runner.recipe, runner.stages
+    sizes = {name: p.numel() for name, p in runner.model.named_parameters()}
+    trained = min(
+        sum(n for name, n in sizes.items() if name in runner.trainable and is_trained(name, parts))
+        for parts in (run.stage.trained for run in stages)
+    )
+    one = checkpoint_bytes(sum(sizes.values()), trained, averaged=bool(recipe.average))
+    saves = num_saves(recipe, stages)
+    there = len(runner.saving.saved)
+    return one * max(0, min(recipe.keep_checkpoints + 1, saves) - there)
+
+
+def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) -> Rate:
+    """The rate of a stage's first steps; the very first, which loads what is needed, apart.
+
+    Nothing is saved or logged. Where the limit leaves no second step, the first one counts.
+    """
+    training, times = runner.build_training(run), [time.perf_counter()]
+
+    def after_step() -> None:
+        runner.after_step()
+        times.append(time.perf_counter())
+
+    with (
+        Progress(total=None, unit="step", label="first steps", visible=False) as progress,
+        Log(runner.output / LOG, after=0, active=False) as log,
+    ):
+        events = Events(
+            log=log,
+            progress=progress,
+            throughput=runner.throughput(run),
+            log_every=run.steps + 1,
+            save=lambda _: None,
+            save_every=run.steps + 1,
+            after_step=after_step,
+            validate=dict,
+            validate_every=0,
+            stopping=lambda: times[-1] - times[0] >= limit_s,
+        )
+        with suppress(Stopped):  # at its limit
+            run_stage(run, runner.batches.of_training(run, 0), training, events, done=0)
+    start = 1 if len(times) > 2 else 0
+    return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit="steps")

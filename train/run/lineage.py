@@ -1,0 +1,58 @@
+"""What a run has read, as its checkpoints and its manifest record it."""
+
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.console.lineage import record_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import file_input, path_input, table_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS, Table
+from vlmill.train.checkpoints.folders import MODEL
+from vlmill.train.loading.pictures.tokenizer import FIELD
+from vlmill.train.recipes import Recipe
+from vlmill.train.run.inputs import Sources
+
+WEIGHTS = "--weights"
+
+
+def run_inputs(recipe: Recipe, sources: Sources) -> list[Input]:
+    """Records the run's tables, and the files and checkpoint that it starts from."""
+    inputs = sources.inputs
+    tables: dict[str, tuple[str | None, Table]] = {
+        "--pairs": (inputs.pairs, PAIRS),
+        "--regions": (inputs.regions if sources.regions else None, REGIONS),
+        "--images": (inputs.images if sources.images else None, IMAGES),
+        "--negatives": (inputs.negatives, NEGATIVES),
+    }
+    records = [
+        table_input(flag, argument, table)
+        for flag, (argument, table) in tables.items()
+        if argument is not None
+    ]
+    if sources.init is not None:
+        records.append(checkpoint_input("--init", sources.init.path))
+    files = {"--vocab": inputs.vocab, FIELD: recipe.picture_tokenizer}
+    return records + [file_input(flag, path) for flag, path in files.items() if path is not None]
+
+
+def checkpoint_input(flag: str, folder: Path) -> Input:
+    """Records a checkpoint by the ends of its weights; its own inputs stand in its folder."""
+    job, _ = record_of(folder)
+    return path_input(flag, folder / MODEL, job=job or "train-vl")
+
+
+def detector_record(regions: RegionReader) -> dict[str, Any]:
+    """What the regions say of their making: the shards' producer, and the weights' SHA-256.
+
+    The digest is that of the file which `extract-rois run` was given, where the regions' manifest
+    has recorded it.
+    """
+    record = dict(regions.producer)
+    try:
+        _, inputs = record_of(regions.paths[0].parent)
+    except InputError:
+        return record  # a manifest that is damaged tells nothing; the shards have been read
+    digests = [entry.digest for entry in inputs or [] if entry.flag == WEIGHTS]
+    return record | {"weights_sha256": digests[0]} if digests else record

@@ -1,0 +1,48 @@
+"""``train-vl show``: its arguments, and what prints."""
+
+import argparse
+from pathlib import Path
+
+EPILOG = """\
+examples:
+  train-vl show runs/small
+  train-vl show runs/small --lineage
+
+DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, what `train-vl convert`
+wrote, or the output of any other job. --lineage follows what each job has recorded of its inputs,
+from the checkpoint to pairs, regions, archives and weights, compares them with what lies there now
+(by names, sizes and checksums, not by reading tables again: docs/tables.md), and exits with 1 if
+one is changed or missing. Nothing is loaded: a model of any size takes a second.
+"""
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``train-vl show`` on a subcommand's parser."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a run, a checkpoint, or a table")
+    parser.add_argument(
+        "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
+    )
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
+    # pyarrow takes a while to load: not for a help text.
+    from vlmill.schemas.console.lineage import lineage, lines_of, mismatches
+    from vlmill.train.show.folder import read_folder
+    from vlmill.train.show.sheet import sheet
+
+    shown = read_folder(args.folder)
+    print("\n".join(sheet(shown)))
+    if not args.lineage:
+        return 0
+    nodes = lineage(shown.record_folder)
+    print("\nlineage")
+    print("\n".join(f"  {line}" for line in lines_of(nodes)) or "  no input is recorded")
+    wrong = mismatches(nodes)
+    if nodes:
+        verdict = f"changed or missing: {wrong}" if wrong else "every input still matches"
+        print(f"{args.folder}: {verdict}")
+    return int(bool(wrong))

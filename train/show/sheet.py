@@ -1,0 +1,138 @@
+"""The lines that ``train-vl show`` prints, from what was read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vlmill.schemas.console.cost import size_words
+from vlmill.schemas.files.inputs import Input
+from vlmill.train.checkpoints.detector import detector_words
+from vlmill.train.show.folder import Shown
+
+WIDTH = 12
+
+
+def sheet(shown: Shown) -> list[str]:
+    """What a folder is, a fact a line; further lines of a fact are indented."""
+    facts = _checkpoint_facts(shown) if shown.checkpoint else _table_facts(shown)
+    lines = []
+    for name, values in facts:
+        for number, value in enumerate(values):
+            lines.append(f"{name if not number else '':{WIDTH}} {value}")
+    return lines
+
+
+def _table_facts(shown: Shown) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "job", [shown.job or "unknown"]
+    yield "tables", [f"{rows:,} {table}" for table, rows in sorted(shown.rows.items())]
+    yield "inputs", input_lines(shown.inputs)
+    yield "metrics", metric_lines(shown)
+
+
+def _checkpoint_facts(shown: Shown) -> Iterator[tuple[str, Sequence[str]]]:
+    settings = shown.settings
+    training = _part(settings, "training")
+    yield "variant", [str(settings.get("variant", "unknown"))]
+    yield "recipe", [str(training.get("recipe", "unknown"))]
+    yield "stages", stage_lines(shown.recipe, training, finished=shown.finished)
+    if shown.steps:
+        yield "checkpoints", ["steps " + ", ".join(map(str, shown.steps))]
+    yield "data", data_lines(shown, training)
+    yield "inputs", input_lines(shown.inputs)
+    yield "detector", detector_lines(settings)
+    if shown.weights is not None:
+        types = ", ".join(sorted(shown.weights.dtypes))
+        count = f"{shown.weights.parameters / 1e6:,.1f} million parameters"
+        yield "size", [f"{count} ({types}), {size_words(shown.weights.bytes)}"]
+    yield "metrics", metric_lines(shown)
+    yield "load", load_lines(shown)
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = values.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def stage_lines(
+    recipe: Mapping[str, Any], training: Mapping[str, Any], *, finished: bool
+) -> list[str]:
+    """Each stage of the recipe: done, at which step, or to come."""
+    at, step = training.get("stage"), training.get("step", 0)
+    stages = [s for s in recipe.get("stages", ()) if isinstance(s, Mapping)]
+    names = [stage.get("name") for stage in stages]
+    if at not in names:
+        return [f"{at or 'none'}, step {step} of the run"]
+    lines = []
+    for number, stage in enumerate(stages):
+        length = stage.get("steps")
+        long = f"{length:,} steps" if isinstance(length, int) else f"{stage.get('epochs')} epochs"
+        if finished or number < names.index(at):
+            state = "done"
+        elif number == names.index(at):
+            state = f"at step {step} of the run"
+        else:
+            state = "to come"
+        lines.append(f"{stage.get('name')}: {long} of {stage.get('batch_size')} pairs, {state}")
+    return [*lines, f"this checkpoint: {at}, step {step}"]
+
+
+def data_lines(shown: Shown, training: Mapping[str, Any]) -> list[str]:
+    """How many pairs there were, and how many of them were left out."""
+    count = training.get("num_pairs")
+    pairs = f"{count:,} pairs" if isinstance(count, int) and count else "unknown"
+    rejected = shown.rows.get("rejects")
+    return [pairs if rejected is None else f"{pairs}, {rejected:,} left out"]
+
+
+def input_lines(inputs: Sequence[Input] | None) -> list[str]:
+    """A line for each input: flag, path, rows, size, and the start of its digest."""
+    if inputs is None:
+        return ["not recorded: an older vlmill wrote this"]
+    return [
+        f"{entry.flag} {entry.path}"
+        + ("" if entry.rows is None else f", {entry.rows:,} {entry.table}")
+        + f", {size_words(entry.bytes)}"
+        + ("" if entry.digest is None else f", {entry.rule} {entry.digest[:12]}")
+        for entry in inputs
+    ] or ["none"]
+
+
+def detector_lines(settings: Mapping[str, Any]) -> list[str]:
+    """The detector in words, and its fingerprint."""
+    fingerprint = settings.get("detector_fingerprint")
+    words = detector_words(_part(settings, "detector"))
+    if fingerprint is None and not words:
+        return ["none, or unknown"]
+    return [line for line in (words, fingerprint and f"fingerprint {fingerprint}") if line]
+
+
+def metric_lines(shown: Shown) -> list[str]:
+    """The losses logged last, the loss of validation, and an evaluation's figures."""
+    loss = _part(shown.settings, "training").get("validation_loss")
+    lines = [] if loss is None else [f"validation/loss {loss:.4f} at this checkpoint"]
+    logged = [
+        f"{name} {value:.4f}"
+        for name, value in shown.last_line.items()
+        if "loss" in name and isinstance(value, int | float)
+    ]
+    if logged:
+        lines.append(f"at step {shown.last_line.get('step')}: {', '.join(logged)}")
+    numbers = {k: v for k, v in shown.metrics.items() if isinstance(v, int | float)}
+    lines += [f"{name} {value:.4g}" for name, value in numbers.items()]
+    return lines or ["none"]
+
+
+def load_lines(shown: Shown) -> list[str]:
+    """Commands and code that take this checkpoint."""
+    tables = "--images IMAGES" if _reads_pixels(shown) else "--regions REGIONS"
+    return [
+        f"train-vl evaluate retrieval --checkpoint {shown.folder} --pairs PAIRS {tables} "
+        "--output DIR",
+        f"train-vl pretrain RECIPE --init {shown.folder} ...",
+        "from vlmill.train.checkpoints.files import load_checkpoint; "
+        f'model = load_checkpoint("{shown.folder}").model',
+    ]
+
+
+def _reads_pixels(shown: Shown) -> bool:
+    kind = _part(shown.settings, "feeding").get("kind")
+    return kind in ("pixels", "pictures") or shown.settings.get("variant") in ("vlmo", "beit")
