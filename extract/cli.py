@@ -147,8 +147,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="given boxes in place of proposals, all of them, in their order: JSON lines "
-        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name '
-        "without ending; or a folder of VCR's metadata files, named like the pictures",
+        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
+        "with or without ending; or a folder of VCR's metadata files, named like the pictures",
     )
     run.add_argument(
         "--workers",

@@ -54,7 +54,9 @@ from vlmill.schemas.files.digests import path_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.rejects import rejects_said
 
 JOB = "web_pairs"
 
@@ -164,9 +166,10 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     done = "finished before" if state is State.FINISHED else "done"
-    print(f"{done}: " + ", ".join(f"{rows[name]} {name}" for name in TABLE_NAMES) + f": {output}")
+    rejects = rejects_said(reject_counts(output))
+    print(f"{done}: {rows['pairs']} pairs, {rows['images']} images, {rejects}: {output}")
     say_how_to_read(output, TABLE_NAMES[0])
-    return 0
+    return 0 if rows["pairs"] or not rows["rejects"] else 1
 
 
 TABLE_NAMES = ("pairs", "images", "rejects")

@@ -180,14 +180,14 @@ def test_finished_continued_refused_fresh(
     capsys.readouterr()
     assert run(warcs, out, "--min-side", "330") == 2
     assert "--fresh" in capsys.readouterr().err
-    assert run(warcs, out, "--min-side", "330", "--fresh") == 0
+    assert run(warcs, out, "--min-side", "330", "--fresh") == 1
     assert "0 pairs" in capsys.readouterr().out
 
 
 def test_archives_without_a_record_are_rejects(tmp_path: Path) -> None:
     for number, content in enumerate((b"", b"no archive at all", b"\x1f\x8b")):
         (tmp_path / f"{number}.warc").write_bytes(content)
-    assert run(tmp_path / "*.warc", tmp_path / "out") == 0
+    assert run(tmp_path / "*.warc", tmp_path / "out") == 1
     rejects = rows(tmp_path / "out", REJECTS)
     assert [(r["stage"], r["reason"]) for r in rejects] == [("archives", "broken_archive")] * 3
     assert rows(tmp_path / "out", PAIRS) == [] and (tmp_path / "out" / "report.html").exists()
