@@ -196,7 +196,9 @@ def test_vl_bert(tables: Tables) -> None:
     torch.testing.assert_close(inputs.region_locations[0, 0], expected)
     assert inputs.region_locations[:4, :, 2].max() <= 199 / 200
     assert inputs.masked_regions is not None and not inputs.masked_regions[:, 0].any()
-    assert batches.assembled(1).pair_ids[4:] != batch.pair_ids[4:]
+    # Three texts have six orders: one batch after another may repeat one, not four.
+    orders = {batches.assembled(number).pair_ids[4:] for number in range(5)}
+    assert len(orders) > 1
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
