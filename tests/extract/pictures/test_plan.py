@@ -240,7 +240,7 @@ def test_only_the_pictures_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path
     images = write_images(jpeg, tmp_path / "images")
     rows = [
         {"pair_id": str(number), "image_id": name, "text": "a dog"}
-        for number, name in enumerate(["c", "gone", "a", "c"])
+        for number, name in enumerate(["c", "gone", "a", "c", None])
     ]
     write_shard(tmp_path / "pairs", PAIRS, rows)
     plan = only_of_pairs(plan_pictures([str(images)]), str(tmp_path / "pairs"))
