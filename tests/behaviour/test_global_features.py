@@ -142,6 +142,8 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
             tokens=tokens,
             token_mask=torch.ones_like(tokens, dtype=torch.bool),
             real_tokens=None,
+            read_tokens=None,
+            read_regions=None,
         )
         expected = model.match_logit(model(inputs_of_text).pooled).numpy()
         np.testing.assert_allclose(scores[:, 0], expected, rtol=1e-4, atol=1e-5)
