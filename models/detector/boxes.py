@@ -1,65 +1,16 @@
-"""Box geometry of the detectors: anchors, box regression, overlaps.
+"""Boxes are regressed, clipped and compared here.
 
-R boxes, A anchors per cell, G x H grid cells, C classes.  Boxes are (x1, y1, x2, y2) in pixels of
+R boxes, C classes.  Boxes are (x1, y1, x2, y2) in pixels of
 the network's input.  ``offset`` is 1 where x2 and y2 are the last pixel inside (Caffe's convention,
 used by the published bottom-up-attention weights) and 0 where they are the first outside
 (Detectron2's).
 """
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-
-def legacy_cell_anchors(
-    scales: Sequence[float], ratios: Sequence[float], base: int = 16
-) -> Float[Tensor, "A 4"]:
-    """Anchors of one cell as the original Caffe code computes them, in (ratio, scale) order.
-
-    The base box (0, 0, base-1, base-1) is reshaped to each ratio (height / width) with rounded
-    sides, then scaled around its centre; corners are inclusive.
-    """
-    centre = (base - 1) / 2
-    anchors = []
-    for ratio in ratios:
-        width = np.round(np.sqrt(base * base / ratio))
-        height = np.round(width * ratio)
-        for scale in scales:
-            half_w, half_h = (width * scale - 1) / 2, (height * scale - 1) / 2
-            anchors.append((centre - half_w, centre - half_h, centre + half_w, centre + half_h))
-    return torch.tensor(np.array(anchors, dtype=np.float32))
-
-
-def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Float[Tensor, "A 4"]:
-    """Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
-
-    An anchor of ``size`` covers size x size pixels at every ratio (height / width).
-    """
-    anchors = []
-    for size in sizes:
-        for ratio in ratios:
-            width = math.sqrt(size**2 / ratio)
-            height = ratio * width
-            anchors.append((-width / 2, -height / 2, width / 2, height / 2))
-    return torch.tensor(anchors)
-
-
-def grid_anchors(
-    cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int, shift: float = 0.0
-) -> Float[Tensor, "GHA 4"]:
-    """The cell's anchors shifted to every cell of a feature map; order is row, column, anchor.
-
-    The first cell's anchors are ``shift`` cells from where they are defined.
-    """
-    x = (torch.arange(columns, dtype=cells.dtype, device=cells.device) + shift) * stride
-    y = (torch.arange(rows, dtype=cells.dtype, device=cells.device) + shift) * stride
-    shift_y, shift_x = torch.meshgrid(y, x, indexing="ij")
-    shifts = torch.stack((shift_x, shift_y, shift_x, shift_y), dim=-1).reshape(-1, 1, 4)
-    return (shifts + cells).reshape(-1, 4)
 
 
 def decode_boxes(

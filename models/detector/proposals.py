@@ -9,13 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from vlmill.models.detector.boxes import (
-    centred_cell_anchors,
-    clip_boxes,
-    decode_boxes,
-    grid_anchors,
-    legacy_cell_anchors,
-)
+from vlmill.models.detector.anchors import AnchorGenerator
+from vlmill.models.detector.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.nms import first_survivors
 from vlmill.models.detector.resnet import relu, widened
@@ -35,30 +30,6 @@ class RpnHead(nn.Module):
     ) -> tuple[Float[Tensor, "N L G V"], Float[Tensor, "N A4 G V"]]:
         hidden = relu(self.conv(features))
         return self.objectness_logits(hidden), self.anchor_deltas(hidden)
-
-
-def cell_anchors_of(config: DetectorConfig) -> Float[Tensor, "A 4"]:
-    """The anchors of one cell as configured."""
-    if config.cell_anchors is not None:
-        return torch.tensor(config.cell_anchors)
-    if config.anchor_layout == "legacy":
-        return legacy_cell_anchors(config.anchor_scales, config.anchor_ratios)
-    sizes = [scale * config.stride for scale in config.anchor_scales]
-    return centred_cell_anchors(sizes, config.anchor_ratios)
-
-
-class AnchorGenerator(nn.Module):
-    """The cell anchors, kept as a buffer: the published weights carry their own."""
-
-    def __init__(self, config: DetectorConfig) -> None:
-        super().__init__()
-        self.stride, self.shift = config.stride, config.anchor_offset
-        self.cell_anchors = nn.Module()
-        self.cell_anchors.register_buffer("0", cell_anchors_of(config))
-
-    def forward(self, rows: int, columns: int) -> Float[Tensor, "GVA 4"]:
-        cells = self.cell_anchors.get_buffer("0")
-        return grid_anchors(cells, rows, columns, self.stride, self.shift)
 
 
 class ProposalGenerator(nn.Module):

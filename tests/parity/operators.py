@@ -13,12 +13,12 @@ from tests.parity.results import Results
 from torch import Tensor
 
 from vlmill.extract.pictures.resize import resize_bilinear, resize_pillow, resize_torch
-from vlmill.models.detector.boxes import (
+from vlmill.models.detector.anchors import (
     centred_cell_anchors,
-    decode_boxes,
     grid_anchors,
     legacy_cell_anchors,
 )
+from vlmill.models.detector.boxes import decode_boxes
 from vlmill.models.detector.config import MAX_LOG_SCALE, DetectorConfig, Pooling
 from vlmill.models.detector.faster_rcnn import pool_regions
 from vlmill.models.detector.nms import first_survivors

@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vlmill.models.detector.boxes import (
-    clip_boxes,
-    decode_boxes,
-    grid_anchors,
-    legacy_cell_anchors,
-    pairwise_iou,
-)
+from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
+from vlmill.models.detector.boxes import clip_boxes, decode_boxes, pairwise_iou
 from vlmill.models.detector.config import MAX_LOG_SCALE
 from vlmill.models.detector.nms import (
     class_confidence,

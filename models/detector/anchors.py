@@ -1,0 +1,86 @@
+"""Anchors: the boxes that proposals are regressed from, the same in every cell of the map.
+
+A anchors per cell, G x H (or G x V) grid cells. Boxes are (x1, y1, x2, y2) in pixels of the
+network's input.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.models.detector.config import DetectorConfig
+
+
+def legacy_cell_anchors(
+    scales: Sequence[float], ratios: Sequence[float], base: int = 16
+) -> Float[Tensor, "A 4"]:
+    """Anchors of one cell as the original Caffe code computes them, in (ratio, scale) order.
+
+    The base box (0, 0, base-1, base-1) is reshaped to each ratio (height / width) with rounded
+    sides, then scaled around its centre; corners are inclusive.
+    """
+    centre = (base - 1) / 2
+    anchors = []
+    for ratio in ratios:
+        width = np.round(np.sqrt(base * base / ratio))
+        height = np.round(width * ratio)
+        for scale in scales:
+            half_w, half_h = (width * scale - 1) / 2, (height * scale - 1) / 2
+            anchors.append((centre - half_w, centre - half_h, centre + half_w, centre + half_h))
+    return torch.tensor(np.array(anchors, dtype=np.float32))
+
+
+def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Float[Tensor, "A 4"]:
+    """Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
+
+    An anchor of ``size`` covers size x size pixels at every ratio (height / width).
+    """
+    anchors = []
+    for size in sizes:
+        for ratio in ratios:
+            width = math.sqrt(size**2 / ratio)
+            height = ratio * width
+            anchors.append((-width / 2, -height / 2, width / 2, height / 2))
+    return torch.tensor(anchors)
+
+
+def grid_anchors(
+    cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int, shift: float = 0.0
+) -> Float[Tensor, "GHA 4"]:
+    """The cell's anchors shifted to every cell of a feature map; order is row, column, anchor.
+
+    The first cell's anchors are ``shift`` cells from where they are defined.
+    """
+    x = (torch.arange(columns, dtype=cells.dtype, device=cells.device) + shift) * stride
+    y = (torch.arange(rows, dtype=cells.dtype, device=cells.device) + shift) * stride
+    shift_y, shift_x = torch.meshgrid(y, x, indexing="ij")
+    shifts = torch.stack((shift_x, shift_y, shift_x, shift_y), dim=-1).reshape(-1, 1, 4)
+    return (shifts + cells).reshape(-1, 4)
+
+
+def cell_anchors_of(config: DetectorConfig) -> Float[Tensor, "A 4"]:
+    """The anchors of one cell as configured."""
+    if config.cell_anchors is not None:
+        return torch.tensor(config.cell_anchors)
+    if config.anchor_layout == "legacy":
+        return legacy_cell_anchors(config.anchor_scales, config.anchor_ratios)
+    sizes = [scale * config.stride for scale in config.anchor_scales]
+    return centred_cell_anchors(sizes, config.anchor_ratios)
+
+
+class AnchorGenerator(nn.Module):
+    """The cell anchors, kept as a buffer: the published weights carry their own."""
+
+    def __init__(self, config: DetectorConfig) -> None:
+        super().__init__()
+        self.stride, self.shift = config.stride, config.anchor_offset
+        self.cell_anchors = nn.Module()
+        self.cell_anchors.register_buffer("0", cell_anchors_of(config))
+
+    def forward(self, rows: int, columns: int) -> Float[Tensor, "GVA 4"]:
+        cells = self.cell_anchors.get_buffer("0")
+        return grid_anchors(cells, rows, columns, self.stride, self.shift)
