@@ -1,6 +1,6 @@
 """This is the Faster R-CNN that computes region features.
 
 Reading order: ``config``, ``faster_rcnn``, ``resnet``, ``anchors``, ``proposals``, ``boxes``,
-``nms``, ``roi_pool``, ``cpu_stages`` (folded stages), ``configurations`` (other projects' keys, with
-``key_tables`` and ``keys``), ``published`` (their weights) and ``random_weights``.
+``nms``, ``roi_pool``, ``cpu_stages`` (folded stages), ``configurations`` (other projects' keys,
+with ``key_tables`` and ``keys``), ``published`` (their weights) and ``random_weights``.
 """
