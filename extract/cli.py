@@ -312,7 +312,9 @@ def command(argv: Sequence[str]) -> int:
         "show": command_show,
         "compare": command_compare,
     }
-    with locked(getattr(arguments, "output", None), beside=appears_whole(arguments)):
+    dry = getattr(arguments, "dry_run", False)
+    output = None if dry else getattr(arguments, "output", None)
+    with locked(output, beside=appears_whole(arguments)):
         return commands[arguments.command](arguments)
 
 

@@ -80,7 +80,8 @@ def _main(argv: Sequence[str]) -> int:
     if stray := [word for word in extras if word.startswith("-") or not takes_words]:
         parser.error(f"unrecognized argument {stray[0]}")
     # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
-    with locked(getattr(args, "output", None), beside=args.command == "convert"):
+    output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
+    with locked(output, beside=args.command == "convert"):
         return _run(args, extras)
 
 

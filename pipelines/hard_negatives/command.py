@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives import job
 
-    with locked(args.output):
+    with locked(None if args.dry_run else args.output):
         return job.run(args, rules, beam_flags)
 
 

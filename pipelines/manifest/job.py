@@ -288,7 +288,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
     args = parser().parse_args(arguments)
-    with locked(args.output):
+    with locked(None if args.dry_run else args.output):
         return DATASETS[args.dataset].run(args)
 
 

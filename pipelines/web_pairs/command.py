@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job
 
-    with locked(args.output):
+    with locked(None if args.dry_run else args.output):
         return job.run(args, rules, beam_flags)
 
 

@@ -94,6 +94,19 @@ def test_the_second_is_refused_and_the_first_ends(name: str, tmp_path: Path) -> 
     assert not list(output.parent.rglob(f"{LOCK}*"))
 
 
+def test_a_dry_run_needs_no_lock(tmp_path: Path) -> None:
+    inputs, output = tmp_path / "inputs", tmp_path / "outputs" / "out"
+    Tables(inputs).write()
+    output.parent.mkdir()
+    command = command_of("hard_negatives", inputs)
+    with stopped_at_work(command, output):
+        dry = start([*command, "--dry-run"], output)
+        told, said = dry.communicate(timeout=LATEST_S)
+        assert dry.returncode == 0, said
+        assert "output" in told + said
+    assert not list(output.parent.rglob(f"{LOCK}*"))
+
+
 def test_a_killed_runs_lock_is_free(tmp_path: Path) -> None:
     inputs, output = tmp_path / "inputs", tmp_path / "outputs" / "out"
     Tables(inputs).write()
