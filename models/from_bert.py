@@ -181,7 +181,7 @@ DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
     VlmoEncoder: [("patch_embedding.projection.*", PYTORCH)],
     VlBertVqa: [("head.*", XAVIER)],
     VlBertRefcoco: [("head.*", XAVIER)],
-    VlBertVcr: [("answer_head.*", XAVIER), ("category_head.*", XAVIER)],
+    VlBertVcr: [("answer_*", XAVIER), ("category_head.*", XAVIER)],
     WeightNormLinear: [("direction", PYTORCH), ("length", "the direction's norm")],
 }
 

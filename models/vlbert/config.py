@@ -5,14 +5,24 @@ came with the second, which differs from it in what the switches name.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
+from vlmill.models.config_checks import (
+    INIT_STD,
+    check_activation,
+    check_heads,
+    check_shares,
+    check_sizes,
+    check_std,
+)
 from vlmill.models.detector.config import BLOCKS
 
 Geometry = Literal["centre", "corners"]
 MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
+# A task's classifier: a word head's transform and a linear layer, one linear layer, or two of them.
+Classifier = Literal["mlm", "1fc", "2fc"]
 NUM_SEGMENTS = 3  # A and B for text, C for regions and [END]
 VISUAL_SEGMENT = 2
 NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
@@ -32,6 +42,7 @@ class VlBertConfig:
     num_layers: int = 12
     num_heads: int = 12
     intermediate_width: int = 3072
+    act: str = "gelu"  # of layers and heads
     num_positions: int = 512  # rows of BERT's position table
     position_offset: int = 0  # row of the first position; 2 in RoBERTa's table
     region_width: int = 2048
@@ -59,6 +70,7 @@ class VlBertConfig:
     def __post_init__(self) -> None:
         check_sizes(self, from_zero=("position_offset",))
         check_heads(self)
+        check_activation(self.act)
         check_shares(self, "dropout", "attention_dropout")
         check_std(self)
         if self.visual_width is not None and self.visual_width < 1:
@@ -150,16 +162,24 @@ def _base() -> VlBertConfig:
     return vlbert_for_task(VlBertConfig())
 
 
+def _check_classifier(classifier: str, known: Sequence[str]) -> None:
+    if classifier not in known:
+        raise ValueError(f"classifier={classifier!r}: want one of {', '.join(known)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class VlBertVqaConfig:
-    """Configures VQA 2.0: 3129 answers; dropout of the classifier."""
+    """Configures VQA 2.0: 3129 answers; the classifier, its hidden layer's width and dropout."""
 
     body: VlBertConfig = field(default_factory=_base)
     num_answers: int = 3129
     dropout: float = 0.1
+    classifier: Classifier = "mlm"
+    classifier_width: int = 1024  # of "2fc"
 
     def __post_init__(self) -> None:
         check_sizes(self)
+        _check_classifier(self.classifier, get_args(Classifier))
         check_shares(self, "dropout")
 
 
@@ -182,9 +202,12 @@ class VlBertVcrConfig:
     num_categories: int = 81
     dropout: float = 0.1
     category_dropout: float = 0.0
+    classifier: Classifier = "1fc"  # never "mlm"
+    classifier_width: int = 1024  # of "2fc"
 
     def __post_init__(self) -> None:
         check_sizes(self)
+        _check_classifier(self.classifier, ("1fc", "2fc"))
         check_shares(self, "dropout", "category_dropout")
         if not self.body.pooler:
             raise ValueError("body.pooler=False: VCR's answers are read off the pooled vector")

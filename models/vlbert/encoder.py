@@ -54,6 +54,7 @@ class VlBertBody(nn.Module):
             config.intermediate_width,
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
+            act=config.act,
         )
         self.pooler = Pooler(width) if config.pooler else nn.Identity()
         self.reset_parameters()

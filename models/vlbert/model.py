@@ -26,8 +26,10 @@ class VlBert(VlBertBody):
 
     def __init__(self, config: VlBertConfig) -> None:
         super().__init__(config)
-        self.mlm_head = MlmHead(config.width, config.vocab_size)
-        self.class_head = RegionHead(config.width, config.num_region_classes, norm=False)
+        self.mlm_head = MlmHead(config.width, config.vocab_size, config.act)
+        self.class_head = RegionHead(
+            config.width, config.num_region_classes, config.act, norm=False
+        )
         self.match_head = nn.Linear(config.width, 2) if config.matching else None
         for head in (self.mlm_head, self.class_head, self.match_head):
             if head is not None:

@@ -36,9 +36,7 @@ def links(model: nn.Module, ours: str = "") -> list[Link]:
     if isinstance(model, VlBertVqa):
         return [
             *_body_links(model.body, f"{ours}body.", "vlbert"),
-            *linked(f"{ours}head.transform.dense", "final_mlp.0.dense"),
-            *linked(f"{ours}head.transform.norm", "final_mlp.0.LayerNorm"),
-            *linked(f"{ours}head.decoder", "final_mlp.2"),
+            *_answer_links(model.config.classifier, ours),
         ]
     if isinstance(model, VlBertRefcoco):
         return [
@@ -49,10 +47,32 @@ def links(model: nn.Module, ours: str = "") -> list[Link]:
     assert isinstance(model, VlBertVcr)
     return [
         *_body_links(model.body, f"{ours}body.", "vlbert._module"),
-        *linked(f"{ours}answer_head", "final_mlp.1"),
+        *_choice_links(model.config.classifier, ours),
         *linked(f"{ours}category_head.transform.dense", "cnn_loss_reg.0.dense"),
         *linked(f"{ours}category_head.decoder", "cnn_loss_reg.2"),
     ]
+
+
+def _answer_links(classifier: str, ours: str) -> list[Link]:
+    """Links VQA's classifier: numbers count the parts of the reference's sequence."""
+    if classifier == "1fc":
+        return linked(f"{ours}head.decoder", "final_mlp.1")
+    if classifier == "2fc":
+        hidden = linked(f"{ours}head.transform.dense", "final_mlp.1")
+        return [*hidden, *linked(f"{ours}head.decoder", "final_mlp.4")]
+    return [
+        *linked(f"{ours}head.transform.dense", "final_mlp.0.dense"),
+        *linked(f"{ours}head.transform.norm", "final_mlp.0.LayerNorm"),
+        *linked(f"{ours}head.decoder", "final_mlp.2"),
+    ]
+
+
+def _choice_links(classifier: str, ours: str) -> list[Link]:
+    """Links VCR's classifier."""
+    if classifier == "1fc":
+        return linked(f"{ours}answer_head", "final_mlp.1")
+    hidden = linked(f"{ours}answer_hidden.dense", "final_mlp.1")
+    return [*hidden, *linked(f"{ours}answer_head", "final_mlp.4")]
 
 
 def _pretraining_links(model: VlBert, ours: str) -> list[Link]:

@@ -21,6 +21,7 @@ FIELDS = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
     "intermediate_size": "intermediate_width",
+    "hidden_act": "act",
     "max_position_embeddings": "num_positions",
     "visual_size": "visual_width",
     "visual_region_classes": "num_region_classes",
@@ -37,7 +38,6 @@ FIELDS = {
 # What no published model sets otherwise, and nothing here does.
 FIXED = {
     "object_word_embed_mode": 2,
-    "hidden_act": "gelu",
     "obj_pos_id_relative": True,
     "type_vocab_size": 3,
 }
@@ -113,25 +113,31 @@ def _task(
             raise ValueError(
                 "NO_GROUNDING=True: a question's words always have the picture's vector"
             )
-        if network.get("CLASSIFIER_TYPE", "mlm") != "mlm":
-            raise ValueError(f"CLASSIFIER_TYPE={network['CLASSIFIER_TYPE']!r}: want mlm")
         size = config.get("DATASET", {}).get("ANSWER_VOCAB_SIZE", 3129)
         return VlBertVqaConfig(
             body=body,
             num_answers=int(config.get("answer_vocab_size", size)),
             dropout=float(network.get("CLASSIFIER_DROPOUT", 0.1)),
+            **_classifier(network, "mlm", "1fc", "2fc"),
         )
     if task.startswith("refcoco"):
         return VlBertRefcocoConfig(body=body, dropout=float(network.get("CLASSIFIER_DROPOUT", 0.0)))
     if task == "vcr":
-        if network.get("CLASSIFIER_TYPE", "1fc") != "1fc":
-            raise ValueError(f"CLASSIFIER_TYPE={network['CLASSIFIER_TYPE']!r}: want 1fc")
         return VlBertVcrConfig(
             body=body,
             dropout=float(network.get("CLASSIFIER_DROPOUT", 0.1)),
             category_dropout=float(network.get("CNN_REG_DROPOUT", 0.0)),
+            **_classifier(network, "1fc", "2fc"),
         )
     return body
+
+
+def _classifier(network: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
+    """Reads a task's classifier, the first of ``kinds`` where nothing is said."""
+    kind = network.get("CLASSIFIER_TYPE", kinds[0])
+    if kind not in kinds:
+        raise ValueError(f"CLASSIFIER_TYPE={kind!r}: want one of {', '.join(kinds)}")
+    return {"classifier": kind, "classifier_width": network.get("CLASSIFIER_HIDDEN_SIZE", 1024)}
 
 
 def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:

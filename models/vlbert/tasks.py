@@ -1,7 +1,7 @@
 """VL-BERT has these task heads (arXiv:1908.08530, sec. 4.2; released code): VCR, VQA, RefCOCO+.
 
 B samples, C choices of a question, T tokens, R regions, L real regions of all sequences, H width,
-A answers, K categories.
+O a hidden layer's, A answers, K categories.
 """
 
 import dataclasses
@@ -11,22 +11,25 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.heads import RegionHead
+from vlmill.models.layers.heads import Transform
+from vlmill.models.layers.operators import Linear
 from vlmill.models.vlbert.config import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
 from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.model import BELONGS, VlBert
 
 
-class TaskHead(RegionHead):
-    """Computes transform, dropout, linear; starts from Xavier's uniform distribution, biases 0."""
+class TaskHead(nn.Module):
+    """Computes ``transform``, which gives ``width`` numbers, dropout and a linear layer."""
 
-    def __init__(self, width: int, outputs: int, dropout: float, *, norm: bool) -> None:
-        super().__init__(width, outputs, norm=norm)
+    def __init__(self, transform: nn.Module, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.transform = transform
         self.dropout = nn.Dropout(dropout)
-        for layer in (self.transform.dense, self.decoder):
-            xavier(layer)
+        self.decoder = Linear(width, outputs)
+        xavier(self)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
         """Gives logits, one row for each position."""
@@ -34,10 +37,26 @@ class TaskHead(RegionHead):
         return outputs
 
 
-def xavier(layer: nn.Linear) -> None:
-    """Starts a layer with Xavier's uniform distribution and zero bias, as all these heads."""
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
+class HiddenLayer(nn.Module):
+    """Computes the first of the released code's two-layer classifier: dropout, linear, ReLU."""
+
+    def __init__(self, width: int, hidden_width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = Linear(width, hidden_width)
+        xavier(self)
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N O"]:
+        """Gives the numbers that the second layer reads."""
+        return relu(self.dense(self.dropout(hidden)))
+
+
+def xavier(head: nn.Module) -> None:
+    """Starts linear layers with Xavier's uniform distribution and zero bias, as all these heads."""
+    for layer in head.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
 
 def load_body(body: VlBertBody, pretrained: VlBert) -> None:
@@ -53,7 +72,14 @@ class VlBertVqa(nn.Module):
         super().__init__()
         self.config = config
         self.body = VlBertBody(config.body)
-        self.head = TaskHead(config.body.width, config.num_answers, config.dropout, norm=True)
+        width = config.body.width
+        transform: nn.Module = nn.Identity()
+        if config.classifier == "mlm":
+            transform = Transform(width, config.body.act)
+        elif config.classifier == "2fc":
+            transform = HiddenLayer(width, config.classifier_width, config.dropout)
+            width = config.classifier_width
+        self.head = TaskHead(transform, width, config.num_answers, config.dropout)
 
     def forward(
         self, inputs: VLInputs, answer_positions: Int[Tensor, " B"], *, pack: bool = True
@@ -68,9 +94,14 @@ class VlBertVqa(nn.Module):
     def start_from(self, pretrained: VlBert, answers: Sequence[Sequence[int]]) -> None:
         """Copies body and transform; each answer's row is the mean of its words' rows.
 
-        ``answers`` are the answers' word-piece ids. Raises ValueError for another number of them
-        or an answer without a word piece.
+        ``answers`` are the answers' word-piece ids. Raises ValueError for another number of them,
+        an answer without a word piece, and a classifier that is no word head.
         """
+        if self.config.classifier != "mlm":
+            raise ValueError(
+                f"classifier={self.config.classifier!r} has no word head's shape to start from; "
+                "use 'mlm'"
+            )
         if len(answers) != self.config.num_answers or not all(answers):
             raise ValueError(
                 f"answers: {len(answers)} of which {sum(not a for a in answers)} without a word "
@@ -90,7 +121,9 @@ class VlBertRefcoco(nn.Module):
         super().__init__()
         self.config = config
         self.body = VlBertBody(config.body)
-        self.head = TaskHead(config.body.width, 1, config.dropout, norm=False)
+        width = config.body.width
+        transform = Transform(width, config.body.act, norm=False)
+        self.head = TaskHead(transform, width, 1, config.dropout)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Float[Tensor, "B R"]:
         """Gives logits of candidates, the whole picture among them; minus infinity at padding.
@@ -168,11 +201,19 @@ class VlBertVcr(nn.Module):
         super().__init__()
         self.config = config
         self.body = VlBertBody(config.body)
+        width, pooled_width = config.body.width, config.body.width
+        self.answer_hidden: nn.Module = nn.Identity()
+        if config.classifier == "2fc":
+            self.answer_hidden = HiddenLayer(width, config.classifier_width, config.dropout)
+            pooled_width = config.classifier_width
         self.dropout = nn.Dropout(config.dropout)
-        self.answer_head = nn.Linear(config.body.width, 1)
+        self.answer_head = nn.Linear(pooled_width, 1)
         xavier(self.answer_head)
         self.category_head = TaskHead(
-            config.body.width, config.num_categories, config.category_dropout, norm=False
+            Transform(width, config.body.act, norm=False),
+            width,
+            config.num_categories,
+            config.category_dropout,
         )
 
     def forward(self, inputs: ChoiceInputs, *, pack: bool = True) -> VcrOutput:
@@ -191,7 +232,7 @@ class VlBertVcr(nn.Module):
             text_regions=inputs.text_regions.flatten(0, 1),
             pack=pack,
         )
-        logits = self.answer_head(self.dropout(encoded.pooled))
+        logits = self.answer_head(self.dropout(self.answer_hidden(encoded.pooled)))
         sequences, regions = region_mask.nonzero().unbind(dim=1)
         return VcrOutput(
             answer_logits=logits.view(-1, choices),
@@ -204,13 +245,13 @@ class VlBertVcr(nn.Module):
     def start_from(self, pretrained: VlBert) -> None:
         """Copies body and category transform from pretraining; segment B starts as A.
 
-        A matching head's "belongs" less "does not" starts the answer head.
+        A matching head's "belongs" less "does not" starts the answer head, if that is one layer.
         """
         load_body(self.body, pretrained)
         self.category_head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
         segments = self.body.text_embedding.segment.weight
         segments[1] = segments[0]
-        if (head := pretrained.match_head) is not None:
+        if (head := pretrained.match_head) is not None and self.config.classifier == "1fc":
             for ours, theirs in (
                 (self.answer_head.weight, head.weight),
                 (self.answer_head.bias, head.bias),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.vlbert.cases import tiny_model
+from tests.models.vlbert.cases import lively, tiny_config, tiny_model
 from tests.models.vlbert.test_end_to_end import tiny_end_to_end
 
 from vlmill.models.convert.keymap import CheckpointMismatch
@@ -23,7 +23,7 @@ from vlmill.models.vlbert.config import (
     vlbert_large_end_to_end,
 )
 
-configure = FAMILIES["vl-bert"].configure
+configure, build = FAMILIES["vl-bert"].configure, FAMILIES["vl-bert"].build
 MULTITASK = "ResNetVLBERTForPretrainingMultitask"
 BASE = {"hidden_size": 768, "visual_size": 768, "with_pooler": False, "visual_ln": True}
 LARGE = {
@@ -34,6 +34,8 @@ LARGE = {
     "visual_size": 1024,
 }
 TASK = vlbert_for_task(vlbert_base(visual_width=768))
+TINY_TASK = vlbert_for_task(tiny_config())
+TINY_POOLED = vlbert_for_task(tiny_config(), pooler=True)
 
 
 def published(settings: dict[str, Any], **network: Any) -> dict[str, Any]:
@@ -97,26 +99,53 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
     ("config", "message"),
     [
         (published({"object_word_embed_mode": 1}), "object_word_embed_mode=1: only 2 is"),
-        (published({"hidden_act": "relu"}), "hidden_act='relu': only 'gelu' is"),
+        (published({"hidden_act": "tanh"}), "no activation 'tanh'"),
         (published({}, IMAGE_SEMANTIC=True), "IMAGE_SEMANTIC=True"),
         (published({}, IMAGE_NUM_LAYERS=18), "IMAGE_NUM_LAYERS=18: want one of 50, 101"),
         (
-            {"class": "vqa ResNetVLBERT", "network": {"CLASSIFIER_TYPE": "2fc"}},
-            "CLASSIFIER_TYPE='2fc': want mlm",
+            {"class": "vqa ResNetVLBERT", "network": {"CLASSIFIER_TYPE": "3fc"}},
+            "CLASSIFIER_TYPE='3fc': want one of mlm, 1fc, 2fc",
         ),
         (
             {
                 "class": "vcr ResNetVLBERT",
                 "vlbert": {"with_pooler": True},
-                "network": {"CLASSIFIER_TYPE": "2fc"},
+                "network": {"CLASSIFIER_TYPE": "mlm"},
             },
-            "CLASSIFIER_TYPE='2fc': want 1fc",
+            "CLASSIFIER_TYPE='mlm': want one of 1fc, 2fc",
         ),
     ],
 )
 def test_what_no_published_model_is_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        VlBertVqaConfig(body=TINY_TASK, num_answers=9, classifier="1fc"),
+        VlBertVqaConfig(body=TINY_TASK, num_answers=9, classifier="2fc", classifier_width=5),
+        VlBertVcrConfig(body=TINY_POOLED, classifier="2fc", classifier_width=5),
+    ],
+)
+def test_classifiers_of_one_and_two_layers_come_back(config: Any) -> None:
+    task = "vqa" if isinstance(config, VlBertVqaConfig) else "vcr"
+    network = {
+        "CLASSIFIER_TYPE": config.classifier,
+        "CLASSIFIER_HIDDEN_SIZE": config.classifier_width,
+        "IMAGE_FEAT_PRECOMPUTED": True,
+    }
+    settings = {"with_pooler": task == "vcr"}
+    asked = configure({"class": f"{task} ResNetVLBERT", "network": network, "vlbert": settings})
+    assert asked.classifier == config.classifier
+    assert asked.classifier_width == config.classifier_width
+    model = lively(build(config))
+    state = export_reference("vl-bert", model)
+    last = "final_mlp.4.weight" if config.classifier == "2fc" else "final_mlp.1.weight"
+    assert state[last].shape[0] == (9 if task == "vqa" else 1)
+    loaded = load_reference("vl-bert", state, config).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_file_of_a_training_run_in_half_precision(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models.vlbert.cases import changed, lively, random_batch, tiny_config, tiny_model
+from torch import Tensor
 
 from vlmill.models import VLInputs
 from vlmill.models.vlbert.config import (
@@ -70,6 +71,23 @@ def test_vqa_starts_with_the_words_of_its_answers() -> None:
             model.start_from(pretrained, answers)
 
 
+def test_vqa_reads_the_mask_with_one_layer_or_two() -> None:
+    one = lively(VlBertVqa(VlBertVqaConfig(body=TASK, num_answers=9, classifier="1fc")))
+    answers = torch.tensor([1, 0, 5])
+    mask = one.body(inputs()).text[2, 5]
+    by_hand = one.head.decoder.weight @ mask + one.head.decoder.bias
+    torch.testing.assert_close(one(inputs(), answers)[2], by_hand)
+    config = VlBertVqaConfig(body=TASK, num_answers=9, classifier="2fc", classifier_width=5)
+    two = lively(VlBertVqa(config))
+    first, second = two.head.transform.dense, two.head.decoder
+    assert second.in_features == 5
+    mask = two.body(inputs()).text[2, 5]
+    by_hand = second(first(mask).clamp(min=0))
+    torch.testing.assert_close(two(inputs(), answers)[2], by_hand)
+    with pytest.raises(ValueError, match="classifier='2fc' has no word head's shape"):
+        two.start_from(tiny_model(), [[7]] * 9)
+
+
 def test_refcoco_never_chooses_padding() -> None:
     model = lively(VlBertRefcoco(VlBertRefcocoConfig(body=TASK)))
     padded = changed(inputs(), region_mask=torch.arange(5) < torch.tensor([[5], [2], [1]]))
@@ -128,6 +146,26 @@ def test_vcr_is_one_sequence_a_choice() -> None:
     )
 
 
+def test_vcr_scores_choices_with_two_layers() -> None:
+    config = VlBertVcrConfig(body=WITH_POOLER, classifier="2fc", classifier_width=5)
+    two, pretrained = VlBertVcr(config), tiny_model()
+    first, second = two.answer_hidden.dense, two.answer_head
+    assert (first.out_features, second.in_features) == (5, 5)
+    two.start_from(pretrained)  # neither layer has the matching head's shape
+    pooled = pooled_of(two.eval(), choices())
+    by_hand = second(first(pooled).clamp(min=0)).view(2, 4)
+    torch.testing.assert_close(two(choices()).answer_logits, by_hand)
+
+
+def pooled_of(model: VlBertVcr, batch: ChoiceInputs) -> Tensor:
+    """What the answer head reads, of all sequences."""
+    pooled: list[Tensor] = []
+    handle = model.body.pooler.register_forward_hook(lambda *call: pooled.append(call[2]))
+    model(batch)
+    handle.remove()
+    return pooled[0]
+
+
 def test_vcr_starts_from_matching() -> None:
     model, pretrained = VlBertVcr(VlBertVcrConfig(body=WITH_POOLER)), tiny_model()
     model.start_from(pretrained)
@@ -158,6 +196,11 @@ def test_choices_that_do_not_fit_are_refused(change: dict[str, Any], message: st
 def test_vcr_needs_the_pooler() -> None:
     with pytest.raises(ValueError, match=r"body\.pooler=False"):
         VlBertVcrConfig(body=TASK)
+
+
+def test_vcr_has_no_word_head() -> None:
+    with pytest.raises(ValueError, match="classifier='mlm': want one of 1fc, 2fc"):
+        VlBertVcrConfig(body=WITH_POOLER, classifier="mlm")
 
 
 def test_heads_start_from_xavier() -> None:
