@@ -43,8 +43,8 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
     if not path.exists():
         return
     if path.is_dir() != (name in FOLDERS):
-        there, wanted = ("folder", "file") if path.is_dir() else ("file", "folder")
-        raise InputError(f"--output {path} is a {there}; give the name of a {wanted}")
+        current, expected = ("folder", "file") if path.is_dir() else ("file", "folder")
+        raise InputError(f"--output {path} is a {current}; give the name of a {expected}")
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
     if not names:
         return

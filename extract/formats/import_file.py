@@ -57,11 +57,11 @@ class Widths:
         """Why a row cannot stand beside the others."""
         if not len(row.boxes):
             return None
-        found = widths_of(row)
-        if found.features != self.features:
-            return f"features are {found.features} wide, those before {self.features}"
-        if found.class_probs != self.class_probs:
-            return f"{found.class_probs} class probabilities, those before have {self.class_probs}"
+        widths = widths_of(row)
+        if widths.features != self.features:
+            return f"features are {widths.features} wide, those before {self.features}"
+        if widths.class_probs != self.class_probs:
+            return f"{widths.class_probs} class probabilities, those before have {self.class_probs}"
         return None
 
 
@@ -84,10 +84,10 @@ def recognise(path: Path) -> str:
         return "npz"
     if path.is_file() and hdf5.is_hdf5(path):
         return "hdf5"
-    found = tsv.format_of(path) if path.is_file() else None
-    if found is None:
+    format_name = tsv.format_of(path) if path.is_file() else None
+    if format_name is None:
         raise InputError(f"FILE {path}: none of {', '.join(FORMATS)}; name it with --format")
-    return found
+    return format_name
 
 
 def records_of(path: Path, name: str) -> Iterator[Record]:

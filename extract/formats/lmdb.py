@@ -56,10 +56,10 @@ def read(path: Path) -> Iterator[Record]:
     except lmdb.Error as error:
         raise InputError(f"FILE {path}: no readable LMDB ({error}); give another file") from None
     with environment, environment.begin(buffers=False) as transaction:
-        found = 0
+        num_records = 0
         for key, value in transaction.cursor():
             if key != KEYS:
-                found += 1
+                num_records += 1
                 yield record_of(key, value)
         yield from missing(transaction)
 
@@ -74,8 +74,8 @@ def record_of(key: bytes, value: bytes) -> Record:
         fields = {str(n): field_of(str(n), v) for n, v in item.items()}
         if absent := {"image_w", "image_h", "num_boxes", "boxes", "features"} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
-        if (own := str(fields.get("image_id", name))) != name:
-            raise BadRecord(f"image_id is {own[:100]}, the key is {name}")
+        if (stated_id := str(fields.get("image_id", name))) != name:
+            raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
     except (BadPickle, BadRecord) as error:
         return Bad(key=name, detail=str(error))
     return checked(name, {**fields, "image_id": name})

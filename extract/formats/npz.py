@@ -88,23 +88,23 @@ def info_of(value: Any) -> dict[str, Any]:
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
         raise BadRecord("info is no array of one dict")
     info = items[0]
-    wanted = {"image_id", *LISTS, "cls_prob"} - ({"attrs_id"} if "attrs_scores" in info else set())
-    found = {name: plain_value(info[name]) for name in wanted if name in info}
-    return {name: array for name, array in found.items() if array is not None}
+    names = {"image_id", *LISTS, "cls_prob"} - ({"attrs_id"} if "attrs_scores" in info else set())
+    fields = {name: plain_value(info[name]) for name in names if name in info}
+    return {name: array for name, array in fields.items() if array is not None}
 
 
 def members_of(path: Path) -> dict[str, Any]:
     """A zip's arrays by name, each of a bounded size. Raises BadRecord."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = {}
+            arrays = {}
             for member in archive.infolist():
                 if member.file_size > MAX_MEMBER:
                     raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes")
                 with archive.open(member) as opened:
                     data = opened.read(MAX_MEMBER + 1)
-                found[member.filename.removesuffix(".npy")] = array_of(data)
-            return found
+                arrays[member.filename.removesuffix(".npy")] = array_of(data)
+            return arrays
     except ZIP_ERRORS as error:
         raise BadRecord(f"no readable npz: {error}") from None
 

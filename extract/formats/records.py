@@ -158,9 +158,9 @@ def shaped(name: str, value: Any, count: int) -> Array:
         raise BadRecord(f"{name} is no array of numbers")
     flat = value.reshape(-1)
     if name in LISTS or name == "boxes":
-        wanted = count * (4 if name == "boxes" else 1)
-        if flat.size != wanted:
-            raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes, not {wanted}")
+        expected = count * (4 if name == "boxes" else 1)
+        if flat.size != expected:
+            raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes, not {expected}")
         shape: tuple[int, ...] = (count, 4) if name == "boxes" else (count,)
     else:
         if (flat.size % count if count else flat.size) or (count and not flat.size):

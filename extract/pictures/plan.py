@@ -62,13 +62,13 @@ def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
     """
     plan: list[Picture] = []
     for argument in arguments:
-        found = [with_id(picture, ids) for picture in pictures_of(argument)]
-        if not found:
+        listed = [with_id(picture, ids) for picture in pictures_of(argument)]
+        if not listed:
             raise InputError(
                 f"INPUT {argument}: no pictures there; give picture files, a folder or a glob of "
                 "them, a .txt list of paths, a .tar, or a table of images"
             )
-        plan += found
+        plan += listed
     return list(repeats_marked(plan))
 
 
@@ -142,13 +142,13 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
     return chosen + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
 
 
-def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) -> list[Picture]:
+def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) -> list[Picture]:
     """The plan, and as missing the entries of a box file for which it has no picture.
 
     An entry that is called like a SHA-256 may belong to any file, and is not counted here.
     """
-    met = {given.key_of(p.image_id, p.path) for p in plan}
-    absent = [name for name in given.entries if name not in met and not HASH.fullmatch(name)]
+    met = {boxes.key_of(p.image_id, p.path) for p in plan}
+    absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 

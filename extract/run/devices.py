@@ -56,20 +56,20 @@ def windows_of(pictures: Sequence[Picture], size: int) -> Iterator[Window]:
 
 @contextmanager
 def engine_of(
-    crew: Crew, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
+    crew: Crew, detector: Detector, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Iterator[Engine]:
     """Extracts here, or on several devices."""
     if len(crew.devices) > 1:
-        with devices(crew, config, given) as engine:
+        with devices(crew, config, given_boxes) as engine:
             yield engine
         return
-    with one_device(crew.workers, detector, config, given) as engine:
+    with one_device(crew.workers, detector, config, given_boxes) as engine:
         yield engine
 
 
 @contextmanager
 def one_device(
-    workers: int, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
+    workers: int, detector: Detector, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Iterator[Engine]:
     """Extracts here, on the detector's device."""
     spec, resize = detector.model.config, not resizes_pixels(detector)
@@ -92,7 +92,7 @@ def one_device(
                 for first in ready:  # its window's size is known by now
                     yield chain((first,), islice(ready, sizes.popleft() - 1))
 
-            return extract_windows(decoded(), detector, config, given)
+            return extract_windows(decoded(), detector, config, given_boxes)
 
         yield engine
 
@@ -115,11 +115,11 @@ class Station:
     def receive(self) -> Sequence[Extracted]:
         """The results of the window sent first of those that are still there."""
         try:
-            found: Sequence[Extracted] = self.connection.recv()
+            results: Sequence[Extracted] = self.connection.recv()
         except (EOFError, OSError):
             raise self.ended() from None
-        self.pictures -= len(found)
-        return found
+        self.pictures -= len(results)
+        return results
 
     def ended(self) -> ChildProcessError:
         """For a process that is gone."""
@@ -131,7 +131,7 @@ class Station:
 
 
 @contextmanager
-def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iterator[Engine]:
+def devices(crew: Crew, config: ExtractConfig, given_boxes: GivenBoxes | None) -> Iterator[Engine]:
     """Extracts on several devices, a process each: windows go to the one with the least to do."""
     workers = -(-crew.workers // len(crew.devices))
     # A window is given back when the next one has been decoded (extract_windows), and decoding is
@@ -155,7 +155,7 @@ def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iter
 
     try:
         for number in range(len(crew.devices)):
-            stations.append(start_station(number, crew, config, given))
+            stations.append(start_station(number, crew, config, given_boxes))
         yield engine
     finally:
         for station in stations:
@@ -165,7 +165,7 @@ def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iter
 
 
 def start_station(
-    number: int, crew: Crew, config: ExtractConfig, given: GivenBoxes | None
+    number: int, crew: Crew, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Station:
     """Starts the process of one of the devices."""
     assert crew.open_detector is not None
@@ -175,7 +175,7 @@ def start_station(
     ours, theirs = context.Pipe()
     # As many as one process has: another number of threads rounds otherwise on a CPU.
     threads = torch.get_num_threads()
-    arguments = (theirs, crew.open_detector, device, config, given, workers, threads)
+    arguments = (theirs, crew.open_detector, device, config, given_boxes, workers, threads)
     process = context.Process(target=serve, args=arguments, name=device)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
@@ -187,7 +187,7 @@ def serve(
     open_detector: Callable[[str], Detector],
     device: str,
     config: ExtractConfig,
-    given: GivenBoxes | None,
+    given_boxes: GivenBoxes | None,
     workers: int,
     threads: int,
 ) -> None:
@@ -207,6 +207,6 @@ def serve(
 
     threading.Thread(target=receive, daemon=True).start()
     windows: Iterator[Window] = iter(received.get, None)
-    with one_device(workers, detector, config, given) as engine:
+    with one_device(workers, detector, config, given_boxes) as engine:
         for results in engine(windows):
             connection.send(results)

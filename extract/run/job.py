@@ -52,7 +52,7 @@ class Job:
     output: Path
     detector: Detector
     config: ExtractConfig
-    given: GivenBoxes | None = None
+    given_boxes: GivenBoxes | None = None
     inputs: Sequence[Input] = ()  # for the manifest: what the plan and the detector were made of
 
     @property
@@ -85,17 +85,21 @@ class Job:
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
             **({} if self.detector.whole is None else {"global_cnn": self.detector.whole.record()}),
-            **({} if self.given is None else {"boxes": "given", "given": self.given.digest}),
+            **(
+                {}
+                if self.given_boxes is None
+                else {"boxes": "given", "given": self.given_boxes.digest}
+            ),
         }
 
     def arrays(self) -> dict[str, Any]:
         """Types and widths of the shards' binary columns."""
         spec, storage = self.detector.model.config, self.config.storage
-        kept = storage.class_probs == "full" or storage.top_k is not None
+        stores_probs = storage.class_probs == "full" or storage.top_k is not None
         return region_arrays(
             dtype=storage.dtype,
             feature_dim=spec.feature_size,
-            class_probs_dim=spec.num_classes + 1 if kept else None,
+            class_probs_dim=spec.num_classes + 1 if stores_probs else None,
             top_k=storage.top_k and min(storage.top_k, spec.num_classes + 1),
             global_dim=None if self.detector.whole is None else self.detector.whole.width,
         )
@@ -125,7 +129,7 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
     todo = [index for index in range(job.num_shards) if index not in finished]
     with (
         Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress,
-        engine_of(crew or Crew(), job.detector, job.config, job.given) as engine,
+        engine_of(crew or Crew(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
         results = results_of(engine, job, [job.part(index) for index in todo])
@@ -186,12 +190,12 @@ def write_part(
         compression=job.config.storage.compression,
     )
     with writer:
-        for one in islice(results, len(part.pictures)):
+        for extracted in islice(results, len(part.pictures)):
             try:
-                writer.add(settled(one, seen))
+                writer.add(settled(extracted, seen))
                 progress.advance()
             except Rejected as why:
-                writer.reject(reject(STAGE, one.picture.key, why.reason, why.detail))
+                writer.reject(reject(STAGE, extracted.picture.key, why.reason, why.detail))
                 progress.advance(rejects=1)
     return writer
 
@@ -199,7 +203,7 @@ def write_part(
 def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
     """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
     with (
-        engine_of(Crew(), job.detector, job.config, job.given) as engine,
+        engine_of(Crew(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
         results = results_of(engine, job, [part])
@@ -217,21 +221,21 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
         return []  # missing or damaged: the part is made again
 
 
-def settled(one: Extracted, seen: set[str]) -> RegionRow:
+def settled(extracted: Extracted, seen: set[str]) -> RegionRow:
     """The picture's row, if its id has none yet. Raises Rejected.
 
     Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
     a file counts from the first row.
     """
-    planned = one.picture.image_id
-    if one.image_id is not None and one.image_id in seen:
-        raise Rejected(Reason.DUPLICATE, f"{one.image_id} came earlier")
+    planned = extracted.picture.image_id
+    if extracted.image_id is not None and extracted.image_id in seen:
+        raise Rejected(Reason.DUPLICATE, f"{extracted.image_id} came earlier")
     if planned is not None:
         seen.add(planned)
-    if isinstance(one.result, Rejected):
-        raise one.result
-    seen.add(one.result.image_id)
-    return one.result
+    if isinstance(extracted.result, Rejected):
+        raise extracted.result
+    seen.add(extracted.result.image_id)
+    return extracted.result
 
 
 def planned_ids(part: Part) -> set[str]:

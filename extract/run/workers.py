@@ -77,12 +77,12 @@ def prepare(
         image_id, data = reader.read(picture)
         pixels, orientation = decode_stored(data, limits)
         last = network_input if resize else lighter_input
-        made: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
+        prepared: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
         cut = {crop: middle(pixels, crop) for crop in crops}
     except Rejected as why:
-        made = why
+        prepared = why
     return Ready(
-        picture=picture, image_id=image_id, result=made, orientation=orientation, crops=cut
+        picture=picture, image_id=image_id, result=prepared, orientation=orientation, crops=cut
     )
 
 

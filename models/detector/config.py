@@ -155,7 +155,7 @@ def caffe(**changes: Any) -> DetectorConfig:
 
 def milvlg_r152(**changes: Any) -> DetectorConfig:
     """The port's ResNet-152: pre-activation blocks, strided res5, pixels without a mean."""
-    own = {
+    settings = {
         "depth": 152,
         "pixel_mean": (0.0, 0.0, 0.0),
         "norm_eps": 2e-5,
@@ -164,12 +164,12 @@ def milvlg_r152(**changes: Any) -> DetectorConfig:
         "res5_stride": 2,
         "res5_dilation": 1,
     }
-    return milvlg(**own | changes)
+    return milvlg(**settings | changes)
 
 
 def airsplay(**changes: Any) -> DetectorConfig:
     """The Detectron2 fork of LXMERT's author: each region's best class, as he recommends."""
-    own = {
+    settings = {
         "family": "airsplay",
         "resize": "pillow",
         "short_side": 800,
@@ -188,13 +188,13 @@ def airsplay(**changes: Any) -> DetectorConfig:
         "written_boxes": "refined",
         "class_nms_thresholds": RISING_THRESHOLDS,
     }
-    return milvlg(**own | changes)
+    return milvlg(**settings | changes)
 
 
 def airsplay_pairs(**changes: Any) -> DetectorConfig:
     """The same fork's notebooks: a region counts once for every class that it may be."""
-    own = {"selection": "class-pairs", "class_nms_thresholds": (0.5, 0.6, 0.7, 0.8, 0.9)}
-    return airsplay(**own | changes)
+    settings = {"selection": "class-pairs", "class_nms_thresholds": (0.5, 0.6, 0.7, 0.8, 0.9)}
+    return airsplay(**settings | changes)
 
 
 def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
@@ -209,7 +209,7 @@ def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
 
 def detectron2(**changes: Any) -> DetectorConfig:
     """Detectron2's own C4 models: COCO classes, RoIAlign, no attributes."""
-    own = {
+    settings = {
         "family": "detectron2",
         "num_classes": 80,
         "num_attributes": 0,
@@ -224,7 +224,7 @@ def detectron2(**changes: Any) -> DetectorConfig:
         "selection": "class-pairs",
         "class_nms_thresholds": (0.5,),
     }
-    return airsplay(**own | changes)
+    return airsplay(**settings | changes)
 
 
 def tiny_detector() -> DetectorConfig:

@@ -240,11 +240,11 @@ class FasterRCNN(nn.Module):
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
         *,
-        given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
         whole: bool = False,
         chunk: int = 50,
     ) -> Detections:
-        """Detects in pictures, or describes ``given`` boxes (and which of them count).
+        """Detects in pictures, or describes ``given_boxes`` boxes (and which of them count).
 
         ``limits`` are the pictures' farthest corners twice (x, y, x, y), which tell padding to the
         right and below: it is part of the pictures, as it is to the published code, but no
@@ -252,7 +252,7 @@ class FasterRCNN(nn.Module):
         ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
         features = self.feature_map(pictures)
-        regions = self.proposals(features, limits, min_sides) if given is None else given
+        regions = self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
         detections = self.describe(features, *regions, chunk)
         if not whole:
             return detections

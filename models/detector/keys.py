@@ -86,26 +86,26 @@ def number(low: float, high: float) -> Reader:
 
 def numbers(count: int, low: float, high: float) -> Reader:
     """Makes a reader of ``count`` numbers in a list."""
-    one = number(low, high)
+    read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
         if not isinstance(value, list) or len(value) != count:
             raise ValueError(f"{count} numbers from {low:g} to {high:g}")
-        return tuple(one(item) for item in value)
+        return tuple(read_number(item) for item in value)
 
     return read
 
 
 def one_level(low: float, high: float, most: int, factor: float = 1.0) -> Reader:
     """Makes a reader of ``[[a, b, ...]]``: a list for each feature map, of which C4 has one."""
-    one = number(low, high)
+    read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
         if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], list):
             raise ValueError("one list in a list, for the one feature map of a C4 model")
         if not 1 <= len(value[0]) <= most:
             raise ValueError(f"1 to {most} numbers for the feature map")
-        return tuple(factor * one(item) for item in value[0])
+        return tuple(factor * read_number(item) for item in value[0])
 
     return read
 

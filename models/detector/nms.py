@@ -130,9 +130,9 @@ def overlapped(
     """Which boxes overlap that of ``row`` by more than the limit, in as few steps as can be: the
     time of a GPU goes into starting them.
     """
-    own = corners.gather(2, row[..., None, None].expand(*row.shape, 1, 4))
-    high = torch.minimum(own[..., 2:], corners[..., 2:])
-    sides = high.sub_(torch.maximum(own[..., :2], corners[..., :2])).clamp_(min=0.0)
+    row_corners = corners.gather(2, row[..., None, None].expand(*row.shape, 1, 4))
+    high = torch.minimum(row_corners[..., 2:], corners[..., 2:])
+    sides = high.sub_(torch.maximum(row_corners[..., :2], corners[..., :2])).clamp_(min=0.0)
     inter = sides[..., 0] * sides[..., 1]
     union = areas.gather(2, row[..., None]) + areas - inter
     return inter / union > limits
@@ -173,9 +173,9 @@ def nms_every_class(
         gone = torch.ne(word & bits[rank], 0, out=dead_by_rank[rank])
         # A suppressed box suppresses nobody.
         dead |= suppresses[row[rank]].masked_fill_(gone[:, None], 0)
-    kept = torch.empty_like(order, dtype=torch.bool)
-    kept.scatter_(0, order, ~dead_by_rank.view_as(order))
-    return kept.transpose(0, 1).reshape(scores.shape)
+    survives = torch.empty_like(order, dtype=torch.bool)
+    survives.scatter_(0, order, ~dead_by_rank.view_as(order))
+    return survives.transpose(0, 1).reshape(scores.shape)
 
 
 def pack_bits(flags: Bool[Tensor, "R S"]) -> Int64[Tensor, "R W"]:
@@ -202,7 +202,7 @@ def class_confidence(
     This is the score by which bottom-up attention chooses its regions (Anderson et al. 2018,
     released code).
     """
-    kept = nms_every_class(boxes, foreground, threshold, offset=offset, inclusive=inclusive)
-    if not kept.shape[-2]:
+    survives = nms_every_class(boxes, foreground, threshold, offset=offset, inclusive=inclusive)
+    if not survives.shape[-2]:
         return foreground.new_zeros(foreground.shape[:-1])
-    return foreground.masked_fill(~kept, 0.0).amax(dim=-1)
+    return foreground.masked_fill(~survives, 0.0).amax(dim=-1)

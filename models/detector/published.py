@@ -216,21 +216,21 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
     Anchors that it lacks are the configured ones. Raises ValueError that names every missing and
     unexpected key and every tensor of another shape, as the file calls them.
     """
-    given = {key: value for key, value in state.items() if not key.endswith(IGNORED_SUFFIXES)}
+    tensors = {key: value for key, value in state.items() if not key.endswith(IGNORED_SUFFIXES)}
     family = model.config.family
-    own = {
+    expected = {
         published_name(key, family): (key, value)
         for key, value in model.state_dict().items()
         if not key.endswith(IGNORED_SUFFIXES)
     }
-    complaints = [f"missing {key}" for key in own if key not in given and key != ANCHORS]
-    complaints += [f"unexpected {key}" for key in given if key not in own]
+    complaints = [f"missing {key}" for key in expected if key not in tensors and key != ANCHORS]
+    complaints += [f"unexpected {key}" for key in tensors if key not in expected]
     complaints += [
-        f"{key} is {tuple(given[key].shape)}, want {tuple(value.shape)}"
-        for key, (_, value) in own.items()
-        if key in given and given[key].shape != value.shape
+        f"{key} is {tuple(tensors[key].shape)}, want {tuple(value.shape)}"
+        for key, (_, value) in expected.items()
+        if key in tensors and tensors[key].shape != value.shape
     ]
     if complaints:
         raise ValueError("the weights do not fit the detector: " + "; ".join(complaints))
     # Not strict: counters and anchors may be absent, everything else was checked above.
-    model.load_state_dict({own[key][0]: value for key, value in given.items()}, strict=False)
+    model.load_state_dict({expected[key][0]: value for key, value in tensors.items()}, strict=False)

@@ -69,19 +69,19 @@ def window_maxima(
     for level_y, level_x in torch.unique(
         torch.stack((levels_y, levels_x), dim=1)[full], dim=0
     ).tolist():
-        some = (full & (levels_y == level_y) & (levels_x == level_x)).nonzero()[:, 0]
+        windows = (full & (levels_y == level_y) & (levels_x == level_x)).nonzero()[:, 0]
         table = tables.table(level_y, level_x)
-        rows, columns = [top[some]], [left[some]]
+        rows, columns = [top[windows]], [left[windows]]
         if level_y:  # a power of two covers the window from its top, and again from its bottom
-            rows.append(bottom[some] - 2**level_y)
+            rows.append(bottom[windows] - 2**level_y)
         if level_x:
-            columns.append(right[some] - 2**level_x)
+            columns.append(right[windows] - 2**level_x)
         flat = table.reshape(-1, table.shape[2])
         corners = [flat[y * table.shape[1] + x] for y in rows for x in columns]
         best = corners[0]
         for corner in corners[1:]:
             best = torch.maximum(best, corner, out=best)
-        maxima[some] = best
+        maxima[windows] = best
     return maxima
 
 
@@ -104,9 +104,9 @@ class MaximumTables:
         if (i, j) not in self._tables:
             if i:
                 half, step = self.table(i - 1, j), 2 ** (i - 1)
-                made = torch.maximum(half[:-step], half[step:])
+                maxima = torch.maximum(half[:-step], half[step:])
             else:
                 half, step = self.table(i, j - 1), 2 ** (j - 1)
-                made = torch.maximum(half[:, :-step], half[:, step:])
-            self._tables[i, j] = made
+                maxima = torch.maximum(half[:, :-step], half[:, step:])
+            self._tables[i, j] = maxima
         return self._tables[i, j]
