@@ -244,7 +244,7 @@ class FasterRCNN(nn.Module):
         whole: bool = False,
         chunk: int = 50,
     ) -> Detections:
-        """Detects in pictures, or describes ``given_boxes`` boxes (and which of them count).
+        """Detects in pictures, or describes ``given_boxes`` (and which of them count).
 
         ``limits`` are the pictures' farthest corners twice (x, y, x, y), which tell padding to the
         right and below: it is part of the pictures, as it is to the published code, but no
@@ -252,7 +252,9 @@ class FasterRCNN(nn.Module):
         ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
         features = self.feature_map(pictures)
-        regions = self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
+        regions = (
+            self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
+        )
         detections = self.describe(features, *regions, chunk)
         if not whole:
             return detections

@@ -37,12 +37,12 @@ class Key:
         try:
             if value is MISSING:
                 raise ValueError("a value, for the library has no default")
-            made = self.read(value)
+            parsed = self.read(value)
         except ValueError as error:
             raise WrongKey(name, value, str(error)) from None
         if len(self.fields) > 1:
-            return dict(zip(self.fields, made, strict=True))
-        return dict.fromkeys(self.fields, made)
+            return dict(zip(self.fields, parsed, strict=True))
+        return dict.fromkeys(self.fields, parsed)
 
 
 def shown(value: Value) -> str:
