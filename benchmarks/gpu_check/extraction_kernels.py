@@ -64,7 +64,7 @@ def rows_of(record: Any, device: torch.device) -> list[dict[str, Any]]:
     else:
         times = [(e.key, e.count, e.self_cpu_time_total) for e in averages]
     assert times, "the profiler recorded nothing"
-    longest = sorted(times, key=lambda one: -one[2])
+    longest = sorted(times, key=lambda row: -row[2])
     return [
         {"kernel": name[:NAME_LENGTH], "calls": calls, "ms": round(us / 1000, 3)}
         for name, calls, us in longest

@@ -68,9 +68,9 @@ def measure(work: Work, setting: Setting) -> dict[str, object]:
     accelerator = make_accelerator(work.recipe, device)
     training = training_of(new_model(work.recipe), work.recipe, accelerator, pack=True)
     step = stepper(work, training)
-    held = real_batches(work, TINY_TIMED if setting.tiny else IN_MEMORY, device)
-    timed_rounds(step, held, 1, device)
-    alone_s = timed_rounds(step, held, 2, device).round_s / len(held)
+    batches = real_batches(work, TINY_TIMED if setting.tiny else IN_MEMORY, device)
+    timed_rounds(step, batches, 1, device)
+    alone_s = timed_rounds(step, batches, 2, device).round_s / len(batches)
     forms: dict[str, Any] = {}
     for workers in TINY_WORKERS if setting.tiny else WORKERS:
         loader_s = loader_alone(work, workers, setting)
@@ -95,11 +95,11 @@ def batches_of(work: Work, workers: int, setting: Setting, number: int) -> Itera
 def loader_alone(work: Work, workers: int, setting: Setting) -> float:
     """Seconds for a batch that nothing is done with."""
     skipped, timed = counts(setting)
-    made = batches_of(work, workers, setting, skipped + timed)
-    for _ in islice(made, skipped):
+    batches = batches_of(work, workers, setting, skipped + timed)
+    for _ in islice(batches, skipped):
         pass
     started = time.perf_counter()
-    for _ in made:
+    for _ in batches:
         pass
     return (time.perf_counter() - started) / timed
 
@@ -107,10 +107,10 @@ def loader_alone(work: Work, workers: int, setting: Setting) -> float:
 def beside_step(work: Work, workers: int, step: Step, setting: Setting) -> Waited:
     """Trains on what the loader makes."""
     skipped, timed = counts(setting)
-    made = batches_of(work, workers, setting, skipped + timed)
-    for batch in islice(made, skipped):
+    batches = batches_of(work, workers, setting, skipped + timed)
+    for batch in islice(batches, skipped):
         step(batch)
-    return waited_for(made, step, timed, setting.device)
+    return waited_for(batches, step, timed, setting.device)
 
 
 def counts(setting: Setting) -> tuple[int, int]:
@@ -118,8 +118,10 @@ def counts(setting: Setting) -> tuple[int, int]:
     return (TINY_SKIPPED, TINY_TIMED) if setting.tiny else (SKIPPED, TIMED)
 
 
-def waited_for(made: Iterator[HostBatch], step: Step, number: int, device: torch.device) -> Waited:
-    """Times ``number`` steps, each on the next batch of ``made``."""
+def waited_for(
+    batches: Iterator[HostBatch], step: Step, number: int, device: torch.device
+) -> Waited:
+    """Times ``number`` steps, each on the next batch of ``batches``."""
     on_device = device.type == "cuda"
     events: list[tuple[Any, Any]] = []
     host_s = 0.0
@@ -127,7 +129,7 @@ def waited_for(made: Iterator[HostBatch], step: Step, number: int, device: torch
     started = time.perf_counter()
     for _ in range(number):
         asked = time.perf_counter()
-        batch = next(made)
+        batch = next(batches)
         host_s += time.perf_counter() - asked
         if on_device:
             begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -47,5 +47,5 @@ def share_of(parts: Mapping[str, Part], number: int, total: int) -> list[str]:
     """
     shares: list[list[str]] = [[] for _ in range(total)]
     for name in sorted(parts, key=lambda name: (-parts[name].seconds, name)):
-        min(shares, key=lambda share: sum(parts[one].seconds for one in share)).append(name)
+        min(shares, key=lambda share: sum(parts[part].seconds for part in share)).append(name)
     return [name for name in parts if name in shares[number - 1]]

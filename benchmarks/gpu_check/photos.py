@@ -53,10 +53,10 @@ def clouds(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.ui
 def write_photos(folder: Path, count: int, *, different: int) -> Sequence[Path]:
     """``count`` files; more than ``different`` repeat the first ones under other names."""
     folder.mkdir()
-    made = [photo(seed, SIZES[seed % len(SIZES)]) for seed in range(min(count, different))]
+    files = [photo(seed, SIZES[seed % len(SIZES)]) for seed in range(min(count, different))]
     paths = [folder / f"{number:06}.jpg" for number in range(count)]
-    for path, data in zip(paths, made, strict=False):
+    for path, data in zip(paths, files, strict=False):
         path.write_bytes(data)
-    for number in range(len(made), count):
-        paths[number].hardlink_to(paths[number % len(made)])
+    for number in range(len(files), count):
+        paths[number].hardlink_to(paths[number % len(files)])
     return paths

@@ -40,10 +40,10 @@ class Apart:
         """Take a step. Raises RuntimeError if the process has ended; it has said why."""
         try:
             self._connection.send(backward)
-            found: Timing = self._connection.recv()
+            timing: Timing = self._connection.recv()
         except (EOFError, OSError) as error:
             raise RuntimeError("the peer's process ended, see above") from error
-        return found
+        return timing
 
     def close(self) -> None:
         """End the process."""

@@ -24,7 +24,7 @@ from vlmill.models.detector.resnet import Bottleneck, ConvNorm, FrozenBatchNorm,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Regions:
     """One picture's proposals and the regions chosen from them."""
 
     boxes: Float[Tensor, "R 4"]
@@ -35,7 +35,7 @@ class Found:
 
 def extract(
     model: FasterRCNN, picture: Float[Tensor, "1 3 H W"], scale: float, rule: Selection
-) -> Found:
+) -> Regions:
     """Detects and selects with an unfolded ``model``."""
     features = backbone(model, picture)
     height, width = picture.shape[2:]
@@ -52,7 +52,7 @@ def extract(
     probs = logits.softmax(dim=1)
     confidence = best_surviving(boxes / scale, probs[:, 1:], model)
     chosen, counts = choose_regions(confidence[None], rule)
-    return Found(boxes=boxes, features=means, class_probs=probs, chosen=chosen[counts])
+    return Regions(boxes=boxes, features=means, class_probs=probs, chosen=chosen[counts])
 
 
 def backbone(model: FasterRCNN, picture: Float[Tensor, "1 3 H W"]) -> Tensor:

@@ -76,14 +76,14 @@ def scores(
     """Answers by group. A word counts as right if each of its pieces is the first choice of all."""
     mask_id = tokenizer.token_to_id(MASK)
     assert mask_id is not None
-    found: dict[str, Score] = {}
+    by_group: dict[str, Score] = {}
     asking = iter(questions)
     for batch in batches(questions, shown, mask_id, batch_size):
         for asked, right in zip(*answers(model, batch.to(device)), strict=True):
             group = next(asking).group
-            score = found.get(group, Score(right=0, asked=0))
-            found[group] = Score(right=score.right + int(right), asked=score.asked + int(asked))
-    return found
+            score = by_group.get(group, Score(right=0, asked=0))
+            by_group[group] = Score(right=score.right + int(right), asked=score.asked + int(asked))
+    return by_group
 
 
 def switch_off(model: Vlmo, expert: str) -> None:

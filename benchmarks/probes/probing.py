@@ -65,21 +65,21 @@ def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
         others = other_of(ids)
     except ValueError as error:
         raise InputError(f"--pairs {inputs.pairs}: {error}") from None
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if getattr(loaded.config, "mlm", True):
         words = [
             question
             for pair, image_id in zip(pairs, ids, strict=True)
             for question in word_questions(tokenizer, pair.text, image_id, inputs.groups, longest)
         ]
-        found |= probe_words(ask, words, others)
+        metrics |= probe_words(ask, words, others)
     if isinstance(shown, ShownRegions):
         tokens = encode_texts(tokenizer, [pair.text for pair in pairs], longest).tokens
         texts: dict[str, Ids] = {}
         for image_id, text in zip(ids, tokens, strict=True):
             texts.setdefault(image_id, text)
-        found |= probe_regions(ask, shown.regions, texts, others)
-    return found
+        metrics |= probe_regions(ask, shown.regions, texts, others)
+    return metrics
 
 
 def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
@@ -95,15 +95,15 @@ def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
 
 def probe_words(ask: Ask, words: list[Question], others: Mapping[str, str]) -> dict[str, float]:
     """Masked words beside their own picture and beside another one."""
-    own, other = ask(words), ask(beside(words, others))
-    found: dict[str, float] = {}
-    for group, score in own.items():
+    own_scores, other_scores = ask(words), ask(beside(words, others))
+    metrics: dict[str, float] = {}
+    for group, score in own_scores.items():
         name = f"words/{group}"
-        found[f"{name}/own_picture"] = score.share
-        found[f"{name}/other_picture"] = other[group].share
-        found[f"{name}/seen"] = score.share - other[group].share
-        found[f"{name}/asked"] = score.asked
-    return found
+        metrics[f"{name}/own_picture"] = score.share
+        metrics[f"{name}/other_picture"] = other_scores[group].share
+        metrics[f"{name}/seen"] = score.share - other_scores[group].share
+        metrics[f"{name}/asked"] = score.asked
+    return metrics
 
 
 def probe_regions(
@@ -122,9 +122,9 @@ def probe_regions(
         "no_caption": {name: text[np.array([0, -1])] for name, text in texts.items()},
         "other_caption": {name: texts[others[name]] for name in texts},
     }
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, captions in told_of.items():
         score = ask(told(things, captions))["class"]
-        found[f"regions/class/{name}"] = score.share
-        found["regions/class/asked"] = score.asked
-    return found
+        metrics[f"regions/class/{name}"] = score.share
+        metrics["regions/class/asked"] = score.asked
+    return metrics

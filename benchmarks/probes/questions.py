@@ -43,17 +43,20 @@ def word_questions(
         if word is not None:
             words.setdefault(word, []).append(at)
     tokens = np.array(encoded.ids, dtype=np.int64)
-    kept = kept_tokens(len(tokens), longest) if len(tokens) > longest else slice(None)
+    fitting = kept_tokens(len(tokens), longest) if len(tokens) > longest else slice(None)
     questions = []
     for places in words.values():
         start, end = encoded.offsets[places[0]][0], encoded.offsets[places[-1]][1]
         masked = np.zeros(len(tokens), dtype=np.bool_)
         masked[places] = True
         for group, members in groups.items():
-            if text[start:end].lower() in members and masked[kept].sum() == len(places):
+            if text[start:end].lower() in members and masked[fitting].sum() == len(places):
                 questions.append(
                     Question(
-                        group=group, tokens=tokens[kept], masked=masked[kept], image_id=image_id
+                        group=group,
+                        tokens=tokens[fitting],
+                        masked=masked[fitting],
+                        image_id=image_id,
                     )
                 )
     return questions

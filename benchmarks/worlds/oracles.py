@@ -75,9 +75,9 @@ def is_true(caption: Scene, picture: Scene) -> bool:
 def metrics_of(scores: NDArray[np.float32]) -> dict[str, float]:
     """Metrics of scores [N, N], with the expected R@1 of an arbitrary order of ties."""
     metrics = retrieval_metrics(scores, np.arange(len(scores)))
-    own = np.diag(scores)
+    matching = np.diag(scores)
     for name, axis in (("image_retrieval", 0), ("text_retrieval", 1)):
-        right = own[None, :] if axis == 0 else own[:, None]
+        right = matching[None, :] if axis == 0 else matching[:, None]
         best = (scores > right).sum(axis) == 0
         share = 1 / (scores == right).sum(axis)
         metrics[f"{name}/r1_expected"] = float((best * share).mean())

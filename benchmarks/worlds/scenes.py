@@ -155,11 +155,15 @@ Combination = tuple[str, str, str, str, str]
 
 def combination_of(things: tuple[Thing, ...], statement: Statement) -> Combination:
     """What a statement combines; texture does not count, so that held out means in any texture."""
-    one, other, relation = things[statement.subject], things[statement.object], statement.relation
+    first, second, relation = (
+        things[statement.subject],
+        things[statement.object],
+        statement.relation,
+    )
     if relation not in INVERSES:
-        one, other = other, one
+        first, second = second, first
         relation = next(name for name, inverse in INVERSES.items() if inverse == relation)
-    return (one.colour, one.shape, relation, other.colour, other.shape)
+    return (first.colour, first.shape, relation, second.colour, second.shape)
 
 
 def is_held_out(world: World, combination: Combination) -> bool:
@@ -290,18 +294,20 @@ def _offset(
     statement: Statement, radius: Numbers, sink: Numbers, rng: np.random.Generator
 ) -> Numbers:
     """From the subject's centre to the object's."""
-    one, other = statement.subject, statement.object
+    subject, object_ = statement.subject, statement.object
     if statement.relation in _NESTED:
-        moved = rng.uniform(-0.06, 0.06, size=2) * max(radius[one], radius[other])
-        nested: Numbers = moved + np.array([0.0, sink[one] - sink[other]])
+        moved = rng.uniform(-0.06, 0.06, size=2) * max(radius[subject], radius[object_])
+        nested: Numbers = moved + np.array([0.0, sink[subject] - sink[object_]])
         return nested
     along = np.array(_DIRECTIONS[statement.relation], dtype=float)
-    distance = float(radius[one] + radius[other] + rng.uniform(_GAP, 3 * _GAP) * radius.mean() / 10)
+    distance = float(
+        radius[subject] + radius[object_] + rng.uniform(_GAP, 3 * _GAP) * radius.mean() / 10
+    )
     offset: Numbers = along * distance + along[::-1] * rng.uniform(-0.3, 0.3) * distance
     return offset
 
 
-def holds(relation: str, one: Placed, other: Placed) -> bool:
+def holds(relation: str, subject: Placed, object_: Placed) -> bool:
     """Whether a relation holds between two places, read off the geometry alone.
 
     Left, right, above and below ask for clear of each other and for a direction within 45 degrees;
@@ -309,11 +315,11 @@ def holds(relation: str, one: Placed, other: Placed) -> bool:
     """
     if relation not in INVERSES:
         relation = next(name for name, inverse in INVERSES.items() if inverse == relation)
-        one, other = other, one
-    dx, dy = other.x - one.x, other.y - one.y
+        subject, object_ = object_, subject
+    dx, dy = object_.x - subject.x, object_.y - subject.y
     if relation == "inside":
-        return one.radius < other.radius and max(abs(dx), abs(dy)) < other.radius / 2
-    if max(abs(dx), abs(dy)) < one.radius + other.radius:
+        return subject.radius < object_.radius and max(abs(dx), abs(dy)) < object_.radius / 2
+    if max(abs(dx), abs(dy)) < subject.radius + object_.radius:
         return False
     return dx > abs(dy) if relation == "left of" else dy > abs(dx)
 

@@ -57,8 +57,8 @@ def samples(
     world: World, detector: Detector, scenes: Mapping[Split, Sequence[Scene]]
 ) -> Iterator[Sample]:
     """The samples of all splits, in order."""
-    for split, some in scenes.items():
-        for index, scene in enumerate(some):
+    for split, split_scenes in scenes.items():
+        for index, scene in enumerate(split_scenes):
             yield make_sample(world, detector, split, index, scene)
 
 
