@@ -30,8 +30,8 @@ def training_state(
         generators["cuda"] = torch.cuda.get_rng_state()
     for kind, numbers in generators.items():
         sent = accelerator.gather(numbers[None].to(accelerator.device))
-        for process, one in enumerate(sent.cpu()):
-            state[f"rng.{kind}.{process}"] = one
+        for process, process_state in enumerate(sent.cpu()):
+            state[f"rng.{kind}.{process}"] = process_state
     return state
 
 

@@ -50,7 +50,7 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
             counts[character] += count
     frequent = sorted(counts, key=lambda c: (-counts[c], c))[:max_characters]
     alphabet = sorted(frequent)
-    kept = sorted(w for w in words if set(w) <= set(frequent))
+    spellable = sorted(w for w in words if set(w) <= set(frequent))
     # The trainer numbers unseen characters in the order of a randomised hash table, and merges are
     # chosen by number when counts tie. Given as special tokens, all characters have their number.
     trainer = trainers.WordPieceTrainer(
@@ -61,7 +61,7 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
     )
     model = Tokenizer(models.WordPiece(unk_token=UNK))
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.train_from_iterator(_repeated(kept, words), trainer)
+    model.train_from_iterator(_repeated(spellable, words), trainer)
     return bert_tokenizer(model.get_vocab())
 
 

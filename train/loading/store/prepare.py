@@ -204,8 +204,10 @@ class _PairFilter:
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(which.pictures, RegionReader):
             self._counts = which.pictures.box_counts()
-        tables = [one for one in (which.pictures, which.images) if one is not None]
-        self._joins = [Join(one.index, asking="--pairs", holding=_flag(one)) for one in tables]
+        tables = [table for table in (which.pictures, which.images) if table is not None]
+        self._joins = [
+            Join(table.index, asking="--pairs", holding=_flag(table)) for table in tables
+        ]
         self._repeated, self._came = _repeated_keys(which.pairs), set[str]()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:

@@ -123,8 +123,8 @@ def _among(splits: Splits, names: Sequence[str]) -> Splits:
 
 
 def _require(names: Sequence[str], splits: Splits, field: str) -> None:
-    there = _named([[split_name(s) for s in splits]])
-    if missing := [name for name in names if split_name(name) not in there]:
+    known = _named([[split_name(s) for s in splits]])
+    if missing := [name for name in names if split_name(name) not in known]:
         said = ", ".join(sorted({"null" if s is None else s for s in splits})) or "none"
         raise InputError(
             f"{field}: --pairs has no split {', '.join(missing)} (it has {said}); name those, or "

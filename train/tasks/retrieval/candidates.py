@@ -51,8 +51,8 @@ def read_pairs(table: str, split: str | None = None) -> PairsRead:
         columns = batch.select(["pair_id", "image_id", "text", "split"])
         pairs += [Pair(**row) for row in pa.Table.from_batches([columns]).to_pylist()]
     if not pairs:
-        there = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
-        raise InputError(f"--pairs {table}: nothing to rank; {there}")
+        contents = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
+        raise InputError(f"--pairs {table}: nothing to rank; {contents}")
     return PairsRead(pairs=tuple(pairs), digest=digest.hexdigest())
 
 
@@ -70,8 +70,8 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
     tokenizer.enable_truncation(max_tokens)
     encoded = tokenizer.encode_batch(list(texts))
     return Texts(
-        tokens=tuple(np.array(one.ids, dtype=np.int64) for one in encoded),
-        cut=sum(bool(one.overflowing) for one in encoded),
+        tokens=tuple(np.array(encoding.ids, dtype=np.int64) for encoding in encoded),
+        cut=sum(bool(encoding.overflowing) for encoding in encoded),
     )
 
 
@@ -99,7 +99,7 @@ def select_candidates(
     ``faults`` says what is wrong with a picture, by its id. Of a pair_id that comes again the first
     pair counts, as in training: a figure would count twice.
     """
-    kept, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
+    rankable, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
     came = set[str]()
     for pair, text in zip(pairs, tokens, strict=True):
         reason = Reason.DUPLICATE if pair.pair_id in came else _fault(pair, text, faults)
@@ -108,11 +108,11 @@ def select_candidates(
             reason = reason or Reason.NO_PICTURE
             rejects.append(reject(STAGE, pair.pair_id, reason, f"image {pair.image_id}"))
         else:
-            kept.append((pair, text))
+            rankable.append((pair, text))
             owners.append(numbers.setdefault(pair.image_id, len(numbers)))
     candidates = Candidates(
-        pairs=tuple(pair for pair, _ in kept),
-        tokens=tuple(text for _, text in kept),
+        pairs=tuple(pair for pair, _ in rankable),
+        tokens=tuple(text for _, text in rankable),
         image_ids=tuple(numbers),
         owners=np.array(owners, dtype=np.int64),
     )

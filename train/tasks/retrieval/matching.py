@@ -92,11 +92,11 @@ class EncodeScorer:
 
 def fitted(texts: TextBatch, num_regions: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions' mask."""
-    kept = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
-    lengths = torch.tensor([kept[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
+    shares = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
+    lengths = torch.tensor([shares[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
     words, shown = lengths[:, :1], lengths[:, 1:]
-    own = torch.from_numpy(texts.lengths).to(words)[:, None]
-    ends = texts.tokens.gather(1, own - 1)
+    full_lengths = torch.from_numpy(texts.lengths).to(words)[:, None]
+    ends = texts.tokens.gather(1, full_lengths - 1)
     tokens = texts.tokens.scatter(1, words - 1, ends)[:, : int(words.max())]
     places = torch.arange(max(tokens.shape[1], num_regions), device=words.device)
     token_mask = places[: tokens.shape[1]] < words
@@ -183,19 +183,21 @@ def match_scores(
 
     def score(at: int, batches: Sequence[TextBatch], read: Sequence[Any]) -> None:
         picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
-        found = []
+        logits = []
         for batch, text in zip(batches, read, strict=True):
-            found.append(scorer.match(text, picture).float())
+            logits.append(scorer.match(text, picture).float())
             advance(len(batch.columns))
         columns = np.concatenate([batch.columns for batch in batches])
-        scores[at, columns] = torch.cat(found).cpu().numpy()
+        scores[at, columns] = torch.cat(logits).cpu().numpy()
 
     if chosen is not None:
         for at, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)
-            own = text_batches([texts[c] for c in columns.tolist()], batch_size, device, columns)
-            if own:
-                score(at, own, [scorer.read_texts(batch) for batch in own])
+            shortlist = text_batches(
+                [texts[c] for c in columns.tolist()], batch_size, device, columns
+            )
+            if shortlist:
+                score(at, shortlist, [scorer.read_texts(batch) for batch in shortlist])
         return scores
     every = text_batches(texts, batch_size, device)
     for part in _parts(every) if scorer.keeps_texts else [every]:

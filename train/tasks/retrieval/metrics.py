@@ -41,9 +41,9 @@ def check_scores(scores: Scores, owners: Ids) -> None:
         )
     if bad := int((~np.isfinite(scores)).sum()):
         raise ValueError(f"scores holds {bad} NaN or infinite values of {scores.size}")
-    wanted = np.arange(len(scores))
-    if not np.array_equal(np.unique(owners), wanted):
-        strange = np.setxor1d(owners, wanted)[:5].tolist()
+    image_rows = np.arange(len(scores))
+    if not np.array_equal(np.unique(owners), image_rows):
+        strange = np.setxor1d(owners, image_rows)[:5].tolist()
         raise ValueError(
             f"owners must name every row of the {len(scores)} images and no other; at fault: "
             f"{strange}"
@@ -58,9 +58,9 @@ def text_to_image_ranks(scores: Scores, owners: Ids) -> Ranks:
 
 def ranks_among(scores: Scores, right: Ids) -> Ranks:
     """Each query's rank of its one right candidate: ``scores`` [queries, candidates]."""
-    own = scores[np.arange(len(scores)), right][:, None]
-    higher = (scores > own).sum(axis=1)
-    as_high = (scores >= own).sum(axis=1) - 1  # the right one itself is no wrong candidate
+    right_scores = scores[np.arange(len(scores)), right][:, None]
+    higher = (scores > right_scores).sum(axis=1)
+    as_high = (scores >= right_scores).sum(axis=1) - 1  # the right one itself is no wrong candidate
     return Ranks(pessimistic=as_high, optimistic=higher)
 
 
@@ -70,8 +70,8 @@ def image_to_text_ranks(scores: Scores, owners: Ids) -> Ranks:
     pessimistic = np.empty(len(scores), dtype=np.int64)
     optimistic = np.empty(len(scores), dtype=np.int64)
     for image, row in enumerate(scores):
-        own = owners == image
-        best, wrong = row[own].max(), row[~own]
+        is_right = owners == image
+        best, wrong = row[is_right].max(), row[~is_right]
         pessimistic[image] = (wrong >= best).sum()
         optimistic[image] = (wrong > best).sum()
     return Ranks(pessimistic=pessimistic, optimistic=optimistic)
@@ -99,10 +99,12 @@ def chance_text_recall(owners: Ids, k: int) -> float:
 
     One less the chance that the first k of T texts hold none of an image's own, mean over images.
     """
-    own = np.bincount(owners)
+    texts_per_image = np.bincount(owners)
     total = len(owners)
     draws = np.arange(min(k, total))
-    missed = np.clip((total - own[:, None] - draws) / (total - draws), 0, 1).prod(axis=1)
+    missed = np.clip((total - texts_per_image[:, None] - draws) / (total - draws), 0, 1).prod(
+        axis=1
+    )
     return float((1 - missed).mean())
 
 
@@ -162,9 +164,9 @@ def mean_of_folds(
         )
     folds = []
     for first in range(0, len(scores), fold_images):
-        own = (owners >= first) & (owners < first + fold_images)
-        block = scores[first : first + fold_images, own]
-        folds.append(retrieval_metrics(block, owners[own] - first, ks))
+        in_fold = (owners >= first) & (owners < first + fold_images)
+        block = scores[first : first + fold_images, in_fold]
+        folds.append(retrieval_metrics(block, owners[in_fold] - first, ks))
     return mean_metrics(folds)
 
 

@@ -35,8 +35,8 @@ def text_vectors(
     """Unit vectors of texts, float32 [T, H]."""
     vectors = np.zeros((len(texts), model.config.width), dtype=np.float32)
     for batch in text_batches(texts, batch_size, device):
-        found = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
-        vectors[batch.columns] = found.float().cpu().numpy()
+        batch_vectors = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
+        vectors[batch.columns] = batch_vectors.float().cpu().numpy()
         advance(len(batch.columns))
     return vectors
 
@@ -70,13 +70,15 @@ def image_vectors(
         for start in range(0, len(image_ids), batch_size):
             asked = image_ids[start : start + batch_size]
             loaded = dict(zip(asked, pool.map(pictures.load, asked), strict=True))
-            faults |= {at: one for at, one in loaded.items() if isinstance(one, Reason)}
-            good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+            faults |= {at: picture for at, picture in loaded.items() if isinstance(picture, Reason)}
+            good = {
+                at: picture for at, picture in loaded.items() if not isinstance(picture, Reason)
+            }
             if good:
                 pixels = pictures.together(good).to(device).pixels
                 assert pixels is not None
-                own = model.image_vectors(pixels).float().cpu().numpy()
-                vectors |= dict(zip(good, own, strict=True))
+                embedded = model.image_vectors(pixels).float().cpu().numpy()
+                vectors |= dict(zip(good, embedded, strict=True))
             advance(len(asked))
     return ImageVectors(vectors=vectors, faults=faults)
 
@@ -95,8 +97,8 @@ class Ranked:
 def shortlist(scores: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     """The ``count`` best of each row; of equals the first."""
     flags = np.zeros(scores.shape, dtype=np.bool_)
-    for row, own in zip(scores, flags, strict=True):
-        own[np.argsort(-row, kind="stable")[:count]] = True
+    for row, row_flags in zip(scores, flags, strict=True):
+        row_flags[np.argsort(-row, kind="stable")[:count]] = True
     return flags
 
 

@@ -36,13 +36,13 @@ def cut_pair(first: Sequence[str], second: Sequence[str], longest: int) -> tuple
 
     Token by token from the end of the longer one, of the second where they are equal.
     """
-    kept, other = len(first), len(second)
-    while kept + other > max(longest, 0):
-        if kept > other:
-            kept -= 1
+    num_first, num_second = len(first), len(second)
+    while num_first + num_second > max(longest, 0):
+        if num_first > num_second:
+            num_first -= 1
         else:
-            other -= 1
-    return kept, other
+            num_second -= 1
+    return num_first, num_second
 
 
 def choice_texts(
@@ -59,11 +59,13 @@ def choice_texts(
     """
     texts: list[TextPair] = []
     for choice in choices:
-        kept, other = cut_pair(first, choice, max_tokens - 3)
+        num_first, num_choice = cut_pair(first, choice, max_tokens - 3)
         if shared_cut:
-            first = first[:kept]
-        tokens = [CLS, *first[:kept], SEP, *choice[:other], SEP]
-        texts.append(TextPair(tokens=tokens, segments=[0] * (kept + 2) + [1] * (other + 1)))
+            first = first[:num_first]
+        tokens = [CLS, *first[:num_first], SEP, *choice[:num_choice], SEP]
+        texts.append(
+            TextPair(tokens=tokens, segments=[0] * (num_first + 2) + [1] * (num_choice + 1))
+        )
     return texts
 
 
@@ -77,9 +79,11 @@ def merge_regions(
     feature is the mean of the two, weighted with the rows of each.
     """
     rows = len(detected[0]), len(annotated[0])
-    own = min(max_regions - 1, rows[1] - 1)
-    found = min(max_regions - own, rows[0])
-    features = np.concatenate([detected[0][:found], annotated[0][1 : own + 1]])
+    num_annotated = min(max_regions - 1, rows[1] - 1)
+    num_detected = min(max_regions - num_annotated, rows[0])
+    features = np.concatenate([detected[0][:num_detected], annotated[0][1 : num_annotated + 1]])
     weighted = detected[0][0] * rows[0] + annotated[0][0] * rows[1]
     features[0] = weighted / sum(rows)
-    return features, np.concatenate([detected[1][:found], annotated[1][1 : own + 1]])
+    return features, np.concatenate(
+        [detected[1][:num_detected], annotated[1][1 : num_annotated + 1]]
+    )
