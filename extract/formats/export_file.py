@@ -1,4 +1,4 @@
-"""``extract-rois export``: regions to a feature file of another project."""
+"""Writes regions to a feature file of another project."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -58,7 +58,7 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
 
 
 def counted(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:
-    """The rows, and their progress."""
+    """Yields the rows, and counts each as progress."""
     for row in rows:
         yield row
         progress.advance()

@@ -1,4 +1,5 @@
-"""Pictures to rows: batches formed and computed here, or on several devices in processes.
+"""Turns pictures into rows: batches are formed and computed here, or on several devices in
+processes.
 
 The plan is cut into windows of pictures in a row. What is done with a window depends on its
 pictures alone: so every run forms the same batches, whoever works, and results come in the order of
@@ -37,7 +38,7 @@ Engine = Callable[[Iterable[Window]], Iterator[Sequence[Extracted]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """Who works: processes that decode, and the devices if there are several.
+    """Says who works: processes that decode, and the devices if there are several.
 
     ``open_detector`` gives a process its detector on a device; it is sent there, so it must be a
     function of a module or a partial of one.
@@ -49,7 +50,7 @@ class Crew:
 
 
 def windows_of(pictures: Sequence[Picture], size: int) -> Iterator[Window]:
-    """A part's pictures, ``size`` at a time."""
+    """Yields a part's pictures, ``size`` at a time."""
     for start in range(0, len(pictures), size):
         yield pictures[start : start + size]
 
@@ -99,21 +100,21 @@ def one_device(
 
 @dataclass(kw_only=True)
 class Station:
-    """A device's process, and how many pictures it has been sent and not given back."""
+    """Holds a device's process, and how many pictures it has been sent and not given back."""
 
     process: BaseProcess
     connection: Connection
     pictures: int = 0
 
     def send(self, window: Window | None) -> None:
-        """A window to the process; None: there are no more."""
+        """Sends a window to the process, or None when there are no more."""
         try:
             self.connection.send(window)
         except OSError:
             raise self.ended() from None
 
     def receive(self) -> Sequence[Extracted]:
-        """The results of the window sent first of those that are still there."""
+        """Returns the results of the window sent first of those that are still there."""
         try:
             results: Sequence[Extracted] = self.connection.recv()
         except (EOFError, OSError):
@@ -122,7 +123,7 @@ class Station:
         return results
 
     def ended(self) -> ChildProcessError:
-        """For a process that is gone."""
+        """Makes the error for a process that is gone."""
         self.process.join(timeout=5)
         return ChildProcessError(
             f"the process of --device {self.process.name} ended with status "
@@ -191,7 +192,7 @@ def serve(
     workers: int,
     threads: int,
 ) -> None:
-    """A device's process: windows in, results out, until there is a None."""
+    """Works as a device's process: receives windows and sends results until a None comes."""
     live_as_long_as_the_parent()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(threads)

@@ -34,7 +34,7 @@ STAGE = "regions"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The pictures of one of ``total`` shards."""
+    """Holds the pictures of one of ``total`` shards."""
 
     index: int
     total: int
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that one run needs to make any of its shards.
+    """Holds everything that one run needs to make any of its shards.
 
     Another process than the one that planned makes a part with an empty ``plan``.
     """
@@ -60,13 +60,15 @@ class Job:
         return -(-len(self.plan) // self.config.storage.pictures_per_shard)
 
     def part(self, index: int) -> Part:
-        """The pictures of a shard."""
+        """Returns the pictures of a shard."""
         size = self.config.storage.pictures_per_shard
         pictures = self.plan[index * size : (index + 1) * size]
         return Part(index=index, total=self.num_shards, pictures=pictures)
 
     def settings(self) -> dict[str, Any]:
-        """All that decides the output, the plan included: a killed run continues only on it."""
+        """Returns all that decides the output, the plan included: a killed run continues only on
+        it.
+        """
         return {
             "software": SOFTWARE,
             "pictures": len(self.plan),
@@ -75,7 +77,7 @@ class Job:
         }
 
     def producer(self) -> dict[str, Any]:
-        """What the shards' metadata says of their making."""
+        """Returns what the shards' metadata says of their making."""
         return {
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
@@ -93,7 +95,7 @@ class Job:
         }
 
     def arrays(self) -> dict[str, Any]:
-        """Types and widths of the shards' binary columns."""
+        """Returns the types and widths of the shards' binary columns."""
         spec, storage = self.detector.model.config, self.config.storage
         stores_probs = storage.class_probs == "full" or storage.top_k is not None
         return region_arrays(
@@ -144,7 +146,7 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
 
 
 def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extracted]:
-    """What becomes of the parts' pictures, one after the other."""
+    """Yields what becomes of the parts' pictures, one after the other."""
     size = job.config.window
     windows: Iterator[Window] = chain.from_iterable(windows_of(p.pictures, size) for p in parts)
     return chain.from_iterable(engine(windows))
@@ -212,7 +214,9 @@ def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
 
 
 def finished_shards(job: Job, index: int) -> list[Shard]:
-    """Both files of a part that an earlier run has finished; none if they cannot be read."""
+    """Returns both files of a part that an earlier run has finished; none if they cannot be
+    read.
+    """
     total = job.num_shards
     paths = [(t, job.output / shard_name(t, index, total)) for t in (REGIONS, REJECTS)]
     try:
@@ -222,7 +226,7 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
 
 
 def settled(extracted: Extracted, seen: set[str]) -> RegionRow:
-    """The picture's row, if its id has none yet. Raises Rejected.
+    """Returns the picture's row, if its id has none yet. Raises Rejected.
 
     Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
     a file counts from the first row.
@@ -239,18 +243,18 @@ def settled(extracted: Extracted, seen: set[str]) -> RegionRow:
 
 
 def planned_ids(part: Part) -> set[str]:
-    """The ids that are known before anything is read: those of tables' rows."""
+    """Returns the ids that are known before anything is read: those of tables' rows."""
     return {p.image_id for p in part.pictures if p.image_id is not None}
 
 
 def image_ids(path: Path) -> list[str]:
-    """The ids of a shard's rows."""
+    """Returns the ids of a shard's rows."""
     ids: list[str] = pq.read_table(path, columns=["image_id"]).column(0).to_pylist()
     return ids
 
 
 def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
-    """Rows of regions and of rejects."""
+    """Counts the rows of regions and of rejects."""
     regions, rejects = (
         sum(s.rows for s in shards if s.table == t.name) for t in (REGIONS, REJECTS)
     )
