@@ -1,4 +1,4 @@
-"""Box geometry of the detectors: anchors, box regression, overlaps.
+"""Computes the box geometry of the detectors: anchors, box regression, overlaps.
 
 R boxes, A anchors per cell, G x H grid cells, C classes.  Boxes are (x1, y1, x2, y2) in pixels of
 the network's input.  ``offset`` is 1 where x2 and y2 are the last pixel inside (Caffe's convention,
@@ -18,7 +18,8 @@ from torch import Tensor
 def legacy_cell_anchors(
     scales: Sequence[float], ratios: Sequence[float], base: int = 16
 ) -> Float[Tensor, "A 4"]:
-    """Anchors of one cell as the original Caffe code computes them, in (ratio, scale) order.
+    """Returns the anchors of one cell as the original Caffe code computes them, in (ratio, scale)
+    order.
 
     The base box (0, 0, base-1, base-1) is reshaped to each ratio (height / width) with rounded
     sides, then scaled around its centre; corners are inclusive.
@@ -35,7 +36,7 @@ def legacy_cell_anchors(
 
 
 def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Float[Tensor, "A 4"]:
-    """Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
+    """Returns Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
 
     An anchor of ``size`` covers size x size pixels at every ratio (height / width).
     """
@@ -51,7 +52,8 @@ def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Flo
 def grid_anchors(
     cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int, shift: float = 0.0
 ) -> Float[Tensor, "GHA 4"]:
-    """The cell's anchors shifted to every cell of a feature map; order is row, column, anchor.
+    """Returns the cell's anchors shifted to every cell of a feature map; order is row, column,
+    anchor.
 
     The first cell's anchors are ``shift`` cells from where they are defined.
     """
@@ -98,7 +100,7 @@ def clip_boxes(
 
 
 def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
-    """Numbers on the device and of the type of ``like``.
+    """Returns numbers as a tensor on the device and of the type of ``like``.
 
     Written there one by one: a copy of a list would make the host wait for a GPU.
     """
@@ -108,7 +110,7 @@ def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
 def pairwise_iou(
     first: Float[Tensor, "*N R 4"], second: Float[Tensor, "*N S 4"], offset: float
 ) -> Float[Tensor, "*N R S"]:
-    """Intersection over union of every pair, in each of N pictures."""
+    """Returns the intersection over union of every pair, in each of N pictures."""
     low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
     high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     inter = (high - low + offset).clamp(min=0.0).prod(dim=-1)

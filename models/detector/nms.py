@@ -1,4 +1,4 @@
-"""Non-maximum suppression: the best survivors, or every survivor of every class at once.
+"""Computes non-maximum suppression: the best survivors, or every survivor of every class at once.
 
 N pictures, R boxes, K classes, T thresholds.  ``offset`` and box layout as in
 vlmill.models.detector.boxes. ``inclusive`` suppresses at an overlap equal to the threshold (the
@@ -18,12 +18,12 @@ WORD_BITS = 64
 
 
 def exclusive_corners(boxes: Float[Tensor, "*R 4"], offset: float) -> Float[Tensor, "*R 4"]:
-    """Boxes whose second corner is the first pixel outside."""
+    """Returns boxes whose second corner is the first pixel outside."""
     return torch.cat((boxes[..., :2], boxes[..., 2:] + offset), dim=-1)
 
 
 def float32_limit(threshold: float, inclusive: bool) -> float:
-    """The float32 above which a float32 overlap suppresses.
+    """Returns the float32 above which a float32 overlap suppresses.
 
     Overlaps are compared in double with an exclusive threshold, as torchvision does, and in float32
     with an inclusive one.
@@ -127,8 +127,8 @@ def overlapped(
     row: Int64[Tensor, "N T"],
     limits: Float[Tensor, "T 1"],
 ) -> Bool[Tensor, "N T R"]:
-    """Which boxes overlap that of ``row`` by more than the limit, in as few steps as can be: the
-    time of a GPU goes into starting them.
+    """Says which boxes overlap that of ``row`` by more than the limit, in as few steps as can be:
+    the time of a GPU goes into starting them.
     """
     row_corners = corners.gather(2, row[..., None, None].expand(*row.shape, 1, 4))
     high = torch.minimum(row_corners[..., 2:], corners[..., 2:])
@@ -146,7 +146,8 @@ def nms_every_class(
     offset: float,
     inclusive: bool,
 ) -> Bool[Tensor, "*N R K"]:
-    """Which boxes survive in which class, when all classes share the boxes; in one picture or N.
+    """Says which boxes survive in which class, when all classes share the boxes; in one picture or
+    N.
 
     The overlaps are the same for every class, so each box gets one row of bits (whom it suppresses)
     and all classes of all pictures walk down their own order together: R steps on (N K, R / 64)
@@ -179,7 +180,7 @@ def nms_every_class(
 
 
 def pack_bits(flags: Bool[Tensor, "R S"]) -> Int64[Tensor, "R W"]:
-    """Rows of flags as 64-bit words, lowest bit first; the last word is filled with zeros."""
+    """Packs rows of flags as 64-bit words, lowest bit first; the last word is filled with zeros."""
     num_words = -(-flags.shape[1] // WORD_BITS)
     missing = num_words * WORD_BITS - flags.shape[1]
     padded = torch.nn.functional.pad(flags, (0, missing)).to(torch.int64)
@@ -197,7 +198,8 @@ def class_confidence(
     offset: float,
     inclusive: bool,
 ) -> Float[Tensor, "*N R"]:
-    """The highest probability with which a box survives in some class; 0 where it never does.
+    """Returns the highest probability with which a box survives in some class; 0 where it never
+    does.
 
     This is the score by which bottom-up attention chooses its regions (Anderson et al. 2018,
     released code).
