@@ -56,7 +56,9 @@ def run_parts(parts: Mapping[str, Part], options: Sequence[str], limit_s: float)
 
 
 def options_of(arguments: argparse.Namespace) -> list[str]:
-    """What every part's process is told: the device, and the small size where there is no GPU."""
+    """Returns what every part's process is told: the device, and the small size where there is no
+    GPU.
+    """
     device = arguments.device
     if device is None:
         import torch
@@ -70,7 +72,7 @@ def options_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def share(text: str) -> tuple[int, int]:
-    """``1/3`` as its numbers."""
+    """Reads ``1/3`` as its numbers."""
     matched = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if matched is None or int(matched[1]) > int(matched[2]):
         raise argparse.ArgumentTypeError(f"{text}: give 1/3, 2/3 or 3/3, or the like")
@@ -78,7 +80,7 @@ def share(text: str) -> tuple[int, int]:
 
 
 def command() -> argparse.ArgumentParser:
-    """The flags."""
+    """Declares the flags."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""One part, in this process: writes ``result.json`` into the folder that it is given."""
+"""Runs one part in this process: writes ``result.json`` into the folder that it is given."""
 
 import argparse
 import importlib
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def result_of(run: str, setting: Setting) -> dict[str, Any]:
-    """What the part gives, with every field that benchmarks have, and the card's name."""
+    """Returns what the part gives, with every field that benchmarks have, and the card's name."""
     module, _, function = run.partition(":")
     fields = getattr(importlib.import_module(module), function)(setting)
     size = "tiny" if setting.tiny else "full"
@@ -46,7 +46,7 @@ def result_of(run: str, setting: Setting) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """The end of a traceback in one line."""
+    """Returns the end of a traceback in one line."""
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH] + " ..."
 

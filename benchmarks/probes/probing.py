@@ -1,4 +1,4 @@
-"""All probes of a checkpoint on the pairs of a table."""
+"""Runs all probes of a checkpoint on the pairs of a table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Ask = Callable[[list[Question]], Mapping[str, Score]]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeInputs:
-    """Tables (folders, files or globs), and what is asked of them.
+    """Holds tables (folders, files or globs), and what is asked of them.
 
     ``groups`` names the words that are masked, lower case, by what they say. The first ``most``
     pairs of ``split`` are asked, all with None.
@@ -40,9 +40,10 @@ class ProbeInputs:
 
 
 def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
-    """Shares of right answers: ``words/GROUP/own_picture``, ``words/GROUP/other_picture`` and their
-    difference ``words/GROUP/seen``; of models that read regions ``regions/class/own_caption``,
-    ``regions/class/no_caption`` and ``regions/class/other_caption``. ``.../asked`` counts.
+    """Returns the shares of right answers: ``words/GROUP/own_picture``,
+    ``words/GROUP/other_picture`` and their difference ``words/GROUP/seen``; of models that read
+    regions ``regions/class/own_caption``, ``regions/class/no_caption`` and
+    ``regions/class/other_caption``. ``.../asked`` counts.
 
     Pairs without their picture are left out, and a model without a head for words is asked none.
     Raises InputError for tables that do not do.
@@ -94,7 +95,7 @@ def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
 
 
 def probe_words(ask: Ask, words: list[Question], others: Mapping[str, str]) -> dict[str, float]:
-    """Masked words beside their own picture and beside another one."""
+    """Probes masked words beside their own picture and beside another one."""
     own_scores, other_scores = ask(words), ask(beside(words, others))
     metrics: dict[str, float] = {}
     for group, score in own_scores.items():
@@ -109,7 +110,9 @@ def probe_words(ask: Ask, words: list[Question], others: Mapping[str, str]) -> d
 def probe_regions(
     ask: Ask, regions: RegionReader, texts: Mapping[str, Ids], others: Mapping[str, str]
 ) -> dict[str, float]:
-    """Masked things beside their picture's text, [CLS] [SEP] alone, and another picture's text."""
+    """Probes masked things beside their picture's text, [CLS] [SEP] alone, and another picture's
+    text.
+    """
     things = [
         question
         for image_id, tokens in texts.items()
