@@ -1,4 +1,4 @@
-"""The files of a run's prepared samples.
+"""Writes and reads the files of a run's prepared samples.
 
 They are made once for a run and mapped by all of its processes; a run that is continued finds them
 again.
@@ -125,7 +125,7 @@ def write_known(folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedNegatives:
-    """What a table of hard negatives has of the pairs that are trained on."""
+    """Holds what a table of hard negatives has of the pairs that are trained on."""
 
     num_rows: int  # of the table
     num_met: int  # of them, whose pair is trained on
@@ -159,7 +159,7 @@ def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
 
 
 def numbers_of(folder: Path, name: str) -> Any:
-    """A prepared column of numbers, mapped."""
+    """Maps a prepared column of numbers into memory."""
     kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
     path, kind = folder / name, kinds[name]
     if not path.stat().st_size:
@@ -172,7 +172,7 @@ DONE = "done.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What came of preparing a run: counts, the rejects' shard, and the tokenizer as JSON."""
+    """Tells what came of preparing a run: counts, the rejects' shard, and the tokenizer as JSON."""
 
     counts: Counter[str]
     rejects: Shard
@@ -186,7 +186,9 @@ def remember(folder: Path, preparation: Preparation) -> None:
 
 
 def remembered(folder: Path, output: Path) -> Preparation | None:
-    """What :func:`remember` noted, if the samples and the rejects in ``output`` are there still."""
+    """Reads what :func:`remember` noted, if the samples and the rejects in ``output`` are there
+    still.
+    """
     try:
         noted = json.loads((folder / DONE).read_text(encoding="utf-8"))
         if noted.pop("software") != SOFTWARE:

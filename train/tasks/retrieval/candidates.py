@@ -1,4 +1,4 @@
-"""Retrieval: which texts and pictures are ranked, and what is left out of it.
+"""Selects which texts and pictures retrieval ranks, and says what is left out of it.
 
 I pictures, T texts.
 """
@@ -24,7 +24,7 @@ SPECIALS = 2  # [CLS] and [SEP]
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A row of the pairs table, as far as retrieval needs it."""
+    """Holds a row of the pairs table, as far as retrieval needs it."""
 
     pair_id: str
     image_id: str | None
@@ -34,14 +34,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsRead:
-    """The pairs that were asked for, and the digest of their whole table."""
+    """Holds the pairs that were asked for, and the digest of their whole table."""
 
     pairs: tuple[Pair, ...]
     digest: str
 
 
 def read_pairs(table: str, split: str | None = None) -> PairsRead:
-    """All pairs of a table, or those of one split. Raises InputError for none."""
+    """Reads all pairs of a table, or those of one split. Raises InputError for none."""
     digest, splits, pairs = PairsDigest(), set[str](), list[Pair]()
     for batch in pair_batches(table):
         digest.update(batch)
@@ -58,14 +58,16 @@ def read_pairs(table: str, split: str | None = None) -> PairsRead:
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
+    """Holds each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
 
     tokens: tuple[Ids, ...]
     cut: int
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
-    """Texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts them."""
+    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts
+    them.
+    """
     tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
     tokenizer.enable_truncation(max_tokens)
     encoded = tokenizer.encode_batch(list(texts))
@@ -77,7 +79,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """What is ranked: T texts with their ``tokens``, and I pictures.
+    """Holds what is ranked: T texts with their ``tokens``, and I pictures.
 
     ``owners`` int64 [T] is each text's picture.
     """

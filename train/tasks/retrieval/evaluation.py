@@ -86,7 +86,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
 
 
 def read_metrics(folder: str | Path) -> dict[str, float]:
-    """The ``metrics.json`` of a finished evaluation."""
+    """Reads the ``metrics.json`` of a finished evaluation."""
     metrics: dict[str, float] = json.loads((Path(folder) / METRICS).read_text(encoding="utf-8"))
     return metrics
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """A candidate among the first: its number, score, and whether it is a right answer."""
+    """Holds a candidate among the first: its number, score, and whether it is a right answer."""
 
     candidate: int
     score: float
@@ -26,8 +26,9 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A query's outcome: its number, the (pessimistic) rank of its best right answer, that answer,
-    by how much it scores above the best wrong one (0 without one), and the first few candidates.
+    """Holds a query's outcome: its number, the (pessimistic) rank of its best right answer, that
+    answer, by how much it scores above the best wrong one (0 without one), and the first few
+    candidates.
     """
 
     query: int
@@ -40,7 +41,7 @@ class Outcome:
 def nearest_images(
     scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int
 ) -> list[Outcome]:
-    """The first ``k`` pictures of each text."""
+    """Returns the first ``k`` pictures of each text."""
     return [
         _outcome(text, scores[:, text], np.arange(len(scores)) == owners[text], ranks, k)
         for text in range(scores.shape[1])
@@ -48,7 +49,7 @@ def nearest_images(
 
 
 def nearest_texts(scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int) -> list[Outcome]:
-    """The first ``k`` texts of each picture."""
+    """Returns the first ``k`` texts of each picture."""
     return [_outcome(i, row, owners == i, ranks, k) for i, row in enumerate(scores)]
 
 
@@ -86,13 +87,13 @@ class Examples:
 
     @property
     def all(self) -> tuple[Outcome, ...]:
-        """Every one that is shown."""
+        """Returns every query that is shown."""
         return (*self.best, *self.worst, *self.spread)
 
 
 def examples(outcomes: Sequence[Outcome], count: int) -> Examples:
-    """Up to ``count`` of each kind, the same on every run; a right answer in first place is no
-    worst, anything else no best.
+    """Returns up to ``count`` of each kind, the same on every run; a right answer in first place is
+    no worst, anything else no best.
     """
     ordered = sorted(outcomes, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
     right = [outcome for outcome in ordered if outcome.rank == 0]
@@ -105,13 +106,15 @@ def examples(outcomes: Sequence[Outcome], count: int) -> Examples:
 
 
 def evenly(items: Sequence[T], count: int) -> list[T]:
-    """``count`` of all, evenly spread: not the best, and the same on every run."""
+    """Returns ``count`` of all, evenly spread: not the best, and the same on every run."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
     return [items[place] for place in places]
 
 
 def unmoved(score: float) -> tuple[float, bool]:
-    """A score as the model gave it, and whether it is a shortlist's: moved down, it was not."""
+    """Returns a score as the model gave it, and whether it is a shortlist's: moved down, it was
+    not.
+    """
     return (score, True) if score > -BELOW / 2 else (score + BELOW, False)
 
 

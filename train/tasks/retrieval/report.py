@@ -1,4 +1,4 @@
-"""The page that shows a retrieval evaluation: figures beside chance, and what was found."""
+"""Makes the page that shows a retrieval evaluation: figures beside chance, and what was found."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,14 +50,14 @@ EXAMPLES = 4  # of each kind
 def shown_image_ids(
     candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> set[str]:
-    """The pictures that the examples show."""
+    """Returns the pictures that the examples show."""
     numbers = {n.candidate for outcome in by_text for n in (*outcome.neighbours, outcome.right)}
     return {candidates.image_ids[n] for n in numbers | {outcome.query for outcome in by_image}}
 
 
 def _thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails as data: URIs of the pictures that the table has, under their ids or by one name,
-    and that can be decoded.
+    """Returns thumbnails as data: URIs of the pictures that the table has, under their ids or by
+    one name, and that can be decoded.
     """
     if images is None:
         return {}
@@ -84,7 +84,7 @@ def sections(
     images: str | Path | None,
     score: str,
 ) -> list[Section]:
-    """All of the page but its title; ``score`` says what kind of number ranks."""
+    """Returns all of the page but its title; ``score`` says what kind of number ranks."""
     texts, pictures = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
     ids = shown_image_ids(candidates, texts.all, pictures.all)
     uris = _thumbnails(images, ids)
@@ -125,7 +125,7 @@ def sections(
 
 
 def percent(share: float) -> str:
-    """A share as percent with one decimal, halves away from zero."""
+    """Returns a share as percent with one decimal, halves away from zero."""
     return f"{np.floor(share * 1000 + 0.5) / 10:.1f}"
 
 
@@ -191,7 +191,9 @@ def _text_examples(
 
 
 def _shown(outcome: Outcome) -> list[dict[str, Any]]:
-    """The first candidates with their places, and the right one with its own if not among them."""
+    """Returns the first candidates with their places, and the right one with its own if not among
+    them.
+    """
     rows = list(enumerate(outcome.neighbours))
     if not any(n.right for n in outcome.neighbours):
         rows.append((outcome.rank, outcome.right))

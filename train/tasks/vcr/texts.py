@@ -1,4 +1,4 @@
-"""VCR's inputs as ViLBERT and InterBERT build them: text with names, regions of two origins.
+"""Builds VCR's inputs as ViLBERT and InterBERT do: text with names, regions of two origins.
 
 T tokens, N detected and M annotated regions with the whole picture's before each, D feature width.
 """
@@ -17,14 +17,16 @@ CLS, SEP = "[CLS]", "[SEP]"
 
 @dataclass(frozen=True, kw_only=True)
 class TextPair:
-    """Two texts in one: ``tokens`` [T] with [CLS] and [SEP], ``segments`` [T] 0 or 1."""
+    """Holds two texts in one: ``tokens`` [T] with [CLS] and [SEP], ``segments`` [T] 0 or 1."""
 
     tokens: list[str]
     segments: list[int]
 
 
 def name_objects(words: Words, names: Sequence[str]) -> list[str]:
-    """Words with the objects' names in place of references, which are lists of their numbers."""
+    """Returns words with the objects' names in place of references, which are lists of their
+    numbers.
+    """
     named: list[str] = []
     for word in words:
         named.extend([word] if isinstance(word, str) else [names[i] for i in word])
@@ -32,7 +34,7 @@ def name_objects(words: Words, names: Sequence[str]) -> list[str]:
 
 
 def cut_pair(first: Sequence[str], second: Sequence[str], longest: int) -> tuple[int, int]:
-    """How many tokens stay of each, so that both have at most ``longest`` together.
+    """Returns how many tokens stay of each, so that both have at most ``longest`` together.
 
     Token by token from the end of the longer one, of the second where they are equal.
     """
@@ -52,7 +54,7 @@ def choice_texts(
     max_tokens: int,
     shared_cut: bool = False,
 ) -> list[TextPair]:
-    """[CLS] first [SEP] choice [SEP] for each choice, at most ``max_tokens``.
+    """Returns [CLS] first [SEP] choice [SEP] for each choice, at most ``max_tokens``.
 
     ``shared_cut``: what is cut from the first text for one choice stays cut for the later ones, as
     in the released code, which shortens it in place.
@@ -72,7 +74,7 @@ def choice_texts(
 def merge_regions(
     detected: tuple[Array, Array], annotated: tuple[Array, Array], max_regions: int
 ) -> tuple[Array, Array]:
-    """Features and locations of the detected regions, then of the annotated ones.
+    """Merges the features and locations of the detected regions, then of the annotated ones.
 
     Each is (features [N + 1, D], locations [N + 1, 5]) with the whole picture first; so is the
     result, of at most ``max_regions`` rows. Annotated regions have the right of way. The picture's
