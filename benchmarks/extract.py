@@ -189,22 +189,22 @@ def photos(count: int) -> list[bytes]:
 
 def peer_round(
     data: bytes, model: FasterRCNN, config: ExtractConfig
-) -> tuple[float, public_extractor.Found, NetworkInput]:
+) -> tuple[float, public_extractor.Regions, NetworkInput]:
     """CPU seconds of the public graph from the picture's bytes to its chosen regions."""
     start = time.process_time()
     with torch.inference_mode():
         picture = prepare(decode(data, config.limits), model.config, config)
-        found = public_extractor.extract(model, picture.tensor, picture.scale, config.selection)
-    return time.process_time() - start, found, picture
+        regions = public_extractor.extract(model, picture.tensor, picture.scale, config.selection)
+    return time.process_time() - start, regions, picture
 
 
-def difference(row: RegionRow, found: public_extractor.Found, scale: float) -> float:
+def difference(row: RegionRow, regions: public_extractor.Regions, scale: float) -> float:
     """The largest difference of features or boxes, as a fraction of the largest value.
 
     Raises AssertionError for other regions, or the same in another order.
     """
-    boxes = found.boxes[found.chosen].numpy() / scale
-    features = found.features[found.chosen].numpy()
+    boxes = regions.boxes[regions.chosen].numpy() / scale
+    features = regions.features[regions.chosen].numpy()
     assert row.features is not None and row.boxes.shape == boxes.shape
     pairs = ((row.boxes, boxes), (row.features, features))
     return float(np.max([abs(a - b).max() / abs(b).max() for a, b in pairs]))  # NaN stays NaN

@@ -24,7 +24,7 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
 from vlmill.train.run.log import read_log
 from vlmill.train.run.report import loss_chart
-from vlmill.train.tasks.retrieval.found import evenly
+from vlmill.train.tasks.retrieval.examples import evenly
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent
 
 NOTICE = (

@@ -212,12 +212,12 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.run.job import Job, run
     from vlmill.schemas.files.reading import reject_counts
 
-    given = None if arguments.boxes is None else read_boxes(arguments.boxes)
+    given_boxes = None if arguments.boxes is None else read_boxes(arguments.boxes)
     plan = plan_pictures(arguments.inputs, arguments.ids)
     if arguments.pairs is not None:
         plan = only_of_pairs(plan, arguments.pairs)
-    if given is not None:
-        plan = with_missing_boxes(plan, given, str(arguments.boxes))
+    if given_boxes is not None:
+        plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
     # torch takes seconds to load: not before the arguments are known to be good.
 
     warn_of_random_weights(arguments)
@@ -228,7 +228,7 @@ def command_run(arguments: argparse.Namespace) -> int:
         output=arguments.output,
         detector=detector,
         config=config,
-        given=given,
+        given_boxes=given_boxes,
         inputs=[
             *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
             *detector_inputs(arguments),

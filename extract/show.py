@@ -42,7 +42,7 @@ class Vocabulary:
     attributes: Sequence[str] = ()
 
     def label(self, row: RegionRow, region: int) -> str:
-        """Attribute, class and class score of a region, as far as they are stored."""
+        """Returns the attribute, class and class score of a region, as far as they are stored."""
         if row.class_ids is None or row.class_scores is None:
             return ""
         words = [name_of(self.classes, int(row.class_ids[region]), "class")]
@@ -52,13 +52,13 @@ class Vocabulary:
 
 
 def name_of(names: Sequence[str], number: int, kind: str) -> str:
-    """The name with that number, or the number."""
+    """Returns the name with that number, or the number."""
     return names[number] if number < len(names) else f"{kind} {number}"
 
 
 def read_names(path: str | None, flag: str) -> list[str]:
-    """One name a line; of synonyms separated by commas, the first. Blank lines at the end do not
-    count.
+    """Reads one name a line; of synonyms separated by commas, the first. Blank lines at the end do
+    not count.
     """
     if path is None:
         return []
@@ -90,7 +90,7 @@ def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Shown:
-    """What ``show`` has drawn of the ``num_rows`` of a table, and what it has left out."""
+    """Says what ``show`` has drawn of the ``num_rows`` of a table, and what it has left out."""
 
     num_rows: int
     num_drawn: int = 0
@@ -151,7 +151,7 @@ def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
 
 
 def section(row: RegionRow, canvas: Image.Image) -> Section:
-    """One picture's part of the page."""
+    """Makes one picture's part of the page."""
     text = f"{row.width} x {row.height} pixels, {len(row.boxes)} regions"
     figure = FIGURE.render(
         uri=picture_uri(encoded(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
@@ -160,7 +160,7 @@ def section(row: RegionRow, canvas: Image.Image) -> Section:
 
 
 def encoded(canvas: Image.Image, kind: str) -> bytes:
-    """A drawing's file: PNG keeps its lines sharp, JPEG a page small."""
+    """Returns a drawing's file: PNG keeps its lines sharp, JPEG a page small."""
     out = io.BytesIO()
     canvas.save(out, kind, quality=85)
     return out.getvalue()
@@ -173,7 +173,7 @@ def drawings(
     max_boxes: int,
     shown: Shown,
 ) -> Iterator[tuple[RegionRow, Image.Image]]:
-    """The rows whose pictures are among ``images``, in that order, with their drawings.
+    """Yields the rows whose pictures are among ``images``, in that order, with their drawings.
 
     A picture is that of the row with its id, or with another name of it; a file's name is its own,
     else its content's SHA-256. ``shown`` counts the others.
@@ -203,14 +203,14 @@ def drawings(
 
 
 def row_named(index: IdIndex, picture: Picture) -> str | None:
-    """The id of the row that a planned picture is named after; None if no name tells."""
+    """Returns the id of the row that a planned picture is named after; None if no name tells."""
     if picture.kind == FILE:
         return id_of_file(index, picture.path, "REGIONS")
     return None if picture.image_id is None else id_alike(index, picture.image_id, "REGIONS")
 
 
 def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) -> Image.Image:
-    """The picture, shrunk to a page's width, with its highest-scoring boxes on it."""
+    """Draws the picture, shrunk to a page's width, with its highest-scoring boxes on it."""
     factor = min(1.0, MAX_SIDE_PX / max(image.size))
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     canvas = image.resize(size, Image.Resampling.LANCZOS)
@@ -235,8 +235,8 @@ def draw(image: Image.Image, row: RegionRow, names: Vocabulary, max_boxes: int) 
 
 
 def free_place(plate: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
-    """The plate inside the picture, moved down until it covers no earlier one; where there is no
-    such place, where it was.
+    """Returns the plate inside the picture, moved down until it covers no earlier one; where there
+    is no such place, where it was.
     """
     x1, y1, x2, y2 = plate
     left = max(0.0, min(x1, size[0] - (x2 - x1)))
@@ -251,12 +251,14 @@ def free_place(plate: Corners, taken: Sequence[Corners], size: tuple[int, int]) 
 
 
 def meet(a: Corners, b: Corners) -> bool:
-    """Whether two rectangles share a point."""
+    """Says whether two rectangles share a point."""
     return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
 
 
 def best_regions(row: RegionRow, count: int) -> list[int]:
-    """Numbers of the regions with the highest class scores, or of the first without scores."""
+    """Returns the numbers of the regions with the highest class scores, or of the first without
+    scores.
+    """
     order = range(len(row.boxes))
     if row.class_scores is None:
         return list(order)[:count]

@@ -1,1 +1,3 @@
-"""What has to be seen on a GPU before the numbers of one are believed: ``make gpu-check``."""
+"""Checks what has to be seen on a GPU before the numbers of one are believed: ``make
+gpu-check``.
+"""

@@ -28,17 +28,17 @@ and pytest, from the root of a checkout; neither Apache Beam nor a network."""
 def main(argv: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
     """Runs the parts that are asked for; 1 if one failed."""
     parser = command()
-    given = parser.parse_args(argv)
-    unknown = [name for name in given.parts if name not in parts]
+    arguments = parser.parse_args(argv)
+    unknown = [name for name in arguments.parts if name not in parts]
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
-    names = [name for name in parts if name in given.parts] if given.parts else list(parts)
-    if given.share is not None:
-        names = share_of({name: parts[name] for name in names}, *given.share)
-    if given.list:
+    names = [name for name in parts if name in arguments.parts] if arguments.parts else list(parts)
+    if arguments.share is not None:
+        names = share_of({name: parts[name] for name in names}, *arguments.share)
+    if arguments.list:
         print(*(f"{name:20} {parts[name].seconds:4} s" for name in names), sep="\n")
         return 0
-    return run_parts({name: parts[name] for name in names}, options_of(given), given.limit)
+    return run_parts({name: parts[name] for name in names}, options_of(arguments), arguments.limit)
 
 
 def run_parts(parts: Mapping[str, Part], options: Sequence[str], limit_s: float) -> int:
@@ -55,14 +55,16 @@ def run_parts(parts: Mapping[str, Part], options: Sequence[str], limit_s: float)
     return 1 if failed else 0
 
 
-def options_of(given: argparse.Namespace) -> list[str]:
-    """What every part's process is told: the device, and the small size where there is no GPU."""
-    device = given.device
+def options_of(arguments: argparse.Namespace) -> list[str]:
+    """Returns what every part's process is told: the device, and the small size where there is no
+    GPU.
+    """
+    device = arguments.device
     if device is None:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    tiny = given.tiny
+    tiny = arguments.tiny
     if not tiny and device == "cpu":
         print("# no GPU: at the small size, whose numbers mean nothing", file=sys.stderr)
         tiny = True
@@ -70,7 +72,7 @@ def options_of(given: argparse.Namespace) -> list[str]:
 
 
 def share(text: str) -> tuple[int, int]:
-    """``1/3`` as its numbers."""
+    """Reads ``1/3`` as its numbers."""
     matched = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if matched is None or int(matched[1]) > int(matched[2]):
         raise argparse.ArgumentTypeError(f"{text}: give 1/3, 2/3 or 3/3, or the like")
@@ -78,7 +80,7 @@ def share(text: str) -> tuple[int, int]:
 
 
 def command() -> argparse.ArgumentParser:
-    """The flags."""
+    """Declares the flags."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""A part in a process of its own, so that nothing it does to the device ends the others."""
+"""Runs a part in a process of its own, so that nothing it does to the device ends the others."""
 
 import json
 import os
@@ -19,7 +19,7 @@ TAIL_LINES = 40
 
 
 def run_apart(name: str, part: Part, options: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """The line of a part: its result, or why there is none.
+    """Runs a part and returns its line of a part: its result, or why there is none.
 
     What it printed goes to stderr if it failed, as its last lines.
     """
@@ -40,7 +40,7 @@ def run_apart(name: str, part: Part, options: Sequence[str], limit_s: float) -> 
 
 
 def run_group(command: Sequence[str], log: Path, limit_s: float) -> int | None:
-    """The exit status; None for a process that was ended because it took too long.
+    """Returns the exit status; None for a process that was ended because it took too long.
 
     Whatever it started ends with it.
     """
@@ -65,13 +65,13 @@ def run_group(command: Sequence[str], log: Path, limit_s: float) -> int | None:
 
 
 def environment(outside: Mapping[str, str]) -> dict[str, str]:
-    """The process's variables: it imports this checkout, whatever is installed."""
+    """Returns the process's variables: it imports this checkout, whatever is installed."""
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [outside.get("PYTHONPATH")])]
     return {**outside, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def why(ended: int | None, limit_s: float, log: Sequence[str]) -> str:
-    """The reason for a process that could not give it."""
+    """Returns the reason for a process that could not give it."""
     if ended is None:
         return f"took more than {limit_s:g} s and was ended"
     said = [line for line in log if line.strip()]

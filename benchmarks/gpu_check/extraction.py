@@ -1,4 +1,6 @@
-"""Regions from JPEG files to Parquet, as ``extract-rois run`` makes them: rate, stages, waits."""
+"""Measures regions from JPEG files to Parquet, as ``extract-rois run`` makes them: rate, stages,
+waits.
+"""
 
 import dataclasses
 import os
@@ -43,7 +45,7 @@ Precision = Literal["exact", "fast"]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is done."""
+    """Says how much is done."""
 
     spec: DetectorConfig
     limits: InputLimits
@@ -80,7 +82,7 @@ TINY = Size(
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a run of the pipeline gave."""
+    """Holds what a run of the pipeline gave."""
 
     batch_size: int
     pictures: int
@@ -90,17 +92,19 @@ class Speed:
 
 
 def exact(setting: Setting) -> dict[str, object]:
-    """In float32."""
+    """Measures extraction in float32."""
     return extraction(setting, "exact")
 
 
 def fast(setting: Setting) -> dict[str, object]:
-    """In bfloat16."""
+    """Measures extraction in bfloat16."""
     return extraction(setting, "fast")
 
 
 def extraction(setting: Setting, precision: Precision) -> dict[str, object]:
-    """The best batch size's rate beside what matrix products alone would allow, with its stages."""
+    """Returns the best batch size's rate beside what matrix products alone would allow, with its
+    stages.
+    """
     size = TINY if setting.tiny else FULL
     config = ExtractConfig(limits=size.limits, precision=precision)
     detector = open_detector(size.spec, None, device=str(setting.device))
@@ -164,7 +168,7 @@ def speed_of(
 
 
 def extract(job: Job, engine: Engine) -> float:
-    """Seconds from the first picture that is asked for until the last shard is on disk.
+    """Returns seconds from the first picture that is asked for until the last shard is on disk.
 
     As ``vlmill.extract.run.job.run`` does it, with processes that have been started already.
     """
@@ -179,7 +183,7 @@ def extract(job: Job, engine: Engine) -> float:
 
 
 def regions_in(folder: Path, pictures: int) -> int:
-    """How many regions were written, once every picture is seen to have its row."""
+    """Returns how many regions were written, once every picture is seen to have its row."""
     columns = [pq.read_table(path, columns=["num_boxes"]) for path in folder.glob("regions-*")]
     counts = [count for table in columns for count in table.column(0).to_pylist()]
     assert len(counts) == pictures, f"{len(counts)} rows of {pictures} pictures"
@@ -189,7 +193,7 @@ def regions_in(folder: Path, pictures: int) -> int:
 def queries_of(
     photos: Sequence[Path], detector: Detector, config: ExtractConfig
 ) -> Sequence[Query]:
-    """A batch of the first photographs that have the first one's size."""
+    """Returns a batch of the first photographs that have the first one's size."""
     queries: list[Query] = []
     for number in range(config.batch_size * len(photos)):
         path = photos[number % len(photos)]
@@ -204,7 +208,7 @@ def queries_of(
 
 
 def operations_of(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> int:
-    """Floating-point operations of a batch's convolutions and products."""
+    """Returns floating-point operations of a batch's convolutions and products."""
     batch = uploaded(queries, detector.model.config, detector.device)
     counter = FlopCounterMode(display=False)
     with computing(config.precision, detector.device), counter:
@@ -213,7 +217,7 @@ def operations_of(queries: Sequence[Query], detector: Detector, config: ExtractC
 
 
 def peak_of(precision: Precision, device: torch.device) -> float:
-    """The device's rate of products in the arithmetic of that precision."""
+    """Returns the device's rate of products in the arithmetic of that precision."""
     kind = torch.bfloat16 if precision == "fast" else torch.float32
     with computing(precision, device):
         return product_rate(device, kind)

@@ -1,4 +1,4 @@
-"""What the device spends a batch of extraction on, kernel by kernel."""
+"""Measures what the device spends a batch of extraction on, kernel by kernel."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,8 @@ NAME_LENGTH = 100
 
 
 def kernels(setting: Setting) -> dict[str, object]:
-    """Milliseconds of all kernels in a fast batch, their number, and the longest ones by name.
+    """Returns the milliseconds of all kernels in a fast batch, their number, and the longest ones
+    by name.
 
     On a CPU the operators' own time.
     """
@@ -43,7 +44,7 @@ def kernels(setting: Setting) -> dict[str, object]:
 
 
 def recorded(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> Any:
-    """The profiler's record of one batch."""
+    """Returns the profiler's record of one batch."""
     device = detector.device
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -55,7 +56,7 @@ def recorded(queries: Sequence[Query], detector: Detector, config: ExtractConfig
 
 
 def rows_of(record: Any, device: torch.device) -> list[dict[str, Any]]:
-    """Names, numbers of calls and milliseconds, the longest first."""
+    """Returns names, numbers of calls and milliseconds, the longest first."""
     averages = record.key_averages()
     if device.type == "cuda":
         # The operators that launched them carry their time once more.
@@ -64,7 +65,7 @@ def rows_of(record: Any, device: torch.device) -> list[dict[str, Any]]:
     else:
         times = [(e.key, e.count, e.self_cpu_time_total) for e in averages]
     assert times, "the profiler recorded nothing"
-    longest = sorted(times, key=lambda one: -one[2])
+    longest = sorted(times, key=lambda row: -row[2])
     return [
         {"kernel": name[:NAME_LENGTH], "calls": calls, "ms": round(us / 1000, 3)}
         for name, calls, us in longest

@@ -1,4 +1,4 @@
-"""Where a batch's time goes: each stage of extraction by itself, outside the pipeline."""
+"""Measures where a batch's time goes: each stage of extraction by itself, outside the pipeline."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,8 @@ def stages_of(
     plan: Sequence[Picture],
     workers: int,
 ) -> dict[str, Any]:
-    """Milliseconds of a batch on the device and of the host that queues it, and the host's parts.
+    """Returns milliseconds of a batch on the device and of the host that queues it, and the host's
+    parts.
 
     ``device_ms`` counts the gaps in which the device has nothing to do: where it is no more than
     ``queue_ms``, the host is what is slow.
@@ -108,7 +109,7 @@ def both_times(work: Work, device: torch.device, rounds: int) -> dict[str, float
 
 
 def queue_seconds(work: Work, device: torch.device) -> float:
-    """Seconds until ``work`` returns, begun with an idle device."""
+    """Returns seconds until ``work`` returns, begun with an idle device."""
     wait_for(device)
     started = time.perf_counter()
     work()
@@ -118,7 +119,7 @@ def queue_seconds(work: Work, device: torch.device) -> float:
 def rows_ms(
     queries: Sequence[Query], detector: Detector, config: ExtractConfig, rounds: int
 ) -> float:
-    """Milliseconds that the host takes for a batch's rows once they have arrived."""
+    """Returns milliseconds that the host takes for a batch's rows once they have arrived."""
     times = []
     for _ in range(rounds):
         finish = start_batch(queries, detector, config)
@@ -129,7 +130,7 @@ def rows_ms(
 def decode_ms(
     plan: Sequence[Picture], detector: Detector, config: ExtractConfig, rounds: int
 ) -> dict[str, float]:
-    """Milliseconds of one thread for the first picture: decoding, and resizing."""
+    """Returns milliseconds of one thread for the first picture: decoding, and resizing."""
     with open(plan[0].path, "rb") as file:
         data = file.read()
     pixels = decode(data, config.limits)
@@ -144,7 +145,9 @@ def decode_ms(
 def decode_rate(
     plan: Sequence[Picture], detector: Detector, config: ExtractConfig, workers: int
 ) -> float:
-    """Pictures a second that the worker processes hand over when nothing else is done."""
+    """Returns the pictures a second that the worker processes hand over when nothing else is
+    done.
+    """
     spec = detector.model.config
     resize = not resizes_pixels(detector)
     with source_of(spec, config.limits, workers, config.batch_size, resize=resize) as source:
@@ -159,7 +162,7 @@ def decode_rate(
 def writing(
     setting: Setting, rows: Sequence[RegionRow], detector: Detector, config: ExtractConfig
 ) -> dict[str, float]:
-    """Milliseconds of the writing thread for a picture, and bytes a second."""
+    """Returns milliseconds of the writing thread for a picture, and bytes a second."""
     many = [rows[number % len(rows)] for number in range(WRITTEN_ROWS)]
     job = Job(plan=(), output=setting.folder, detector=detector, config=config)
     folder = setting.folder / "written"

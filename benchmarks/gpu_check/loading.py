@@ -1,4 +1,4 @@
-"""The loader beside a step: how long the device waits for batches.
+"""Measures the loader beside a step: how long the device waits for batches.
 
 Batches are planned, read and pinned as in a run (`vlmill.train.loading.loader`), without worker
 processes and with several. The step is ImageBERT's: with up to 100 regions of a pair it has the
@@ -39,8 +39,8 @@ Step = Callable[[HostBatch], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Waited:
-    """A run of some steps: its seconds, those that the host waited for batches, and the seconds
-    that the device had nothing to do between steps; None where it cannot tell.
+    """Times a run of some steps: its seconds, those that the host waited for batches, and the
+    seconds that the device had nothing to do between steps; None where it cannot tell.
     """
 
     total_s: float
@@ -48,13 +48,13 @@ class Waited:
     device_s: float | None
 
     def shares(self) -> dict[str, float | None]:
-        """Both waits as shares of the time."""
+        """Returns both waits as shares of the time."""
         device = None if self.device_s is None else round(self.device_s / self.total_s, 4)
         return {"host_share": round(self.host_s / self.total_s, 4), "device_share": device}
 
 
 def run(setting: Setting) -> dict[str, object]:
-    """The part: the fastest form's samples per second, beside those of the step by itself."""
+    """Runs the part: the fastest form's samples per second, beside those of the step by itself."""
     work = work_of(CASES["imagebert"], setting)
     pairs, result = fitting(
         work.stage.batch_size, lambda size: measure(work.with_batches_of(size), setting)
@@ -63,14 +63,16 @@ def run(setting: Setting) -> dict[str, object]:
 
 
 def measure(work: Work, setting: Setting) -> dict[str, object]:
-    """The step by itself, and for each number of workers the loader by itself and before it."""
+    """Times the step by itself, and for each number of workers the loader by itself and before
+    it.
+    """
     size, device = work.stage.batch_size, setting.device
     accelerator = make_accelerator(work.recipe, device)
     training = training_of(new_model(work.recipe), work.recipe, accelerator, pack=True)
     step = stepper(work, training)
-    held = real_batches(work, TINY_TIMED if setting.tiny else IN_MEMORY, device)
-    timed_rounds(step, held, 1, device)
-    alone_s = timed_rounds(step, held, 2, device).round_s / len(held)
+    batches = real_batches(work, TINY_TIMED if setting.tiny else IN_MEMORY, device)
+    timed_rounds(step, batches, 1, device)
+    alone_s = timed_rounds(step, batches, 2, device).round_s / len(batches)
     forms: dict[str, Any] = {}
     for workers in TINY_WORKERS if setting.tiny else WORKERS:
         loader_s = loader_alone(work, workers, setting)
@@ -85,7 +87,7 @@ def measure(work: Work, setting: Setting) -> dict[str, object]:
 
 
 def batches_of(work: Work, workers: int, setting: Setting, number: int) -> Iterator[HostBatch]:
-    """The real loader's first batches."""
+    """Yields the real loader's first batches."""
     device = setting.device
     if device.type == "cuda":  # the loader's thread wants to know which
         device = torch.device("cuda", torch.cuda.current_device())
@@ -93,13 +95,13 @@ def batches_of(work: Work, workers: int, setting: Setting, number: int) -> Itera
 
 
 def loader_alone(work: Work, workers: int, setting: Setting) -> float:
-    """Seconds for a batch that nothing is done with."""
+    """Returns seconds for a batch that nothing is done with."""
     skipped, timed = counts(setting)
-    made = batches_of(work, workers, setting, skipped + timed)
-    for _ in islice(made, skipped):
+    batches = batches_of(work, workers, setting, skipped + timed)
+    for _ in islice(batches, skipped):
         pass
     started = time.perf_counter()
-    for _ in made:
+    for _ in batches:
         pass
     return (time.perf_counter() - started) / timed
 
@@ -107,19 +109,21 @@ def loader_alone(work: Work, workers: int, setting: Setting) -> float:
 def beside_step(work: Work, workers: int, step: Step, setting: Setting) -> Waited:
     """Trains on what the loader makes."""
     skipped, timed = counts(setting)
-    made = batches_of(work, workers, setting, skipped + timed)
-    for batch in islice(made, skipped):
+    batches = batches_of(work, workers, setting, skipped + timed)
+    for batch in islice(batches, skipped):
         step(batch)
-    return waited_for(made, step, timed, setting.device)
+    return waited_for(batches, step, timed, setting.device)
 
 
 def counts(setting: Setting) -> tuple[int, int]:
-    """Batches that are not timed, and that are."""
+    """Returns batches that are not timed, and that are."""
     return (TINY_SKIPPED, TINY_TIMED) if setting.tiny else (SKIPPED, TIMED)
 
 
-def waited_for(made: Iterator[HostBatch], step: Step, number: int, device: torch.device) -> Waited:
-    """Times ``number`` steps, each on the next batch of ``made``."""
+def waited_for(
+    batches: Iterator[HostBatch], step: Step, number: int, device: torch.device
+) -> Waited:
+    """Returns Times ``number`` steps, each on the next batch of ``batches``."""
     on_device = device.type == "cuda"
     events: list[tuple[Any, Any]] = []
     host_s = 0.0
@@ -127,7 +131,7 @@ def waited_for(made: Iterator[HostBatch], step: Step, number: int, device: torch
     started = time.perf_counter()
     for _ in range(number):
         asked = time.perf_counter()
-        batch = next(made)
+        batch = next(batches)
         host_s += time.perf_counter() - asked
         if on_device:
             begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -152,7 +156,9 @@ def idle_seconds(events: Sequence[tuple[Any, Any]]) -> float:
 
 
 def line_of(forms: dict[str, Any], alone: float) -> dict[str, object]:
-    """The result's fields: ``peer`` is the loader without workers, ``limit`` the step alone."""
+    """Returns the result's fields: ``peer`` is the loader without workers, ``limit`` the step
+    alone.
+    """
     first, *_, last = forms
     value, peer = (forms[name]["samples_per_second"] for name in (last, first))
     shares = [forms[last][name] for name in ("host_share", "device_share")]

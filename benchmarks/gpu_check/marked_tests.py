@@ -1,4 +1,4 @@
-"""The tests marked ``gpu``, without the plugins and options that the whole suite needs."""
+"""Runs the tests marked ``gpu``, without the plugins and options that the whole suite needs."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ RAN = (0, 1)  # pytest's exit statuses after which there are results
 
 
 def marked(setting: Setting) -> dict[str, object]:
-    """How many passed, and the names of those that did not."""
+    """Says how many passed, and the names of those that did not."""
     results = setting.folder / "results.xml"
     # Small, one file stands for all: the whole suite runs them anyway.
     files = marked_files()[-1:] if setting.tiny else marked_files()
@@ -36,21 +36,21 @@ def marked(setting: Setting) -> dict[str, object]:
 
 
 def marked_files() -> list[str]:
-    """The files that have such tests: others may import what is not there."""
+    """Returns the files that have such tests: others may import what is not there."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(path.relative_to(ROOT)) for path in files if has_mark(path)]
 
 
 def has_mark(path: Path) -> bool:
-    """Whether a file marks tests so."""
+    """Says whether a file marks tests ``gpu``."""
     return "pytest.mark.gpu" in path.read_text(encoding="utf-8")
 
 
 def has(case: ElementTree.Element, *kinds: str) -> bool:
-    """Whether a test ended in one of these ways."""
+    """Says whether a test ended in one of these ways."""
     return any(case.find(kind) is not None for kind in kinds)
 
 
 def name_of(case: ElementTree.Element) -> str:
-    """The test's module and name."""
+    """Returns the test's module and name."""
     return f"{case.get('classname')}::{case.get('name')}"

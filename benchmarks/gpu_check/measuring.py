@@ -1,4 +1,4 @@
-"""A device's measured peaks, times and memory, and how often the host waited for it."""
+"""Measures a device's measured peaks, times and memory, and how often the host waited for it."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ PEAK_ROUNDS = 20
 def timed(
     work: Callable[[], object], device: torch.device, rounds: int, *, warm_up: int = 1
 ) -> float:
-    """Median seconds of ``work``: on CUDA between two events, else by the clock.
+    """Returns the median seconds of ``work``: on CUDA between two events, else by the clock.
 
     On CUDA that is the device's time from the first kernel to the last, gaps between them included.
     """
@@ -43,7 +43,7 @@ def timed(
 
 
 def clock_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds by the clock from an idle device to an idle device."""
+    """Returns seconds by the clock from an idle device to an idle device."""
     wait_for(device)
     started = time.perf_counter()
     work()
@@ -72,7 +72,7 @@ def warm(work: Callable[[], object], device: torch.device) -> None:
 
 
 def places_of_waits(work: Callable[[], object]) -> list[str] | None:
-    """Each time the host waits for the device in ``work``: file and line that made it wait.
+    """Returns each time the host waits for the device in ``work``: file and line that made it wait.
 
     None where there is no CUDA device, as nothing could be counted. A wait for an event, as at the
     end of a batch, does not count: it is meant.
@@ -92,7 +92,9 @@ def places_of_waits(work: Callable[[], object]) -> list[str] | None:
 
 
 def waits_of_host(work: Callable[[], object]) -> int | None:
-    """How often the host waits for the device in ``work``; None where that cannot be counted."""
+    """Counts how often the host waits for the device in ``work``; None where that cannot be
+    counted.
+    """
     places = places_of_waits(work)
     return None if places is None else len(places)
 
@@ -104,14 +106,14 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_gb(device: torch.device) -> float | None:
-    """The most memory that tensors took since then, in GB; None on a CPU."""
+    """Returns the most memory that tensors took since the last reset, in GB; None on a CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device) / 1e9
 
 
 def card(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Says what the numbers were measured on."""
     if device.type != "cuda":
         return {"name": "cpu", "torch": torch.__version__}
     properties = torch.cuda.get_device_properties(device)
@@ -127,7 +129,7 @@ def card(device: torch.device) -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """The driver's version; None where its tool is not there to ask."""
+    """Returns the driver's version; None where its tool is not there to ask."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -1,4 +1,4 @@
-"""One part, in this process: writes ``result.json`` into the folder that it is given."""
+"""Runs one part in this process: writes ``result.json`` into the folder that it is given."""
 
 import argparse
 import importlib
@@ -24,29 +24,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", type=torch.device, required=True)
     parser.add_argument("--tiny", action="store_true")
-    given = parser.parse_args(argv)
-    scratch = given.folder / "scratch"
+    arguments = parser.parse_args(argv)
+    scratch = arguments.folder / "scratch"
     scratch.mkdir()
-    setting = Setting(device=given.device, tiny=given.tiny, folder=scratch)
+    setting = Setting(device=arguments.device, tiny=arguments.tiny, folder=scratch)
     try:
-        outcome = {"status": "ok", **result_of(given.run, setting)}
+        outcome = {"status": "ok", **result_of(arguments.run, setting)}
     except Exception as error:
         traceback.print_exc()
         outcome = {"status": "failed", "reason": reason_of(error)}
-    (given.folder / "result.json").write_text(json.dumps(outcome, allow_nan=False))
+    (arguments.folder / "result.json").write_text(json.dumps(outcome, allow_nan=False))
     return 0 if outcome["status"] == "ok" else 1
 
 
 def result_of(run: str, setting: Setting) -> dict[str, Any]:
-    """What the part gives, with every field that benchmarks have, and the card's name."""
+    """Returns what the part gives, with every field that benchmarks have, and the card's name."""
     module, _, function = run.partition(":")
-    given = getattr(importlib.import_module(module), function)(setting)
+    fields = getattr(importlib.import_module(module), function)(setting)
     size = "tiny" if setting.tiny else "full"
-    return {**dict.fromkeys(FIELDS), **given, "size": size, "card": card(setting.device)}
+    return {**dict.fromkeys(FIELDS), **fields, "size": size, "card": card(setting.device)}
 
 
 def reason_of(error: Exception) -> str:
-    """The end of a traceback in one line."""
+    """Returns the end of a traceback in one line."""
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH] + " ..."
 

@@ -1,4 +1,4 @@
-"""The parts by name, and how they are dealt out to several calls."""
+"""Lists the parts by name, and how they are dealt out to several calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A function ``module:name`` of a Setting that gives the result's fields.
+    """Names a function ``module:name`` of a Setting that gives the result's fields.
 
     It is named, not imported: what one part needs may be missing where another one runs.
     """
@@ -41,11 +41,11 @@ PARTS: Mapping[str, Part] = {
 
 
 def share_of(parts: Mapping[str, Part], number: int, total: int) -> list[str]:
-    """The names of the ``number``-th of ``total`` shares, which take about equally long.
+    """Returns the names of the ``number``-th of ``total`` shares, which take about equally long.
 
     The longest are dealt out first, each to the share that has the least.
     """
     shares: list[list[str]] = [[] for _ in range(total)]
     for name in sorted(parts, key=lambda name: (-parts[name].seconds, name)):
-        min(shares, key=lambda share: sum(parts[one].seconds for one in share)).append(name)
+        min(shares, key=lambda share: sum(parts[part].seconds for part in share)).append(name)
     return [name for name in parts if name in shares[number - 1]]

@@ -1,4 +1,6 @@
-"""Pictures like photographs, made on the spot: no data travel to the machine that is checked."""
+"""Makes pictures like photographs, made on the spot: no data travel to the machine that is
+checked.
+"""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ OCTAVES = 6
 
 
 def photo(seed: int, size: tuple[int, int]) -> bytes:
-    """A JPEG with detail at every scale and edges of things, about as large as a photograph's."""
+    """Draws a JPEG with detail at every scale and edges of things, about as large as a
+    photograph's.
+    """
     rng = np.random.default_rng(seed)
     picture = Image.fromarray(clouds(rng, size))
     draw = ImageDraw.Draw(picture)
@@ -39,7 +43,7 @@ def photo(seed: int, size: tuple[int, int]) -> bytes:
 
 
 def clouds(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Noise of falling strength at rising resolution."""
+    """Draws noise of falling strength at rising resolution."""
     total = np.zeros((size[1], size[0], 3))
     for octave in range(1, OCTAVES + 1):
         coarse = rng.integers(0, 256, (2**octave, 2**octave, 3), dtype=np.uint8)
@@ -51,12 +55,12 @@ def clouds(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.ui
 
 
 def write_photos(folder: Path, count: int, *, different: int) -> Sequence[Path]:
-    """``count`` files; more than ``different`` repeat the first ones under other names."""
+    """Writes ``count`` files; more than ``different`` repeat the first ones under other names."""
     folder.mkdir()
-    made = [photo(seed, SIZES[seed % len(SIZES)]) for seed in range(min(count, different))]
+    files = [photo(seed, SIZES[seed % len(SIZES)]) for seed in range(min(count, different))]
     paths = [folder / f"{number:06}.jpg" for number in range(count)]
-    for path, data in zip(paths, made, strict=False):
+    for path, data in zip(paths, files, strict=False):
         path.write_bytes(data)
-    for number in range(len(made), count):
-        paths[number].hardlink_to(paths[number % len(made)])
+    for number in range(len(files), count):
+        paths[number].hardlink_to(paths[number % len(files)])
     return paths

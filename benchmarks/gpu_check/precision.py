@@ -1,4 +1,4 @@
-"""Losses in bfloat16 beside those in float32, of the same weights, batches and random numbers."""
+"""Compares losses in bfloat16 with those in float32, of the same weights, batches and random numbers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,24 +33,26 @@ LARGEST_DIFFERENCE, MEAN_DIFFERENCE = 0.01, 0.005
 
 
 class LossesDiffer(ArithmeticError):
-    """The losses in bfloat16 differ from those in float32 by more, or less, than rounding does."""
+    """Is raised if the losses in bfloat16 differ from those in float32 by more, or less, than
+    rounding does.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Relative differences of smoothed losses, over the steps."""
+    """Holds relative differences of smoothed losses, over the steps."""
 
     largest: float
     mean: float
 
     @property
     def of_tolerance(self) -> float:
-        """The share of what is allowed; above 1 it is too much."""
+        """Returns the share of what is allowed; above 1 it is too much."""
         return max(self.largest / LARGEST_DIFFERENCE, self.mean / MEAN_DIFFERENCE)
 
 
 def run(setting: Setting) -> dict[str, object]:
-    """The part. Raises LossesDiffer beyond the tolerance, and where nothing differs at all."""
+    """Runs the part. Raises LossesDiffer beyond the tolerance, and where nothing differs at all."""
     recipes = {
         recipe.variant: recipe for recipe in (regions_recipe(setting), pixels_recipe(setting))
     }
@@ -87,14 +89,14 @@ def run(setting: Setting) -> dict[str, object]:
 
 
 def regions_recipe(setting: Setting) -> Recipe:
-    """ImageBERT, whose regions have three objectives, in six layers of 256."""
+    """Returns a recipe of ImageBERT, whose regions have three objectives, in six layers of 256."""
     size = TINY_MODEL | {"num_layers": 2} if setting.tiny else {"width": 256, "num_layers": 6}
     model = preset("imagebert-small", dropout=0.0, **size)
     return _sized(recipe_named("imagebert-small"), model, setting)
 
 
 def pixels_recipe(setting: Setting) -> Recipe:
-    """VLMo on pictures of 64 pixels, in six layers of 256."""
+    """Returns a recipe of VLMo on pictures of 64 pixels, in six layers of 256."""
     if setting.tiny:
         model = preset("vlmo-small", **TINY_MODEL, num_layers=2, first_vl_layer=1, image_size=32)
     else:
@@ -104,8 +106,8 @@ def pixels_recipe(setting: Setting) -> Recipe:
 
 
 def _sized(recipe: Recipe, model: Any, setting: Setting) -> Recipe:
-    """Without dropout, whose random numbers a device may deal out in another order at another
-    precision.
+    """Returns the recipe without dropout, whose random numbers a device may deal out in another
+    order at another precision.
     """
     recipe = dataclasses.replace(recipe, model=model, standardise_features=False)
     size = 6 if setting.tiny else 64
@@ -113,7 +115,7 @@ def _sized(recipe: Recipe, model: Any, setting: Setting) -> Recipe:
 
 
 def sizes_for(variant: str, *, tiny: bool) -> TableSizes:
-    """Tables with regions, or with pictures for VLMo."""
+    """Returns tables with regions, or with pictures for VLMo."""
     regions, side = ((10, 36), None) if variant != "vlmo" else (None, 80)
     if tiny:
         return TableSizes(
@@ -129,7 +131,9 @@ def sizes_for(variant: str, *, tiny: bool) -> TableSizes:
 
 
 def losses_in(precision: Literal["no", "bf16"], work: Work, setting: Setting) -> list[float]:
-    """The loss of each of the first steps; the same weights and batches at any precision."""
+    """Returns the loss of each of the first steps; the same weights and batches at any
+    precision.
+    """
     recipe = dataclasses.replace(work.recipe, precision=precision)
     accelerator = make_accelerator(recipe, setting.device)
     training = training_of(new_model(recipe), recipe, accelerator, pack=True)
@@ -141,7 +145,9 @@ def losses_in(precision: Literal["no", "bf16"], work: Work, setting: Setting) ->
 
 
 def compare(exact: Sequence[float], rounded: Sequence[float]) -> Difference:
-    """Relative differences of the smoothed losses. Raises ValueError for lists of two lengths."""
+    """Returns relative differences of the smoothed losses. Raises ValueError for lists of two
+    lengths.
+    """
     if len(exact) != len(rounded):
         raise ValueError(f"{len(exact)} losses and {len(rounded)}: want as many of both")
     reference, other = smoothed(exact), smoothed(rounded)
@@ -150,7 +156,7 @@ def compare(exact: Sequence[float], rounded: Sequence[float]) -> Difference:
 
 
 def smoothed(losses: Sequence[float], over: int = SMOOTHED) -> Losses:
-    """Means of ``over`` losses that follow each other. Raises ValueError for fewer."""
+    """Returns the means of ``over`` losses that follow each other. Raises ValueError for fewer."""
     if len(losses) < over:
         raise ValueError(f"{len(losses)} losses: want at least {over}")
     return np.convolve(np.asarray(losses, dtype=np.float64), np.ones(over) / over, mode="valid")

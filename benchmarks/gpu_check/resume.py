@@ -1,4 +1,5 @@
-"""A pretraining run that is killed and continued, beside an undisturbed one: the same losses.
+"""Compares a pretraining run that is killed and continued with an undisturbed one: the same
+losses.
 
 Runs are the user's command, each in a process of its own, with dropout. On a GPU some kernels add
 in an order that varies (gradients of gathered rows and of attention). If two undisturbed runs
@@ -37,12 +38,12 @@ POLL_S = 0.005
 
 
 class RunsDiffer(AssertionError):
-    """A continued run has other losses than an undisturbed one."""
+    """Is raised if a continued run has other losses than an undisturbed one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """A command with its tables; ``options`` is how Python is told to run it."""
+    """Holds a command with its tables; ``options`` is how Python is told to run it."""
 
     inputs: Inputs
     fields: tuple[str, ...]
@@ -51,7 +52,7 @@ class Pretraining:
     variables: Mapping[str, str]
 
     def command(self, output: Path) -> list[str]:
-        """The whole command line."""
+        """Returns the whole command line."""
         inputs = self.inputs
         assert inputs.regions is not None and inputs.vocab is not None
         return [
@@ -61,7 +62,7 @@ class Pretraining:
         ]
 
     def start(self, output: Path) -> "subprocess.Popen[bytes]":
-        """Begin or continue a run; what it says goes into a file beside its output."""
+        """Begins or continues a run; what it says goes into a file beside its output."""
         with output.with_suffix(".log").open("ab") as log:
             return subprocess.Popen(
                 self.command(output),
@@ -72,13 +73,15 @@ class Pretraining:
             )
 
     def finish(self, output: Path) -> Lines:
-        """The losses of the whole run, from where it is. Raises RuntimeError if it fails."""
+        """Runs to the end and returns the losses of the whole run, from where it is. Raises
+        RuntimeError if it fails.
+        """
         if self.start(output).wait():
             raise RuntimeError(f"the run failed: {said(output)[-400:]}")
         return losses_of((output / LOG).read_text(encoding="utf-8"))
 
     def killed_after_saving(self, output: Path) -> int:
-        """Kill a new run with signal 9 once it has saved; the step that it can go on from.
+        """Kills a new run with signal 9 once it has saved; returns the step that it can go on from.
 
         Raises RuntimeError if it has ended before.
         """
@@ -97,12 +100,12 @@ class Pretraining:
 
 
 def said(output: Path) -> str:
-    """All that a run has printed."""
+    """Returns all that a run has printed."""
     return output.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
 
 
 def run(setting: Setting) -> dict[str, object]:
-    """The part. Raises RunsDiffer if a continued run is another one."""
+    """Runs the part. Raises RunsDiffer if a continued run is another one."""
     inputs = write_tables(setting.folder, table_sizes(tiny=setting.tiny))
     plain = pretraining(inputs, setting, deterministic=False)
     undisturbed = plain.finish(setting.folder / "undisturbed")
@@ -123,7 +126,7 @@ def run(setting: Setting) -> dict[str, object]:
 
 
 def table_sizes(*, tiny: bool) -> TableSizes:
-    """Small tables: what is measured is not speed."""
+    """Returns small tables: what is measured is not speed."""
     if tiny:
         return TableSizes(
             pairs=24, vocabulary=60, longest=20, regions=(4, 10), feature_dim=24, classes=9
@@ -132,7 +135,7 @@ def table_sizes(*, tiny: bool) -> TableSizes:
 
 
 def pretraining(inputs: Inputs, setting: Setting, *, deterministic: bool) -> Pretraining:
-    """The small recipe with dropout, which needs the random numbers where they were."""
+    """Returns the small recipe with dropout, which needs the random numbers where they were."""
     tiny = setting.tiny
     on_gpu = setting.device.type == "cuda"
     fields = (
@@ -155,7 +158,7 @@ def pretraining(inputs: Inputs, setting: Setting, *, deterministic: bool) -> Pre
 
 @dataclass(frozen=True, kw_only=True)
 class Continued:
-    """How a killed and continued run compares."""
+    """Says how a killed and continued run compares."""
 
     killed_after: int
     difference: float
@@ -173,7 +176,7 @@ def compared(command: Pretraining, undisturbed: Lines, output: Path) -> Continue
 
 
 def losses_of(log: str) -> Lines:
-    """The losses, by name, of each logged step; the rest of a line is time."""
+    """Returns the losses, by name, of each logged step; the rest of a line is time."""
     lines = [json.loads(line) for line in log.splitlines()]
     return [
         {name: value for name, value in line.items() if name in ("step", "lr") or "loss" in name}
@@ -182,7 +185,9 @@ def losses_of(log: str) -> Lines:
 
 
 def largest_difference(undisturbed: Sequence[Mapping[str, float]], other: Lines) -> float:
-    """Over all steps and losses. Raises RunsDiffer if these are not the same ones."""
+    """Returns the largest difference over all steps and losses. Raises RunsDiffer if these are not
+    the same ones.
+    """
     if [set(line) for line in undisturbed] != [set(line) for line in other] or [
         line["step"] for line in undisturbed
     ] != [line["step"] for line in other]:
@@ -196,12 +201,12 @@ def largest_difference(undisturbed: Sequence[Mapping[str, float]], other: Lines)
 
 
 def complaints(text: str) -> list[str]:
-    """What PyTorch has said of operators without a deterministic kernel, each once."""
+    """Says what PyTorch has said of operators without a deterministic kernel, each once."""
     return sorted({line.strip()[:200] for line in text.splitlines() if "deterministic" in line})
 
 
 def line_of(continued: Continued, undisturbed: Lines) -> dict[str, object]:
-    """The fields of the result."""
+    """Returns the fields of the result."""
     return {
         "value": continued.difference,
         "unit": "largest difference of a loss",

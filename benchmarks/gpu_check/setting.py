@@ -1,4 +1,4 @@
-"""What a part is told."""
+"""Says what a part is told."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where a part runs, and whether at the small size of the tests.
+    """Says where a part runs, and whether at the small size of the tests.
 
     ``folder`` is the part's own and is removed after it.
     """

@@ -1,4 +1,4 @@
-"""Training steps of the five models: samples per second, and the share of the card's peak.
+"""Measures training steps of the five models: samples per second, and the share of the card's peak.
 
 A step is `vlmill.train.run.loop.train_step` on batches of several lengths in turn: moving the
 batch, forward, backward, clipping and the optimiser, in bfloat16 as recipes have it.
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a step is computed."""
+    """Says how a step is computed."""
 
     name: str
     pack: bool
@@ -59,7 +59,7 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Forms that are measured on the same batches; ``loading`` are fields of the recipe.
+    """Holds forms that are measured on the same batches; ``loading`` are fields of the recipe.
 
     What is compiled gets batches of like lengths (docs/training.md), which differ from each other:
     among 256 pairs in any order some pair is nearly always as long as can be.
@@ -82,23 +82,23 @@ COMPILED_PACKED = Comparison(
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of each step of each round over the same batches."""
+    """Holds the seconds of each step of each round over the same batches."""
 
     rounds: tuple[tuple[float, ...], ...]
 
     @property
     def round_s(self) -> float:
-        """The median over the rounds: batches differ, so single steps do not compare."""
+        """Returns the median over the rounds: batches differ, so single steps do not compare."""
         return median(sum(steps) for steps in self.rounds)
 
     @property
     def step_s(self) -> float:
-        """The median over all steps."""
+        """Returns the median over all steps."""
         return median(step for steps in self.rounds for step in steps)
 
 
 def run_steps(variant: str, compared: Comparison, setting: Setting) -> dict[str, object]:
-    """A part: forms of a variant's step beside each other, the fastest as the value."""
+    """Runs a part: forms of a variant's step beside each other, the fastest as the value."""
     work = work_of(CASES[variant], setting, compared.loading)
     peak = product_rate(setting.device, torch.bfloat16)
     pairs, measured = fitting(
@@ -112,7 +112,8 @@ def run_steps(variant: str, compared: Comparison, setting: Setting) -> dict[str,
 
 
 def fitting(pairs: int, measured: Callable[[int], Result]) -> tuple[int, Result]:
-    """``measured(pairs)`` with the first of ``pairs``, half of them and so on that fits the memory.
+    """Returns ``measured(pairs)`` with the first of ``pairs``, half of them and so on that fits the
+    memory.
 
     Raises OutOfMemoryError if not even a single pair does.
     """
@@ -129,7 +130,9 @@ def fitting(pairs: int, measured: Callable[[int], Result]) -> tuple[int, Result]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The forms' results on the same batches, which take ``operations`` useful ones together."""
+    """Holds the forms' results on the same batches, which take ``operations`` useful ones
+    together.
+    """
 
     forms: dict[str, dict[str, Any]]
     operations: int
@@ -138,7 +141,7 @@ class Measured:
 
 
 def measure(work: Work, forms: Sequence[Form], setting: Setting) -> Measured:
-    """All forms on the same batches, with the same model: making one takes seconds."""
+    """Measures all forms on the same batches, with the same model: making one takes seconds."""
     batches = real_batches(work, TINY_BATCHES if setting.tiny else BATCHES, setting.device)
     accelerator = make_accelerator(work.recipe, setting.device)
     model = new_model(work.recipe)
@@ -155,13 +158,13 @@ def measure(work: Work, forms: Sequence[Form], setting: Setting) -> Measured:
 
 
 def real_batches(work: Work, number: int, device: torch.device) -> list[HostBatch]:
-    """The stage's first batches, in memory that the device can read by itself."""
+    """Returns the stage's first batches, in memory that the device can read by itself."""
     regions, pin = work.batches.regions, device.type == "cuda"
     return [read_features(work.batches[at], regions, pin_memory=pin) for at in range(number)]
 
 
 def count_useful(work: Work, batches: Sequence[HostBatch]) -> int:
-    """Useful operations of a step on each of the batches, together.
+    """Returns useful operations of a step on each of the batches, together.
 
     Counted without values: that takes no memory, and needs no kernel that the counter may not know.
     """
@@ -184,7 +187,9 @@ def measure_form(
     accelerator: Accelerator,
     setting: Setting,
 ) -> dict[str, Any]:
-    """Times, memory, waits and recompilations of a form; the first round is its warm-up."""
+    """Measures the times, memory, waits and recompilations of a form; the first round is its
+    warm-up.
+    """
     device = setting.device
     torch._dynamo.reset()
     counters.clear()
@@ -233,8 +238,8 @@ def timed_rounds(
     rounds: int,
     device: torch.device,
 ) -> Times:
-    """Seconds by the clock. The device is waited for at the ends of rounds, not between steps:
-    so the host may run ahead, as in a run.
+    """Returns the seconds by the clock. The device is waited for at the ends of rounds, not between
+    steps: so the host may run ahead, as in a run.
     """
     every = []
     for _ in range(rounds):
@@ -250,17 +255,19 @@ def timed_rounds(
 
 
 def graphs() -> int:
-    """Graphs that were compiled since the counters were cleared."""
+    """Counts graphs that were compiled since the counters were cleared."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def number_of_parameters(module: nn.Module) -> int:
-    """Numbers that are trained."""
+    """Counts the numbers that are trained."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def line_of(measured: Measured, peak: float, batch_size: int) -> dict[str, object]:
-    """The fields of a part's result. ``limit`` are samples per second at the card's own peak."""
+    """Returns the fields of a part's result. ``limit`` are samples per second at the card's own
+    peak.
+    """
     forms = {
         name: {**{k: v for k, v in form.items() if k != "round_s"}, **rates}
         for name, form in measured.forms.items()
@@ -290,7 +297,7 @@ def line_of(measured: Measured, peak: float, batch_size: int) -> dict[str, objec
 
 
 def rates_of(measured: Measured, round_s: float, peak: float) -> dict[str, float]:
-    """Samples per second and utilisation of a round over all batches."""
+    """Returns the samples per second and utilisation of a round over all batches."""
     return {
         "samples_per_second": round(measured.samples / round_s, 2),
         "mfu": round(utilisation(measured.operations, round_s, peak), 4),
@@ -299,7 +306,7 @@ def rates_of(measured: Measured, round_s: float, peak: float) -> dict[str, float
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """A variant's three parts; compiling takes so long that each form is one of its own."""
+    """Holds a variant's three parts; compiling takes so long that each form is one of its own."""
 
     eager: Callable[[Setting], dict[str, object]]
     compiled: Callable[[Setting], dict[str, object]]
@@ -307,7 +314,7 @@ class StepParts:
 
 
 def parts_of(variant: str) -> StepParts:
-    """The parts of a variant."""
+    """Returns the parts of a variant."""
     return StepParts(
         eager=partial(run_steps, variant, EAGER),
         compiled=partial(run_steps, variant, COMPILED),

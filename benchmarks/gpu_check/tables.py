@@ -1,4 +1,4 @@
-"""Tables of random pairs, regions and pictures, through the project's own writers.
+"""Writes tables of random pairs, regions and pictures, through the project's own writers.
 
 R regions of a picture, K classes with background.
 """
@@ -32,7 +32,7 @@ CONTINUATIONS = 0.2  # of the vocabulary; BERT's has 5,828 of 30,522
 
 @dataclass(frozen=True, kw_only=True)
 class TableSizes:
-    """How many pairs, and how large what belongs to each.
+    """Says how many pairs, and how large what belongs to each.
 
     ``regions`` are the fewest and the most of a picture, none for tables of pictures alone.
     ``picture_px`` is a picture's side, None for tables of regions alone. ``texts`` come without
@@ -50,7 +50,9 @@ class TableSizes:
 
 
 def write_tables(folder: Path, sizes: TableSizes) -> Inputs:
-    """Pairs of a caption and a picture each, what is known of the pictures, and a vocabulary."""
+    """Writes pairs of a caption and a picture each, what is known of the pictures, and a
+    vocabulary.
+    """
     rng = np.random.default_rng(0)
     words = vocabulary(sizes.vocabulary)
     vocab = folder / "vocab.txt"
@@ -70,7 +72,9 @@ def write_tables(folder: Path, sizes: TableSizes) -> Inputs:
 
 
 def vocabulary(size: int) -> list[str]:
-    """As many tokens as ``size``: the special ones, words, and pieces that continue them."""
+    """Returns as many tokens as ``size``: the special ones, words, and pieces that continue
+    them.
+    """
     pieces = int(size * CONTINUATIONS)
     words = size - pieces - len(SPECIAL)
     if words < 1 or pieces < 1:
@@ -86,7 +90,7 @@ def vocabulary(size: int) -> list[str]:
 
 
 def caption(words: list[str], rng: np.random.Generator, longest: int) -> str:
-    """Words at random, as many pieces as :func:`caption_length` says."""
+    """Draws words at random, as many pieces as :func:`caption_length` says."""
     pieces = int(len(words) * CONTINUATIONS)
     text = ""
     for number in range(caption_length(rng, longest) - 2):
@@ -100,12 +104,16 @@ def caption(words: list[str], rng: np.random.Generator, longest: int) -> str:
 
 
 def caption_length(rng: np.random.Generator, longest: int) -> int:
-    """Tokens of a caption, [CLS] and [SEP] among them: about 14, as Conceptual Captions has."""
+    """Returns the number of tokens of a caption, [CLS] and [SEP] among them: about 14, as
+    Conceptual Captions has.
+    """
     return int(np.clip(round(2 + rng.lognormal(np.log(11.3), 0.4)), 5, longest))
 
 
 def write_pairs(folder: Path, names: Sequence[str | None], captions: Sequence[str]) -> None:
-    """The pairs table, of no source and no split; texts alone have None for their picture's."""
+    """Writes the pairs table, of no source and no split; texts alone have None for their
+    picture's.
+    """
     empty = dict.fromkeys(PAIRS.schema.names)
     rows = [
         {**empty, "pair_id": pair_id_of(name or "", text), "image_id": name, "text": text}
@@ -117,7 +125,7 @@ def write_pairs(folder: Path, names: Sequence[str | None], captions: Sequence[st
 def write_regions(
     folder: Path, names: list[str], sizes: TableSizes, rng: np.random.Generator
 ) -> None:
-    """The regions table, float16, with the whole distribution over classes."""
+    """Writes the regions table, float16, with the whole distribution over classes."""
     arrays = region_arrays(
         dtype="float16", feature_dim=sizes.feature_dim, class_probs_dim=sizes.classes
     )
@@ -130,7 +138,7 @@ def write_regions(
 def region_rows(
     names: list[str], sizes: TableSizes, rng: np.random.Generator
 ) -> Iterator[RegionRow]:
-    """Boxes at random places, with features and distributions from a pool."""
+    """Yields boxes at random places, with features and distributions from a pool."""
     assert sizes.regions is not None
     fewest, most = sizes.regions
     features = pool_of_features(rng, sizes.feature_dim, most)
@@ -152,14 +160,14 @@ def region_rows(
 
 
 def pool_of_features(rng: np.random.Generator, width: int, most: int) -> Array:
-    """Rows as a detector's after its last ReLU: nothing below 0, many zeros."""
+    """Draws rows as a detector's after its last ReLU: nothing below 0, many zeros."""
     drawn = rng.standard_normal((FEATURES_POOLED + most, width), dtype=np.float32) + 0.3
     features: Array = np.maximum(drawn, 0).astype(np.float16)
     return features
 
 
 def pool_of_distributions(rng: np.random.Generator, classes: int, most: int) -> Array:
-    """Softmaxes with a few likely classes each."""
+    """Draws softmaxes with a few likely classes each."""
     scores = 4 * rng.standard_normal((DISTRIBUTIONS_POOLED + most, classes), dtype=np.float32)
     shares = np.exp(scores - scores.max(1, keepdims=True))
     distributions: Array = (shares / shares.sum(1, keepdims=True)).astype(np.float16)
@@ -167,7 +175,7 @@ def pool_of_distributions(rng: np.random.Generator, classes: int, most: int) -> 
 
 
 def write_pictures(folder: Path, names: list[str], side: int, rng: np.random.Generator) -> None:
-    """The images table: small JPEGs of coloured patches."""
+    """Writes the images table: small JPEGs of coloured patches."""
     empty = dict.fromkeys(IMAGES.schema.names)
     with ShardWriter(folder, IMAGES, 0, 1) as writer:
         for first in range(0, len(names), GROUP):
@@ -176,7 +184,7 @@ def write_pictures(folder: Path, names: list[str], side: int, rng: np.random.Gen
 
 
 def jpeg(rng: np.random.Generator, side: int) -> bytes:
-    """A picture a third wider than high, of a few patches of colour with soft edges."""
+    """Returns a picture a third wider than high, of a few patches of colour with soft edges."""
     patches = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     written = io.BytesIO()
     patches.resize((side * 4 // 3, side), Image.Resampling.BICUBIC).save(written, "JPEG")

@@ -1,4 +1,5 @@
-"""What the parts about training share: the variants' recipes, their batches, and a model to train.
+"""Holds what the parts about training share: the variants' recipes, their batches, and a model to
+train.
 
 B pairs, T tokens, R regions.
 """
@@ -38,7 +39,7 @@ TINY_MODEL = {"width": 40, "num_heads": 2, "intermediate_width": 48}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A variant's published recipe at base size, and its tiny form.
+    """Holds a variant's published recipe at base size, and its tiny form.
 
     ``changes`` are fields of the recipe. ``batch_size`` is for a card of 80 GB.
     """
@@ -104,18 +105,18 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A recipe whose model has the tables' sizes, and the batches of its only stage."""
+    """Holds a recipe whose model has the tables' sizes, and the batches of its only stage."""
 
     recipe: Recipe
     batches: PretrainBatches
 
     @property
     def stage(self) -> Stage:
-        """The only one."""
+        """Returns the recipe's only stage."""
         return self.recipe.stages[0]
 
     def with_batches_of(self, pairs: int) -> "Work":
-        """The same, ``pairs`` in a batch."""
+        """Returns the same work with ``pairs`` in a batch."""
         stage = dataclasses.replace(self.stage, batch_size=pairs)
         return Work(
             recipe=dataclasses.replace(self.recipe, stages=(stage,)),
@@ -124,7 +125,7 @@ class Work:
 
 
 def table_sizes(case: Case, *, tiny: bool) -> TableSizes:
-    """As large as what the published runs read, or as small as works."""
+    """Returns sizes as large as what the published runs read, or as small as works."""
     has_pictures = case.regions is None
     if not tiny:
         return TableSizes(
@@ -142,7 +143,7 @@ def table_sizes(case: Case, *, tiny: bool) -> TableSizes:
 
 
 def recipe_of(case: Case, *, tiny: bool, changes: Sequence[str] = ()) -> Recipe:
-    """The case's recipe over all pairs there are, in bfloat16, with further ``changes``.
+    """Returns the case's recipe over all pairs there are, in bfloat16, with further ``changes``.
 
     Its rate is so low that random labels leave the weights where they are: speed is the same.
     """
@@ -158,13 +159,13 @@ def recipe_of(case: Case, *, tiny: bool, changes: Sequence[str] = ()) -> Recipe:
 
 
 def work_of(case: Case, setting: Setting, changes: Sequence[str] = ()) -> Work:
-    """The case's batches of tables that are written for it."""
+    """Makes the case's batches of tables that are written for it."""
     recipe = recipe_of(case, tiny=setting.tiny, changes=changes)
     return prepared(recipe, table_sizes(case, tiny=setting.tiny), setting.folder)
 
 
 def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
-    """What the recipe trains on, of random tables of these ``sizes``."""
+    """Prepares what the recipe trains on, of random tables of these ``sizes``."""
     inputs = write_tables(folder, sizes)
     sources = open_sources(inputs, recipe)
     tokenizer = make_tokenizer(recipe, sources)
@@ -195,14 +196,16 @@ def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
 
 
 def new_model(recipe: Recipe) -> nn.Module:
-    """The recipe's model with the weights of its seed."""
+    """Makes the recipe's model with the weights of its seed."""
     torch.manual_seed(recipe.seed)
     model: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
     return model
 
 
 def make_accelerator(recipe: Recipe, device: torch.device) -> Accelerator:
-    """The recipe's precision on ``device``, whatever this process has computed in before."""
+    """Makes an accelerator of the recipe's precision on ``device``, whatever this process has
+    computed in before.
+    """
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(mixed_precision=recipe.precision, cpu=device.type == "cpu")
     if accelerator.device.type != device.type:
@@ -213,7 +216,7 @@ def make_accelerator(recipe: Recipe, device: torch.device) -> Accelerator:
 def training_of(
     model: nn.Module, recipe: Recipe, accelerator: Accelerator, *, pack: bool
 ) -> Training:
-    """A model ready for `train_step`, as `train-vl pretrain` has it in a single process."""
+    """Makes a model ready for `train_step`, as `train-vl pretrain` has it in a single process."""
     stage = recipe.stages[0]
     model.train()
     step = PretrainingStep(model, stage.objectives, pack=pack)
@@ -227,7 +230,7 @@ def training_of(
 
 
 def compiled(training: Training, *, tiny: bool) -> Training:
-    """The same with its step compiled for any lengths.
+    """Returns the training with its step compiled for any lengths.
 
     At tiny size it is traced alone: generating code takes minutes on a CPU.
     """

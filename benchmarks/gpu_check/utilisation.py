@@ -1,4 +1,4 @@
-"""Useful operations of a training step, and the share of a device's peak that they make.
+"""Counts useful operations of a training step, and the share of a device's peak that they make.
 
 Products of real positions count, those of padding do not; element-wise work is left out, as in
 published counts. A multiply-add counts as two, and backward as twice the forward pass.
@@ -23,7 +23,7 @@ OF_ATTENTION = ("attention", "attn", "bmm")
 def useful_operations(
     work: Callable[[], object], batch: HostBatch, variant: str, config: Any
 ) -> int:
-    """Useful operations of ``work``, a packed and not compiled step on ``batch``.
+    """Counts the useful operations of ``work``, a packed and not compiled step on ``batch``.
 
     What multiplies rows with weights is counted as it runs, since packed rows are real ones.
     Attention may go through padding or through a kernel that the counter does not know, so it is
@@ -41,7 +41,7 @@ def useful_operations(
 
 
 def without_attention(counts: Mapping[Any, int]) -> int:
-    """The sum over the operators that do not belong to attention."""
+    """Returns the sum over the operators that do not belong to attention."""
     return sum(
         count
         for operator, count in counts.items()
@@ -50,7 +50,8 @@ def without_attention(counts: Mapping[Any, int]) -> int:
 
 
 def attention_operations(variant: str, config: Any, texts: Tensor, regions: Tensor) -> int:
-    """Those of a variant that reads regions, forward and backward, from the lengths [B] of pairs.
+    """Counts attention's operations of a variant that reads regions, forward and backward, from the
+    lengths [B] of pairs.
 
     The last layer's queries are counted whole, though few are read: 0.2 % of a step at most.
     """
@@ -78,19 +79,23 @@ def attention_operations(variant: str, config: Any, texts: Tensor, regions: Tens
 
 
 def _products(queries: Tensor, keys: Tensor) -> int:
-    """Pairs of a query and a key, over all sequences."""
+    """Returns pairs of a query and a key, over all sequences."""
     return int((queries.long() * keys.long()).sum())
 
 
 def utilisation(operations: float, seconds: float, peak: float) -> float:
-    """Model FLOPs utilisation: what the operations would take at ``peak``, of the time taken."""
+    """Returns model FLOPs utilisation: what the operations would take at ``peak``, of the time
+    taken.
+    """
     if seconds <= 0 or peak <= 0:
         raise ValueError(f"{seconds} s at {peak} operations/s: want both above 0")
     return operations / seconds / peak
 
 
 def padding_share(batches: list[HostBatch]) -> float:
-    """The share of positions of texts and regions that are padding, when each batch is a grid."""
+    """Returns the share of positions of texts and regions that are padding, when each batch is a
+    grid.
+    """
     masks = [
         batch.tensors[name]
         for batch in batches

@@ -1,4 +1,4 @@
-"""A peer in a process of its own, with the settings of memory that its users have."""
+"""Runs a peer in a process of its own, with the settings of memory that its users have."""
 
 import time
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Wall and CPU seconds."""
+    """Holds wall and CPU seconds."""
 
     wall_s: float
     cpu_s: float
 
 
 def timed(work: Callable[[], object]) -> Timing:
-    """Seconds that it takes in this process."""
+    """Returns the seconds that a step takes in this process."""
     started, cpu_started = time.perf_counter(), time.process_time()
     work()
     return Timing(wall_s=time.perf_counter() - started, cpu_s=time.process_time() - cpu_started)
 
 
 class Apart:
-    """The step of what ``make``, which is sent, returns there; timed there."""
+    """Takes and times, in another process, the step that ``make``, which is sent there, returns."""
 
     def __init__(self, make: Callable[[], tuple[nn.Module, Step]]) -> None:
         context = torch.multiprocessing.get_context("spawn")
@@ -37,16 +37,16 @@ class Apart:
         other.close()
 
     def step(self, backward: bool) -> Timing:
-        """Take a step. Raises RuntimeError if the process has ended; it has said why."""
+        """Takes a step. Raises RuntimeError if the process has ended; it has said why."""
         try:
             self._connection.send(backward)
-            found: Timing = self._connection.recv()
+            timing: Timing = self._connection.recv()
         except (EOFError, OSError) as error:
             raise RuntimeError("the peer's process ended, see above") from error
-        return found
+        return timing
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self._connection.close()
         self._process.join()
 

@@ -1,4 +1,4 @@
-"""The official repositories' own models on our batches, for comparison in one run.
+"""Runs the official repositories' own models on our batches, for comparison in one run.
 
 Each takes a checkout of the repository, which nobody needs but whoever compares:
 
@@ -50,7 +50,7 @@ class RegionWork:
 
 @dataclass(frozen=True, kw_only=True)
 class PixelWork:
-    """B pairs: tokens and masked tokens [B, T], lengths [B], labels (-100: none), pixels."""
+    """Holds B pairs: tokens and masked tokens [B, T], lengths [B], labels (-100: none), pixels."""
 
     tokens: Tensor
     masked_tokens: Tensor
@@ -60,13 +60,13 @@ class PixelWork:
 
 
 def mask_of(lengths: Tensor, width: int) -> Tensor:
-    """True for the first ``lengths`` of ``width`` positions."""
+    """Returns a mask that is true for the first ``lengths`` of ``width`` positions."""
     return torch.arange(width)[None] < lengths[:, None]
 
 
 @contextmanager
 def importing(root: Path, **stand_ins: dict[str, Any]) -> Iterator[None]:
-    """Import from ``root``, with modules of the given names and contents where none are."""
+    """Imports from ``root``, with modules of the given names and contents where none are."""
     for name, content in stand_ins.items():
         parts = name.split("__")
         for depth in range(1, len(parts) + 1):
@@ -93,7 +93,7 @@ Step = Callable[[bool], None]
 
 
 def vilbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
-    """ViLBERT with six co-attention layers."""
+    """Makes the model and the step of ViLBERT with six co-attention layers."""
     with importing(root, **DOWNLOADS):
         code = importlib.import_module("vilbert.vilbert")
         config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
@@ -102,7 +102,7 @@ def vilbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
 
 
 def interbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
-    """InterBERT in its released depth."""
+    """Makes the model and the step of InterBERT in its released depth."""
     # The package's __init__ imports the data readers; only its two modules are needed.
     package = types.ModuleType("bertmodel")
     package.__path__ = [str(root / "bertmodel")]
@@ -148,10 +148,12 @@ def _two_streams(model: nn.Module, work: RegionWork) -> Step:
 
 
 def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
-    """VL-BERT base on precomputed features, without text-only corpora."""
+    """Makes the model and the step of VL-BERT base on precomputed features, without text-only
+    corpora.
+    """
 
     class Attributes(dict[str, Any]):
-        """A mapping whose keys are attributes too."""
+        """Is a mapping whose keys are attributes too."""
 
         __getattr__ = dict.__getitem__
 
@@ -218,11 +220,13 @@ def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
 
 
 def vlmo(root: Path, work: PixelWork) -> tuple[nn.Module, Step]:
-    """VLMo-Base with its three pretraining losses; ``root`` is the folder ``vlmo``."""
+    """Makes the model and the step of VLMo-Base with its three pretraining losses; ``root`` is the
+    folder ``vlmo``.
+    """
     models: dict[str, Callable[..., nn.Module]] = {}
 
     class Lightning(nn.Module):
-        """What a step asks of the training framework: where it is, and to log."""
+        """Answers what a step asks of the training framework: where it is, and to log."""
 
         device = torch.device("cpu")
 
@@ -245,7 +249,7 @@ def vlmo(root: Path, work: PixelWork) -> tuple[nn.Module, Step]:
         return models[name](**{k: v for k, v in options.items() if v is not None})
 
     class DropPath(nn.Module):
-        """Stochastic depth by sequences."""
+        """Applies stochastic depth by sequences."""
 
         def __init__(self, rate: float | None = None) -> None:
             super().__init__()
@@ -337,7 +341,8 @@ def random_regions(
     masked: int,
     classes: int = 1601,
 ) -> RegionWork:
-    """Pairs of the given lengths, ``words`` words and ``masked`` regions to be guessed in each.
+    """Draws pairs of the given lengths, ``words`` words and ``masked`` regions to be guessed in
+    each.
 
     Padded to ``size`` (tokens, regions), otherwise to the longest.
     """
@@ -364,7 +369,9 @@ def random_regions(
 
 
 def random_pixels(batch: int, texts: Tensor, *, words: int, side: int = 224) -> PixelWork:
-    """Pairs with texts of the given lengths, padded to 40, ``words`` to be guessed in each."""
+    """Draws pairs with texts of the given lengths, padded to 40, ``words`` to be guessed in
+    each.
+    """
     tokens = torch.randint(1000, 30000, (batch, 40))
     tokens[~mask_of(texts, 40)] = 0
     labels = torch.full((batch, 40), -100)

@@ -1,4 +1,4 @@
-"""The public extractors' graph, written anew to measure against (no code of theirs).
+"""Computes the public extractors' graph, written anew to measure against (no code of theirs).
 
 Every normalisation is an operator of its own, tensors are in their default layout, all regions are
 pooled by torchvision's operator and go through res5 at once, and 1,600 suppressions follow one
@@ -24,8 +24,8 @@ from vlmill.models.detector.resnet import Bottleneck, ConvNorm, FrozenBatchNorm,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """One picture's proposals and the regions chosen from them."""
+class Regions:
+    """Holds one picture's proposals and the regions chosen from them."""
 
     boxes: Float[Tensor, "R 4"]
     features: Float[Tensor, "R D"]
@@ -35,7 +35,7 @@ class Found:
 
 def extract(
     model: FasterRCNN, picture: Float[Tensor, "1 3 H W"], scale: float, rule: Selection
-) -> Found:
+) -> Regions:
     """Detects and selects with an unfolded ``model``."""
     features = backbone(model, picture)
     height, width = picture.shape[2:]
@@ -52,11 +52,11 @@ def extract(
     probs = logits.softmax(dim=1)
     confidence = best_surviving(boxes / scale, probs[:, 1:], model)
     chosen, counts = choose_regions(confidence[None], rule)
-    return Found(boxes=boxes, features=means, class_probs=probs, chosen=chosen[counts])
+    return Regions(boxes=boxes, features=means, class_probs=probs, chosen=chosen[counts])
 
 
 def backbone(model: FasterRCNN, picture: Float[Tensor, "1 3 H W"]) -> Tensor:
-    """Stem to res4."""
+    """Computes stem to res4."""
     body = model.backbone
     x = stem_pool(F.relu_(conv_norm(body.stem.conv1, picture)), ceil_pool=body.stem.ceil_pool)
     for blocks in (body.res2, body.res3, body.res4):
@@ -65,7 +65,7 @@ def backbone(model: FasterRCNN, picture: Float[Tensor, "1 3 H W"]) -> Tensor:
 
 
 def stage(blocks: torch.nn.Sequential, x: Tensor) -> Tensor:
-    """Bottlenecks, one operator after the other."""
+    """Computes bottlenecks, one operator after the other."""
     for block in blocks:
         assert isinstance(block, Bottleneck)
         y = F.relu_(conv_norm(block.conv1, x))
@@ -77,7 +77,7 @@ def stage(blocks: torch.nn.Sequential, x: Tensor) -> Tensor:
 
 
 def conv_norm(conv: ConvNorm, x: Tensor) -> Tensor:
-    """A convolution, then its normalisation as torch's own operator."""
+    """Computes a convolution, then its normalisation as torch's own operator."""
     norm = cast(FrozenBatchNorm, conv.norm)
     y = F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation)
     return F.batch_norm(
@@ -88,7 +88,9 @@ def conv_norm(conv: ConvNorm, x: Tensor) -> Tensor:
 def best_surviving(
     boxes: Float[Tensor, "R 4"], foreground: Float[Tensor, "R K"], model: FasterRCNN
 ) -> Float[Tensor, " R"]:
-    """The highest probability with which a box survives in some class, class after class."""
+    """Returns the highest probability with which a box survives in some class, class after
+    class.
+    """
     spec = model.config
     threshold = np.float32(spec.class_nms_thresholds[0])
     assert spec.nms_inclusive

@@ -1,4 +1,4 @@
-"""What a trained model takes from pictures.
+"""Measures what a trained model takes from pictures.
 
 A masked word is guessed beside its own picture and beside another one: the difference is what the
 model sees, the second share what it knows of captions alone. A masked thing (a region and all that

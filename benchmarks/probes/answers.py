@@ -1,4 +1,4 @@
-"""How many questions a model answers right.  B rows of a batch."""
+"""Counts how many questions a model answers right. B rows of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from vlmill.train.loading.vocabulary import MASK
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How many of the questions ``asked`` were answered right."""
+    """Counts how many of the questions ``asked`` were answered right."""
 
     right: int
     asked: int
 
     @property
     def share(self) -> float:
-        """0 where nothing was asked."""
+        """Returns the share of right answers; 0 where nothing was asked."""
         return self.right / max(self.asked, 1)
 
 
 def answers(model: Any, batch: Batch) -> tuple[Flags, Flags]:
-    """For each row [B] whether anything was asked, and whether all of it was guessed right."""
+    """Says for each row [B] whether anything was asked, and whether all of it was guessed right."""
     rows = len(batch.pair_ids)
     asked, right = np.zeros(rows, dtype=np.bool_), np.ones(rows, dtype=np.bool_)
     states = _encoded(model, batch)
@@ -76,18 +76,18 @@ def scores(
     """Answers by group. A word counts as right if each of its pieces is the first choice of all."""
     mask_id = tokenizer.token_to_id(MASK)
     assert mask_id is not None
-    found: dict[str, Score] = {}
+    by_group: dict[str, Score] = {}
     asking = iter(questions)
     for batch in batches(questions, shown, mask_id, batch_size):
         for asked, right in zip(*answers(model, batch.to(device)), strict=True):
             group = next(asking).group
-            score = found.get(group, Score(right=0, asked=0))
-            found[group] = Score(right=score.right + int(right), asked=score.asked + int(asked))
-    return found
+            score = by_group.get(group, Score(right=0, asked=0))
+            by_group[group] = Score(right=score.right + int(right), asked=score.asked + int(asked))
+    return by_group
 
 
 def switch_off(model: Vlmo, expert: str) -> None:
-    """Have an expert (``text``, ``image`` or ``vl``) add nothing to what passes it, in all layers.
+    """Makes an expert (``text``, ``image`` or ``vl``) add nothing to what passes it, in all layers.
 
     Raises ValueError where the model has no such expert.
     """

@@ -1,4 +1,4 @@
-"""All probes of a checkpoint on the pairs of a table."""
+"""Runs all probes of a checkpoint on the pairs of a table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Ask = Callable[[list[Question]], Mapping[str, Score]]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeInputs:
-    """Tables (folders, files or globs), and what is asked of them.
+    """Holds tables (folders, files or globs), and what is asked of them.
 
     ``groups`` names the words that are masked, lower case, by what they say. The first ``most``
     pairs of ``split`` are asked, all with None.
@@ -40,9 +40,10 @@ class ProbeInputs:
 
 
 def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
-    """Shares of right answers: ``words/GROUP/own_picture``, ``words/GROUP/other_picture`` and their
-    difference ``words/GROUP/seen``; of models that read regions ``regions/class/own_caption``,
-    ``regions/class/no_caption`` and ``regions/class/other_caption``. ``.../asked`` counts.
+    """Returns the shares of right answers: ``words/GROUP/own_picture``,
+    ``words/GROUP/other_picture`` and their difference ``words/GROUP/seen``; of models that read
+    regions ``regions/class/own_caption``, ``regions/class/no_caption`` and
+    ``regions/class/other_caption``. ``.../asked`` counts.
 
     Pairs without their picture are left out, and a model without a head for words is asked none.
     Raises InputError for tables that do not do.
@@ -65,21 +66,21 @@ def probe(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> dict[str, float]:
         others = other_of(ids)
     except ValueError as error:
         raise InputError(f"--pairs {inputs.pairs}: {error}") from None
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if getattr(loaded.config, "mlm", True):
         words = [
             question
             for pair, image_id in zip(pairs, ids, strict=True)
             for question in word_questions(tokenizer, pair.text, image_id, inputs.groups, longest)
         ]
-        found |= probe_words(ask, words, others)
+        metrics |= probe_words(ask, words, others)
     if isinstance(shown, ShownRegions):
         tokens = encode_texts(tokenizer, [pair.text for pair in pairs], longest).tokens
         texts: dict[str, Ids] = {}
         for image_id, text in zip(ids, tokens, strict=True):
             texts.setdefault(image_id, text)
-        found |= probe_regions(ask, shown.regions, texts, others)
-    return found
+        metrics |= probe_regions(ask, shown.regions, texts, others)
+    return metrics
 
 
 def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
@@ -94,22 +95,24 @@ def _shown(loaded: LoadedCheckpoint, inputs: ProbeInputs) -> Shown:
 
 
 def probe_words(ask: Ask, words: list[Question], others: Mapping[str, str]) -> dict[str, float]:
-    """Masked words beside their own picture and beside another one."""
-    own, other = ask(words), ask(beside(words, others))
-    found: dict[str, float] = {}
-    for group, score in own.items():
+    """Probes masked words beside their own picture and beside another one."""
+    own_scores, other_scores = ask(words), ask(beside(words, others))
+    metrics: dict[str, float] = {}
+    for group, score in own_scores.items():
         name = f"words/{group}"
-        found[f"{name}/own_picture"] = score.share
-        found[f"{name}/other_picture"] = other[group].share
-        found[f"{name}/seen"] = score.share - other[group].share
-        found[f"{name}/asked"] = score.asked
-    return found
+        metrics[f"{name}/own_picture"] = score.share
+        metrics[f"{name}/other_picture"] = other_scores[group].share
+        metrics[f"{name}/seen"] = score.share - other_scores[group].share
+        metrics[f"{name}/asked"] = score.asked
+    return metrics
 
 
 def probe_regions(
     ask: Ask, regions: RegionReader, texts: Mapping[str, Ids], others: Mapping[str, str]
 ) -> dict[str, float]:
-    """Masked things beside their picture's text, [CLS] [SEP] alone, and another picture's text."""
+    """Probes masked things beside their picture's text, [CLS] [SEP] alone, and another picture's
+    text.
+    """
     things = [
         question
         for image_id, tokens in texts.items()
@@ -122,9 +125,9 @@ def probe_regions(
         "no_caption": {name: text[np.array([0, -1])] for name, text in texts.items()},
         "other_caption": {name: texts[others[name]] for name in texts},
     }
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, captions in told_of.items():
         score = ask(told(things, captions))["class"]
-        found[f"regions/class/{name}"] = score.share
-        found["regions/class/asked"] = score.asked
-    return found
+        metrics[f"regions/class/{name}"] = score.share
+        metrics["regions/class/asked"] = score.asked
+    return metrics

@@ -1,4 +1,4 @@
-"""Questions to a trained model, about one word or one thing each.  T tokens."""
+"""Makes questions to a trained model, about one word or one thing each. T tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from vlmill.train.loading.sample import kept_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A text [T] beside a picture. To be guessed are the ``masked`` [T] tokens, which the model
-    sees as [MASK], or the class of ``region``, hidden with all that overlap with it.
+    """Holds a text [T] beside a picture. To be guessed are the ``masked`` [T] tokens, which the
+    model sees as [MASK], or the class of ``region``, hidden with all that overlap with it.
     """
 
     group: str
@@ -32,7 +32,7 @@ def word_questions(
     groups: Mapping[str, frozenset[str]],
     longest: int,
 ) -> list[Question]:
-    """One for each word of a text that is of a group, all its pieces masked.
+    """Makes a question for each word of a text that is of a group, all its pieces masked.
 
     ``groups`` has lower-case words by name. Of a text of more than ``longest`` tokens the first
     ones, [SEP] kept, are shown and asked.
@@ -43,17 +43,20 @@ def word_questions(
         if word is not None:
             words.setdefault(word, []).append(at)
     tokens = np.array(encoded.ids, dtype=np.int64)
-    kept = kept_tokens(len(tokens), longest) if len(tokens) > longest else slice(None)
+    fitting = kept_tokens(len(tokens), longest) if len(tokens) > longest else slice(None)
     questions = []
     for places in words.values():
         start, end = encoded.offsets[places[0]][0], encoded.offsets[places[-1]][1]
         masked = np.zeros(len(tokens), dtype=np.bool_)
         masked[places] = True
         for group, members in groups.items():
-            if text[start:end].lower() in members and masked[kept].sum() == len(places):
+            if text[start:end].lower() in members and masked[fitting].sum() == len(places):
                 questions.append(
                     Question(
-                        group=group, tokens=tokens[kept], masked=masked[kept], image_id=image_id
+                        group=group,
+                        tokens=tokens[fitting],
+                        masked=masked[fitting],
+                        image_id=image_id,
                     )
                 )
     return questions
@@ -62,7 +65,7 @@ def word_questions(
 def region_questions(
     class_ids: npt.NDArray[Any] | None, tokens: Ids, image_id: str, group: str = "class"
 ) -> list[Question]:
-    """One for each region of a picture that has a class."""
+    """Makes a question for each region of a picture that has a class."""
     known = [] if class_ids is None else np.flatnonzero(np.asarray(class_ids) >= 0).tolist()
     nothing = np.zeros(len(tokens), dtype=np.bool_)
     return [
@@ -72,7 +75,7 @@ def region_questions(
 
 
 def other_of(names: Sequence[str]) -> dict[str, str]:
-    """Another one for each name: the next, and for the last the first.
+    """Returns another name for each name: the next, and for the last the first.
 
     Raises ValueError for less than two different ones.
     """
@@ -83,12 +86,12 @@ def other_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def beside(questions: Sequence[Question], pictures: Mapping[str, str]) -> list[Question]:
-    """The same questions beside the pictures that ``pictures`` names for their own."""
+    """Puts questions beside the pictures that ``pictures`` names for their own."""
     return [replace(question, image_id=pictures[question.image_id]) for question in questions]
 
 
 def told(questions: Sequence[Question], texts: Mapping[str, Ids]) -> list[Question]:
-    """The same questions about regions, each with the text [T] of its picture in ``texts``."""
+    """Gives questions about regions the text [T] of their picture in ``texts``."""
     changed = []
     for question in questions:
         tokens = texts[question.image_id]

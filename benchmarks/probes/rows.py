@@ -1,4 +1,4 @@
-"""Questions as rows of a batch, by the functions that make training's and evaluation's."""
+"""Turns questions into rows of a batch, by the functions that make training's and evaluation's."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,39 +29,39 @@ OVERLAP = 0.4  # above it a box shows the same thing, as in InterBERT's groups
 
 
 class Shown(Protocol):
-    """Where the pictures beside texts come from."""
+    """Says where the pictures beside texts come from."""
 
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
-        """The row of a question."""
+        """Returns the row of a question."""
         ...
 
     def has(self, image_id: str) -> bool:
-        """Whether there is something to be seen of a picture."""
+        """Says whether there is something to be seen of a picture."""
         ...
 
     @property
     def regions(self) -> RegionReader | None:
-        """What features are read from."""
+        """Returns the reader that features are read from."""
         ...
 
     @property
     def feeding(self) -> Feeding:
-        """What the model is fed."""
+        """Says what the model is fed."""
         ...
 
 
 class ShownRegions:
-    """Regions, fed by ``feeding`` but never mirrored."""
+    """Shows regions, fed by ``feeding`` but never mirrored."""
 
     def __init__(self, regions: RegionReader, feeding: Feeding) -> None:
         self.regions, self.feeding = regions, feeding
 
     def has(self, image_id: str) -> bool:
-        """At least one box."""
+        """Says whether the picture has at least one box."""
         return image_id in self.regions and self.regions.num_boxes(image_id) > 0
 
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
-        """With the asked region hidden, and all that show the same thing."""
+        """Makes the row with the asked region hidden, and all that show the same thing."""
         (number,) = self.regions.find([question.image_id]).tolist()
         group, within = self.regions.located(number)
         regions = take_regions(group, within, self.feeding, columns_of(self.feeding))
@@ -70,7 +70,7 @@ class ShownRegions:
 
 
 class ShownPixels:
-    """Whole pictures as pixels."""
+    """Shows whole pictures as pixels."""
 
     regions: RegionReader | None = None
 
@@ -78,19 +78,19 @@ class ShownPixels:
         self._images, self.feeding = images, feeding
 
     def has(self, image_id: str) -> bool:
-        """A row of the table."""
+        """Says whether the table has a row of the picture."""
         return image_id in self._images
 
     def sample(self, question: Question, text: MaskedTokens) -> Sample:
-        """With the picture of evaluation."""
+        """Makes the row with the picture of evaluation."""
         content, size = self._images[question.image_id], self.feeding.image_size
         pixels = evaluation_picture(content, question.image_id, size)
         return Sample(pair_id=question.image_id, text=text, pixels={"pixels": pixels})
 
 
 def hiding(regions: SampledRegions, asked: int | None) -> SampledRegions:
-    """The regions with that at the place ``asked`` of its row to be guessed; its feature and those
-    of the same thing are zeros.
+    """Returns the regions with that at the place ``asked`` of its row to be guessed; its feature
+    and those of the same thing are zeros.
     """
     if asked is None:
         return regions
@@ -103,7 +103,7 @@ def hiding(regions: SampledRegions, asked: int | None) -> SampledRegions:
 def batches(
     questions: Sequence[Question], shown: Shown, mask_id: int, batch_size: int
 ) -> Iterator[HostBatch]:
-    """The questions as rows, in order, in host memory."""
+    """Yields the questions as rows, in order, in host memory."""
     for start in range(0, len(questions), batch_size):
         samples = [
             shown.sample(question, masked_text(question, mask_id))
@@ -113,6 +113,6 @@ def batches(
 
 
 def masked_text(question: Question, mask_id: int) -> MaskedTokens:
-    """The question's text, [MASK] for each token that is asked."""
+    """Returns the question's text, [MASK] for each token that is asked."""
     seen = np.where(question.masked, mask_id, question.tokens)
     return MaskedTokens(original=question.tokens, tokens=seen, masked=question.masked)

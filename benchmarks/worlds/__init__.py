@@ -1,4 +1,4 @@
-"""Generated worlds: pictures, captions and regions of which everything is known.
+"""Generates worlds: pictures, captions and regions of which everything is known.
 
 ``scenes.py`` says what is in a picture and what its caption states, ``pictures.py`` draws it,
 ``detector.py`` gives its regions, ``oracles.py`` computes how well a matcher could do that sees

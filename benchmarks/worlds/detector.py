@@ -1,4 +1,4 @@
-"""A stand-in for a detector: regions of given boxes, from the pixels inside them alone.
+"""Stands in for a detector: regions of given boxes, from the pixels inside them alone.
 
 R regions, D feature width, K classes. A feature is a fixed random convolution of the box's pixels,
 resized to a fixed grid, rectified, pooled and projected, with noise: it knows nothing that the
@@ -24,9 +24,10 @@ GRID, KERNEL, STRIDE, CHANNELS, POOL = 24, 5, 2, 32, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Detector:
-    """How regions come about. ``noise`` is the deviation of what is added to features, whose own is
-    about 1.8; ``class_error`` the share of regions of a wrong class; ``extra_boxes`` how many boxes
-    each thing has beside the tight one, shifted and scaled as a detector's duplicates are.
+    """Says how regions come about. ``noise`` is the deviation of what is added to features, whose
+    own is about 1.8; ``class_error`` the share of regions of a wrong class; ``extra_boxes`` how
+    many boxes each thing has beside the tight one, shifted and scaled as a detector's duplicates
+    are.
 
     With the defaults a linear readout of a region names its colour in 91 of 100 cases and its shape
     in 84 (of 6), boxes around two things and wrong classes counted as errors.
@@ -66,7 +67,7 @@ class Detector:
         return filters.reshape(-1, CHANNELS) / KERNEL, projection
 
     def features(self, pixels: Pixels, boxes: Boxes) -> Features:
-        """Features [R, D] without noise, from the pixels inside each box."""
+        """Returns the features [R, D] without noise, from the pixels inside each box."""
         if not len(boxes):
             return np.empty((0, self.feature_dim), np.float32)
         filters, projection = self._weights
@@ -90,7 +91,9 @@ class Detector:
         image_id: str,
         rng: np.random.Generator,
     ) -> RegionRow:
-        """The regions of a picture, the surest first. ``boxes`` are the things' tight ones."""
+        """Returns the regions of a picture, the surest first. ``boxes`` are the things' tight
+        ones.
+        """
         every, owners = _with_duplicates(boxes, self.extra_boxes, world.side, rng)
         kinds = np.array([world.kinds.index(t.kind) for t in scene.things])
         right = kinds[owners]
@@ -123,14 +126,16 @@ class Detector:
 
 
 def crop(pixels: Pixels, box: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The pixels inside a box, resized to [GRID, GRID, 3] without looking beyond its edges."""
+    """Returns the pixels inside a box, resized to [GRID, GRID, 3] without looking beyond its
+    edges.
+    """
     x1, y1, x2, y2 = (int(edge) for edge in (box[0], box[1], np.ceil(box[2]), np.ceil(box[3])))
     inside = pixels[y1:y2, x1:x2]
     return _resized(_resized(inside, 0), 1)
 
 
 def _resized(pixels: NDArray[Any], axis: int) -> NDArray[np.float64]:
-    """Linear interpolation to GRID points along an axis."""
+    """Applies linear interpolation to GRID points along an axis."""
     length = pixels.shape[axis]
     at = np.clip((np.arange(GRID) + 0.5) * length / GRID - 0.5, 0, length - 1)
     low = np.floor(at).astype(int)
@@ -144,7 +149,7 @@ def _resized(pixels: NDArray[Any], axis: int) -> NDArray[np.float64]:
 def _with_duplicates(
     boxes: Boxes, extra: int, side: int, rng: np.random.Generator
 ) -> tuple[Boxes, NDArray[np.int64]]:
-    """The tight boxes, then ``extra`` moved copies of each; and whose box each is."""
+    """Returns the tight boxes, then ``extra`` moved copies of each; and whose box each is."""
     owners = np.tile(np.arange(len(boxes)), extra + 1)
     every = boxes[owners].astype(np.float64)
     size = np.tile(every[:, 2:] - every[:, :2], 2)
@@ -160,7 +165,7 @@ def _distributions(
     num_classes: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Probabilities [R, 1 + K], background first, each class at its score."""
+    """Returns probabilities [R, 1 + K], background first, each class at its score."""
     rest = rng.dirichlet(np.full(num_classes + 1, 0.3), size=len(classes))
     rows = np.arange(len(classes))
     rest[rows, classes + 1] = 0

@@ -1,5 +1,5 @@
-"""Pairs of a world with captions moved to other pictures: noise as the web has it, and a control
-that nothing can be learned from.
+"""Moves captions of a world's pairs to other pictures: noise as the web has it, and a control that
+nothing can be learned from.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ NOISY = "world-noisy"  # the source of pairs that may have another picture's cap
 def with_moved_captions(
     rows: Sequence[dict[str, Any]], share: float, seed: int
 ) -> list[dict[str, Any]]:
-    """Pairs of which a ``share`` give their captions to each other: none of these keeps its own.
+    """Returns pairs of which a ``share`` give their captions to each other: none of these keeps its
+    own.
 
     The rest, and a single one that finds no other, stay as they are.
     """
@@ -38,7 +39,8 @@ def with_moved_captions(
 def write_noisy_pairs(
     folder: Path, pairs: str | Path, *, first: int = 0, share: float, seed: int = 0
 ) -> State:
-    """The pairs of a world, those of split ``train`` from number ``first`` on with moved captions.
+    """Writes the pairs of a world, those of split ``train`` from number ``first`` on with moved
+    captions.
 
     If ``first`` is above 0 the noisy ones get the source :data:`NOISY`, so that stages can tell
     them apart. Held-out pairs stay as they are. Returns what the folder held: a finished one with

@@ -1,4 +1,5 @@
-"""How well a matcher could do that sees only a part: computed, exactly, by the retrieval metric.
+"""Tells how well a matcher could do that sees only a part: computed, exactly, by the retrieval
+metric.
 
 N pairs, one caption each. A matcher that sees a view of captions and pictures cannot do better than
 rank those of equal view first; among them it has no order, and ties count as the metric counts
@@ -22,7 +23,7 @@ def _bag(scene: Scene, names: tuple[str, ...]) -> Hashable:
 
 
 def views(world: World) -> dict[str, View]:
-    """What a matcher sees by name, among what captions of this world say.
+    """Says what a matcher sees by name, among what captions of this world say.
 
     ``things`` is the bag of all of them as captions name them, without their relations.
     """
@@ -37,7 +38,7 @@ def views(world: World) -> dict[str, View]:
 
 
 def oracle(scenes: Sequence[Scene], view: View) -> dict[str, float]:
-    """The retrieval metrics of the best matcher that sees ``view`` of N pairs.
+    """Returns the retrieval metrics of the best matcher that sees ``view`` of N pairs.
 
     Beside them ``image_retrieval/r1_expected`` and ``text_retrieval/r1_expected``: the mean of R@1
     over all orders of ties.
@@ -49,7 +50,9 @@ def oracle(scenes: Sequence[Scene], view: View) -> dict[str, float]:
 
 
 def truth(world: World, scenes: Sequence[Scene]) -> dict[str, float]:
-    """The same for a matcher that sees everything: which captions are true of which pictures."""
+    """Returns the metrics of a matcher that sees everything: which captions are true of which
+    pictures.
+    """
     view = views(world)["things"]
     alike: dict[Hashable, list[int]] = {}
     for number, scene in enumerate(scenes):
@@ -63,7 +66,7 @@ def truth(world: World, scenes: Sequence[Scene]) -> dict[str, float]:
 
 
 def is_true(caption: Scene, picture: Scene) -> bool:
-    """Whether all that a scene's caption states holds in another scene of the same things."""
+    """Says whether all that a scene's caption states holds in another scene of the same things."""
     place = {t.kind: where for t, where in zip(picture.things, picture.places, strict=True)}
     kinds = [thing.kind for thing in caption.things]
     return all(
@@ -73,11 +76,11 @@ def is_true(caption: Scene, picture: Scene) -> bool:
 
 
 def metrics_of(scores: NDArray[np.float32]) -> dict[str, float]:
-    """Metrics of scores [N, N], with the expected R@1 of an arbitrary order of ties."""
+    """Returns metrics of scores [N, N], with the expected R@1 of an arbitrary order of ties."""
     metrics = retrieval_metrics(scores, np.arange(len(scores)))
-    own = np.diag(scores)
+    matching = np.diag(scores)
     for name, axis in (("image_retrieval", 0), ("text_retrieval", 1)):
-        right = own[None, :] if axis == 0 else own[:, None]
+        right = matching[None, :] if axis == 0 else matching[:, None]
         best = (scores > right).sum(axis) == 0
         share = 1 / (scores == right).sum(axis)
         metrics[f"{name}/r1_expected"] = float((best * share).mean())
@@ -85,7 +88,7 @@ def metrics_of(scores: NDArray[np.float32]) -> dict[str, float]:
 
 
 def oracles(world: World, scenes: Sequence[Scene]) -> dict[str, dict[str, float]]:
-    """Every view's metrics by name, and those of ``everything``."""
+    """Returns every view's metrics by name, and those of ``everything``."""
     return {name: oracle(scenes, view) for name, view in views(world).items()} | {
         "everything": truth(world, scenes)
     }

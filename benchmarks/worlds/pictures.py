@@ -1,4 +1,4 @@
-"""Scenes as pixels, and the boxes around what was drawn.
+"""Draws scenes as pixels, and finds the boxes around what was drawn.
 
 H height, W width. Boxes are float32 (x1, y1, x2, y2) in pixels, x2 and y2 exclusive.
 """
@@ -19,7 +19,7 @@ _PERIOD = 6.0  # pixels from stripe to stripe at a side of 128
 
 
 def shape_mask(shape: str, place: Placed, side: int) -> Mask:
-    """The pixels [H, W] that a shape covers; its own holes are not covered."""
+    """Returns the pixels [H, W] that a shape covers; its own holes are not covered."""
     y, x = np.mgrid[0:side, 0:side] + 0.5
     dx, dy = (x - place.x) / place.radius, (y - place.y) / place.radius
     cos, sin = np.cos(place.angle), np.sin(place.angle)
@@ -38,7 +38,7 @@ def shape_mask(shape: str, place: Placed, side: int) -> Mask:
 
 
 def _texture(texture: str, side: int, angle: float) -> NDArray[np.float64]:
-    """How bright [H, W] a texture makes its thing, 0.45 to 1."""
+    """Says how bright [H, W] a texture makes its thing, 0.45 to 1."""
     period = _PERIOD * side / 128
     y, x = np.mgrid[0:side, 0:side] / period * 2 * np.pi
     along = np.cos(angle) * x + np.sin(angle) * y
@@ -51,13 +51,13 @@ def _texture(texture: str, side: int, angle: float) -> NDArray[np.float64]:
 
 
 def box_of(mask: Mask) -> tuple[int, int, int, int]:
-    """The tightest box around a mask that covers at least one pixel."""
+    """Returns the tightest box around a mask that covers at least one pixel."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
 def draw(world: World, scene: Scene, rng: np.random.Generator) -> tuple[Pixels, Boxes]:
-    """The picture [H, W, 3] and a box for each thing, in the scene's order.
+    """Draws the picture [H, W, 3] and a box for each thing, in the scene's order.
 
     Larger things are drawn first: what is inside another stays visible. A thing's colour and the
     background vary from picture to picture.
@@ -78,7 +78,7 @@ def draw(world: World, scene: Scene, rng: np.random.Generator) -> tuple[Pixels, 
 
 
 def png_of(pixels: Pixels) -> bytes:
-    """The picture, losslessly: what a model sees is what the features were computed from."""
+    """Encodes the picture losslessly: what a model sees is what the features were computed from."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG", compress_level=6)
     return out.getvalue()

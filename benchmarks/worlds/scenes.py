@@ -1,4 +1,5 @@
-"""Scenes of a generated world: things in stated relations, where they stand, and captions of them.
+"""Makes scenes of a generated world: things in stated relations, where they stand, and captions of
+them.
 
 A world is there to measure what a model has learned, so everything about it is known: each thing's
 colour, texture and shape, each box, which relations hold, and which combinations of them were kept
@@ -42,7 +43,7 @@ _GAP = 3.0  # pixels at least between things that are not inside each other
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What may occur, and how often it is kept out of training.
+    """Says what may occur, and how often it is kept out of training.
 
     With 500 held-out pairs the defaults let a matcher that sees only colours reach R@1 of about
     0.3, and one that sees every thing but no relation about 0.95 (``oracles.py`` computes both).
@@ -82,28 +83,28 @@ class World:
 
     @property
     def colours(self) -> tuple[str, ...]:
-        """The words that occur."""
+        """Returns the words for colours that occur."""
         return tuple(COLOURS)[: self.num_colours]
 
     @property
     def textures(self) -> tuple[str, ...]:
-        """The words that occur."""
+        """Returns the words for textures that occur."""
         return TEXTURES[: self.num_textures]
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """The words that occur."""
+        """Returns the words for shapes that occur."""
         return SHAPES[: self.num_shapes]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The classes of a region, by number: colour and shape."""
+        """Returns the classes of a region, by number: colour and shape."""
         return tuple(f"{colour} {shape}" for colour in self.colours for shape in self.shapes)
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Thing:
-    """What can be seen of a thing; no two of a scene have the same colour and shape."""
+    """Says what can be seen of a thing; no two of a scene have the same colour and shape."""
 
     colour: str
     texture: str
@@ -111,11 +112,11 @@ class Thing:
 
     @property
     def kind(self) -> str:
-        """Colour and shape: what it is called, and its class."""
+        """Returns colour and shape: what it is called, and its class."""
         return f"{self.colour} {self.shape}"
 
     def name(self, world: World) -> str:
-        """What captions call it."""
+        """Says what captions call it."""
         name = f"{self.texture} {self.kind}" if world.name_textures else self.kind
         return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
@@ -131,7 +132,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a thing is: centre and radius in pixels, turned by ``angle`` radians."""
+    """Says where a thing is: centre and radius in pixels, turned by ``angle`` radians."""
 
     x: float
     y: float
@@ -141,7 +142,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """Things, where they stand, what the caption says of them, and the caption."""
+    """Holds things, where they stand, what the caption says of them, and the caption."""
 
     things: tuple[Thing, ...]
     statements: tuple[Statement, ...]
@@ -154,16 +155,22 @@ Combination = tuple[str, str, str, str, str]
 
 
 def combination_of(things: tuple[Thing, ...], statement: Statement) -> Combination:
-    """What a statement combines; texture does not count, so that held out means in any texture."""
-    one, other, relation = things[statement.subject], things[statement.object], statement.relation
+    """Says what a statement combines; texture does not count, so that held out means in any
+    texture.
+    """
+    first, second, relation = (
+        things[statement.subject],
+        things[statement.object],
+        statement.relation,
+    )
     if relation not in INVERSES:
-        one, other = other, one
+        first, second = second, first
         relation = next(name for name, inverse in INVERSES.items() if inverse == relation)
-    return (one.colour, one.shape, relation, other.colour, other.shape)
+    return (first.colour, first.shape, relation, second.colour, second.shape)
 
 
 def is_held_out(world: World, combination: Combination) -> bool:
-    """Whether no training picture may state a combination: decided by its hash alone."""
+    """Says whether no training picture may state a combination: decided by its hash alone."""
     message = "\0".join((str(world.seed), *combination)).encode()
     number = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
     return number < world.held_out_share * 2.0**64
@@ -173,7 +180,7 @@ Split = Literal["train", "test"]
 
 
 def make_scene(world: World, split: Split, index: int) -> Scene:
-    """Scene ``index`` of a split: the same for any number of other scenes.
+    """Makes scene ``index`` of a split: the same for any number of other scenes.
 
     A test scene states held-out combinations only, a training scene none. Raises ValueError if the
     world has no such scene.
@@ -195,14 +202,16 @@ def make_scene(world: World, split: Split, index: int) -> Scene:
 
 
 def make_scenes(world: World, split: Split, count: int) -> list[Scene]:
-    """The first ``count`` scenes of a split."""
+    """Returns the first ``count`` scenes of a split."""
     return [make_scene(world, split, index) for index in range(count)]
 
 
 def _draw(
     world: World, count: int, held_out: bool, rng: np.random.Generator
 ) -> tuple[tuple[Thing, ...], tuple[Statement, ...]] | None:
-    """Things and statements, drawn one after the other; None if a thing found no combination."""
+    """Returns things and statements, drawn one after the other; None if a thing found no
+    combination.
+    """
     things, statements = [_draw_thing(world, rng)], list[Statement]()
     star = bool(rng.integers(2))  # all of the first thing, or each of the one before
     for number in range(1, count):
@@ -242,7 +251,9 @@ def _place(
     statements: tuple[Statement, ...],
     rng: np.random.Generator,
 ) -> tuple[Placed, ...] | None:
-    """Places for which every statement holds and nothing else overlaps; None if none was found."""
+    """Returns places for which every statement holds and nothing else overlaps; None if none was
+    found.
+    """
     for _ in range(_LAYOUTS):
         places = _layout(world, things, statements, rng)
         if places is not None:
@@ -289,31 +300,33 @@ def _layout(
 def _offset(
     statement: Statement, radius: Numbers, sink: Numbers, rng: np.random.Generator
 ) -> Numbers:
-    """From the subject's centre to the object's."""
-    one, other = statement.subject, statement.object
+    """Draws the offset from the subject's centre to the object's."""
+    subject, object_ = statement.subject, statement.object
     if statement.relation in _NESTED:
-        moved = rng.uniform(-0.06, 0.06, size=2) * max(radius[one], radius[other])
-        nested: Numbers = moved + np.array([0.0, sink[one] - sink[other]])
+        moved = rng.uniform(-0.06, 0.06, size=2) * max(radius[subject], radius[object_])
+        nested: Numbers = moved + np.array([0.0, sink[subject] - sink[object_]])
         return nested
     along = np.array(_DIRECTIONS[statement.relation], dtype=float)
-    distance = float(radius[one] + radius[other] + rng.uniform(_GAP, 3 * _GAP) * radius.mean() / 10)
+    distance = float(
+        radius[subject] + radius[object_] + rng.uniform(_GAP, 3 * _GAP) * radius.mean() / 10
+    )
     offset: Numbers = along * distance + along[::-1] * rng.uniform(-0.3, 0.3) * distance
     return offset
 
 
-def holds(relation: str, one: Placed, other: Placed) -> bool:
-    """Whether a relation holds between two places, read off the geometry alone.
+def holds(relation: str, subject: Placed, object_: Placed) -> bool:
+    """Says whether a relation holds between two places, read off the geometry alone.
 
     Left, right, above and below ask for clear of each other and for a direction within 45 degrees;
     inside, for the centre of the smaller one in the middle of the larger one.
     """
     if relation not in INVERSES:
         relation = next(name for name, inverse in INVERSES.items() if inverse == relation)
-        one, other = other, one
-    dx, dy = other.x - one.x, other.y - one.y
+        subject, object_ = object_, subject
+    dx, dy = object_.x - subject.x, object_.y - subject.y
     if relation == "inside":
-        return one.radius < other.radius and max(abs(dx), abs(dy)) < other.radius / 2
-    if max(abs(dx), abs(dy)) < one.radius + other.radius:
+        return subject.radius < object_.radius and max(abs(dx), abs(dy)) < object_.radius / 2
+    if max(abs(dx), abs(dy)) < subject.radius + object_.radius:
         return False
     return dx > abs(dy) if relation == "left of" else dy > abs(dx)
 
@@ -324,7 +337,9 @@ def holds(relation: str, one: Placed, other: Placed) -> bool:
 def _caption(
     names: Sequence[str], statements: Sequence[Statement], rng: np.random.Generator
 ) -> str:
-    """``a is r1 b and r2 c`` where all statements are of a, else ``a r1 b which is r2 c``."""
+    """Returns ``a is r1 b and r2 c`` where all statements are of a, else ``a r1 b which is r2
+    c``.
+    """
     text = names[0]
     star = all(s.subject == 0 for s in statements)
     for number, s in enumerate(statements):
@@ -334,7 +349,8 @@ def _caption(
 
 
 def word_groups(world: World) -> dict[str, frozenset[str]]:
-    """The words that carry what a picture shows, by what they say: for probes that mask them.
+    """Returns the words that carry what a picture shows, by what they say: for probes that mask
+    them.
 
     A relation's telling word is its first (``left`` of ``left of``).
     """

@@ -1,4 +1,5 @@
-"""A world on disk: ``pairs``, ``images`` and ``regions`` in one folder, boxes and what is known.
+"""Writes a world to disk: ``pairs``, ``images`` and ``regions`` in one folder, boxes and what is
+known.
 
 The folder serves as ``--pairs``, ``--images`` and ``--regions``. ``boxes.jsonl`` has the boxes for
 ``extract-rois run FOLDER --boxes FOLDER/boxes.jsonl``, ``world.json`` the words, classes and
@@ -35,7 +36,7 @@ ROWS_PER_GROUP = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A pair with its picture's bytes and regions."""
+    """Holds a pair with its picture's bytes and regions."""
 
     image_id: str
     split: Split
@@ -56,9 +57,9 @@ def make_sample(world: World, detector: Detector, split: Split, index: int, scen
 def samples(
     world: World, detector: Detector, scenes: Mapping[Split, Sequence[Scene]]
 ) -> Iterator[Sample]:
-    """The samples of all splits, in order."""
-    for split, some in scenes.items():
-        for index, scene in enumerate(some):
+    """Yields the samples of all splits, in order."""
+    for split, split_scenes in scenes.items():
+        for index, scene in enumerate(split_scenes):
             yield make_sample(world, detector, split, index, scene)
 
 
@@ -126,7 +127,9 @@ def write_world(
 
 
 def about(world: World) -> dict[str, Any]:
-    """What probes need: the telling words by group, and the names of classes and attributes."""
+    """Returns what probes need: the telling words by group, and the names of classes and
+    attributes.
+    """
     return {
         "world": asdict(world),
         "words": {name: sorted(words) for name, words in word_groups(world).items()},

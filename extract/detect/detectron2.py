@@ -55,13 +55,15 @@ class Detectron2Network(nn.Module):
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
         *,
-        given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
         whole: bool = False,
         chunk: int = 50,
     ) -> Detections:
         """Detects as :class:`FasterRCNN` does."""
         features = self.feature_map(pictures)
-        regions = self.proposals(features, limits, min_sides) if given is None else given
+        regions = (
+            self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
+        )
         detections = self.describe(features, *regions, chunk)
         if not whole:
             return detections

@@ -77,19 +77,22 @@ def start_batch(
 
 def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str, Tensor]:
     """All that the rows are made of, [N, M, ...] on the device; nothing makes the host wait."""
-    spec, frames, given = detector.model.config, frames_of(batch.measures), batch.given
+    spec, frames, given_boxes = detector.model.config, frames_of(batch.measures), batch.given_boxes
+    scaled = None
+    if given_boxes is not None:
+        scaled = given_boxes[0] * frames.factors[:, None], given_boxes[1]
     detections = detector.model(
         batch.pictures,
         frames.network_limits,
         frames.min_sides,
-        given=None if given is None else (given[0] * frames.factors[:, None], given[1]),
+        given_boxes=scaled,
         whole=config.storage.global_feature,
         chunk=chunk_of(detector.device),
     )
-    if given is None:
+    if given_boxes is None:
         chosen = select(detections, spec, frames, config.selection)
     else:
-        chosen = every_given(detections, spec, given[0])
+        chosen = every_given(detections, spec, given_boxes[0])
     return {**stored_tensors(detections, chosen, spec, config.storage), "taken": chosen.taken}
 
 

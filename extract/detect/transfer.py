@@ -30,20 +30,20 @@ class Batch:
     pictures: Float[Tensor, "N 3 H W"]
     measures: Float[Tensor, "N 17"]  # what :func:`frames_of` takes apart
     # Boxes in the pictures' own pixels that replace proposals, and which of the places count.
-    given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
+    given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
 
 def uploaded(queries: Sequence[Query], spec: DetectorConfig, device: torch.device) -> Batch:
     """The pictures, their measures and given boxes on the device."""
     measures = torch.tensor([measures_of(query, spec) for query in queries])
-    given = None
+    given_boxes = None
     if queries[0].boxes is not None:
         boxes, taken = padded([query.boxes for query in queries if query.boxes is not None])
-        given = sent(boxes, device), sent(taken, device)
+        given_boxes = sent(boxes, device), sent(taken, device)
     return Batch(
         pictures=pictures_there([query.picture for query in queries], spec, device),
         measures=sent(measures, device),
-        given=given,
+        given_boxes=given_boxes,
     )
 
 

@@ -1,4 +1,4 @@
-"""``extract-rois import`` and ``export``: arguments and what they do."""
+"""Declares the arguments of ``extract-rois import`` and ``export``, and runs both."""
 
 import argparse
 from pathlib import Path
@@ -24,7 +24,7 @@ Features are widened to float32, which is exact. Memory does not grow with the r
 
 
 def add_import(command: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois import``."""
+    """Adds the arguments of ``extract-rois import``."""
     command.description = "Turns feature files of other projects into tables of regions."
     command.add_argument("file", type=Path, metavar="FILE", help="a feature file, or its folder")
     command.add_argument(
@@ -58,7 +58,7 @@ def add_import(command: argparse.ArgumentParser) -> None:
 
 
 def add_export(command: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois export``."""
+    """Adds the arguments of ``extract-rois export``."""
     command.description = "Writes regions as a feature file of another project."
     command.add_argument("regions", metavar="REGIONS", help="a table: folder, file or glob")
     command.add_argument("--format", required=True, choices=FORMATS, help="see below")
@@ -73,7 +73,7 @@ def add_export(command: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    """An argument that is a whole number from 1."""
+    """Reads an argument that is a whole number from 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is below 1")
@@ -81,7 +81,7 @@ def positive(text: str) -> int:
 
 
 def command_import(arguments: argparse.Namespace) -> int:
-    """``extract-rois import``."""
+    """Runs ``extract-rois import``."""
     from vlmill.extract.formats.import_file import Import, import_file
     from vlmill.schemas.files.reading import reject_counts
 
@@ -102,7 +102,7 @@ def command_import(arguments: argparse.Namespace) -> int:
 
 
 def command_export(arguments: argparse.Namespace) -> int:
-    """``extract-rois export``."""
+    """Runs ``extract-rois export``."""
     from vlmill.extract.formats.export_file import export_file
 
     rows = export_file(arguments.regions, arguments.output, arguments.format, fresh=arguments.fresh)

@@ -1,4 +1,4 @@
-"""``extract-rois export``: regions to a feature file of another project."""
+"""Writes regions to a feature file of another project."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -43,8 +43,8 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
     if not path.exists():
         return
     if path.is_dir() != (name in FOLDERS):
-        there, wanted = ("folder", "file") if path.is_dir() else ("file", "folder")
-        raise InputError(f"--output {path} is a {there}; give the name of a {wanted}")
+        current, expected = ("folder", "file") if path.is_dir() else ("file", "folder")
+        raise InputError(f"--output {path} is a {current}; give the name of a {expected}")
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
     if not names:
         return
@@ -58,7 +58,7 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
 
 
 def counted(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:
-    """The rows, and their progress."""
+    """Yields the rows, and counts each as progress."""
     for row in rows:
         yield row
         progress.advance()

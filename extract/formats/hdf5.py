@@ -1,4 +1,5 @@
-"""HDF5 in the layout of the VQA code bases (bottom-up-attention-vqa, BAN): all boxes in a row.
+"""Reads and writes HDF5 in the layout of the VQA code bases (bottom-up-attention-vqa, BAN): all
+boxes in a row.
 
 ``image_features`` [N, D], ``image_bb`` [N, 4], ``spatial_features`` [N, 6] (x1, y1, x2, y2, width
 and height as fractions of the picture) and ``pos_boxes`` [P, 2] (a picture's first row, and the one
@@ -40,13 +41,13 @@ MAX_CHUNK_BYTES = 2**28
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether ``path`` is such a file."""
+    """Says whether ``path`` is an HDF5 file."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The rows in the file's order."""
+    """Yields the rows in the file's order."""
     try:
         with h5py.File(path, "r") as file:
             check_layout(file, path)
@@ -87,7 +88,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
 
 
 def records_of(file: h5py.File, part: slice) -> Iterator[Record]:
-    """The rows of some pictures."""
+    """Yields the rows of some pictures."""
     ids = file["image_ids"].asstr(errors="replace")[part]
     sizes = zip(file["image_w"][part], file["image_h"][part], strict=True)
     total = len(file["image_bb"])
@@ -133,7 +134,7 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
 
 
 def append_pictures(file: h5py.File, rows: Sequence[RegionRow]) -> None:
-    """Ids and sizes."""
+    """Appends the pictures' ids and sizes."""
     ids = np.array([row.image_id for row in rows], dtype=object)
     append(file, "image_ids", ids, TEXT)
     append(file, "image_w", np.array([row.width for row in rows]), np.int32)
@@ -141,13 +142,13 @@ def append_pictures(file: h5py.File, rows: Sequence[RegionRow]) -> None:
 
 
 def joined(arrays: Sequence[Array]) -> Array:
-    """Arrays one after the other; those without a box have no width of their own."""
+    """Returns arrays one after the other; those without a box have no width of their own."""
     filled = [array for array in arrays if len(array)]
     return np.concatenate(filled) if filled else arrays[0]
 
 
 def spatial(row: RegionRow) -> Array:
-    """[n, 6]: corners, width and height as fractions of the picture."""
+    """Returns [n, 6]: corners, width and height as fractions of the picture."""
     corners = row.boxes / np.array([row.width, row.height, row.width, row.height], np.float32)
     return np.concatenate([corners, corners[:, 2:] - corners[:, :2]], axis=1)
 

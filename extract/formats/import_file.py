@@ -1,4 +1,4 @@
-"""``extract-rois import``: a feature file of another project to tables of regions and rejects."""
+"""Turns a feature file of another project into tables of regions and rejects."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ PROVISIONAL_TOTAL = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """One import. ``format`` None: recognised by the content."""
+    """Holds the options of one import; with ``format`` None the content tells it."""
 
     file: Path
     output: Path
@@ -48,25 +48,25 @@ class Import:
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """The columns that all rows of a table share."""
+    """Holds the columns that all rows of a table share."""
 
     features: int
     class_probs: int | None
 
     def misfit(self, row: RegionRow) -> str | None:
-        """Why a row cannot stand beside the others."""
+        """Says why a row cannot stand beside the others."""
         if not len(row.boxes):
             return None
-        found = widths_of(row)
-        if found.features != self.features:
-            return f"features are {found.features} wide, those before {self.features}"
-        if found.class_probs != self.class_probs:
-            return f"{found.class_probs} class probabilities, those before have {self.class_probs}"
+        widths = widths_of(row)
+        if widths.features != self.features:
+            return f"features are {widths.features} wide, those before {self.features}"
+        if widths.class_probs != self.class_probs:
+            return f"{widths.class_probs} class probabilities, those before have {self.class_probs}"
         return None
 
 
 def widths_of(row: RegionRow) -> Widths:
-    """A row's widths."""
+    """Returns a row's widths."""
     features, probs = row.features, row.class_probs
     return Widths(
         features=0 if features is None else features.shape[1],
@@ -75,7 +75,7 @@ def widths_of(row: RegionRow) -> Widths:
 
 
 def recognise(path: Path) -> str:
-    """The format of a file or folder, by its content. Raises InputError."""
+    """Returns the format of a file or folder, by its content. Raises InputError."""
     if not path.exists():
         raise InputError(f"FILE {path}: no such file; give a feature file or folder")
     if lmdb_folder.is_lmdb(path):
@@ -84,14 +84,14 @@ def recognise(path: Path) -> str:
         return "npz"
     if path.is_file() and hdf5.is_hdf5(path):
         return "hdf5"
-    found = tsv.format_of(path) if path.is_file() else None
-    if found is None:
+    format_name = tsv.format_of(path) if path.is_file() else None
+    if format_name is None:
         raise InputError(f"FILE {path}: none of {', '.join(FORMATS)}; name it with --format")
-    return found
+    return format_name
 
 
 def records_of(path: Path, name: str) -> Iterator[Record]:
-    """What a file of that format holds."""
+    """Yields the records that a file of a format holds."""
     if name in tsv.FIELDS:
         if path.is_dir():
             raise InputError(f"FILE {path} is a folder; give the .tsv file")
@@ -129,13 +129,13 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file or of a folder's files."""
+    """Counts the bytes of a file or of a folder's files."""
     files = [path] if path.is_file() else sorted(path.glob("*"))
     return sum(file.stat().st_size for file in files)
 
 
 def counted(shards: Sequence[Shard]) -> tuple[int, int]:
-    """Rows of regions and of rejects."""
+    """Counts the rows of regions and of rejects."""
     regions, rejects = (
         sum(s.rows for s in shards if s.table == table.name) for table in (REGIONS, REJECTS)
     )
@@ -143,7 +143,7 @@ def counted(shards: Sequence[Shard]) -> tuple[int, int]:
 
 
 def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any]) -> list[Shard]:
-    """Both tables from a stream of records."""
+    """Writes the tables of regions and of rejects from a stream of records."""
     with (
         Progress(total=None, unit="picture", label="import") as progress,
         ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
@@ -179,7 +179,7 @@ def write_tables(job: Import, records: Iterator[Record], producer: dict[str, Any
 
 
 def first_widths(records: Iterator[Record], sink: "RejectSink") -> tuple[list[RegionRow], Widths]:
-    """The widths of the first row that has a box, and the rows up to it."""
+    """Returns the widths of the first row that has a box, and the rows up to it."""
     before: list[RegionRow] = []
     for record in records:
         if isinstance(record, Bad):
@@ -199,7 +199,7 @@ class RejectSink:
         self._rows: list[dict[str, object]] = []
 
     def add(self, bad: Bad) -> None:
-        """One more."""
+        """Adds one more reject."""
         self._rows.append(reject(STAGE, bad.key, bad.reason, bad.detail))
         self._progress.advance(rejects=1)
         if len(self._rows) == REJECTS_PER_GROUP:
@@ -214,7 +214,7 @@ class RejectSink:
 def accepted(
     records: Iterable[Record], job: Import, widths: Widths, sink: RejectSink
 ) -> Iterator[pa.Table]:
-    """Tables of one row each, for the records that can be one; the others go to ``sink``."""
+    """Yields tables of one row each, for the records that can be one; the others go to ``sink``."""
     seen: set[str] = set()
     for record in records:
         if isinstance(record, Bad):
@@ -261,7 +261,7 @@ def fill(
 
 
 def renamed(folder: Path, shard: Shard, index: int, total: int) -> Shard:
-    """A shard under its final name."""
+    """Renames a shard to its final name."""
     name = shard_name(REGIONS, index, total)
     os.replace(folder / shard.name, folder / name)
     return dataclasses.replace(shard, name=name)

@@ -1,5 +1,5 @@
-"""ViLBERT's LMDB: a folder; key ``str(image_id)``, value a pickle of the TSV row's texts by name,
-and under ``keys`` a pickle of the list of keys.
+"""Reads and writes ViLBERT's LMDB: a folder; key ``str(image_id)``, value a pickle of the TSV row's
+texts by name, and under ``keys`` a pickle of the list of keys.
 """
 
 import pickle
@@ -34,7 +34,7 @@ MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 
 
 def is_lmdb(path: Path) -> bool:
-    """Whether ``path`` is such a folder, or the file inside."""
+    """Says whether ``path`` is an LMDB's folder, or the file inside."""
     file = path / "data.mdb" if path.is_dir() else path
     if not file.is_file():
         return False
@@ -43,7 +43,7 @@ def is_lmdb(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The rows in the order of their keys."""
+    """Yields the rows in the order of their keys."""
     try:
         environment = lmdb.open(
             str(path),
@@ -56,16 +56,16 @@ def read(path: Path) -> Iterator[Record]:
     except lmdb.Error as error:
         raise InputError(f"FILE {path}: no readable LMDB ({error}); give another file") from None
     with environment, environment.begin(buffers=False) as transaction:
-        found = 0
+        num_records = 0
         for key, value in transaction.cursor():
             if key != KEYS:
-                found += 1
+                num_records += 1
                 yield record_of(key, value)
         yield from missing(transaction)
 
 
 def record_of(key: bytes, value: bytes) -> Record:
-    """One value's row."""
+    """Returns the row that one value holds."""
     name = key.decode("utf-8", "replace")
     try:
         item = loads(value)
@@ -74,22 +74,22 @@ def record_of(key: bytes, value: bytes) -> Record:
         fields = {str(n): field_of(str(n), v) for n, v in item.items()}
         if absent := {"image_w", "image_h", "num_boxes", "boxes", "features"} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
-        if (own := str(fields.get("image_id", name))) != name:
-            raise BadRecord(f"image_id is {own[:100]}, the key is {name}")
+        if (stated_id := str(fields.get("image_id", name))) != name:
+            raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
     except (BadPickle, BadRecord) as error:
         return Bad(key=name, detail=str(error))
     return checked(name, {**fields, "image_id": name})
 
 
 def field_of(name: str, value: Any) -> Any:
-    """A field's array, text or number."""
+    """Returns a field's array, text or number."""
     if name in KINDS and isinstance(value, (str, bytes)):
         return from_base64(name, value)
     return plain_value(value)
 
 
 def missing(transaction: lmdb.Transaction) -> Iterator[Bad]:
-    """The keys that are listed, and have no value."""
+    """Yields the keys that are listed, and have no value."""
     listed = transaction.get(KEYS)
     if listed is None:
         return
@@ -124,13 +124,13 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
 
 
 def batched(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
-    """The rows in parts of ``size``, one after the other."""
+    """Yields the rows in parts of ``size``, one after the other."""
     for first in rows:
         yield chain([first], islice(rows, size - 1))
 
 
 def key_of(row: RegionRow) -> bytes:
-    """A row's key; InputError for an id that cannot be one."""
+    """Returns a row's key; InputError for an id that cannot be one."""
     key = row.image_id.encode()
     if not key or key == KEYS or len(key) > MAX_KEY_BYTES:
         raise InputError(f"{row.image_id}: an LMDB cannot hold this id; give --format npz")
@@ -138,7 +138,7 @@ def key_of(row: RegionRow) -> bytes:
 
 
 def item_of(row: RegionRow, names: Sequence[str]) -> dict[str, str]:
-    """The texts by name, as csv.DictReader of the original script gave them."""
+    """Returns the texts by name, as csv.DictReader of the original script gave them."""
     plain = {
         "image_id": row.image_id,
         "image_w": str(row.width),

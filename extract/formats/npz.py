@@ -1,4 +1,5 @@
-"""MILVLG's ``.npz``, one file a picture: x, bbox, num_bbox, image_h, image_w and info.
+"""Reads and writes MILVLG's ``.npz``, one file a picture: x, bbox, num_bbox, image_h, image_w and
+info.
 
 ``info`` is an array of one object, a dict, and so a pickle: it is read as plain data only
 (:mod:`~vlmill.models.convert.plain_pickle`).
@@ -41,7 +42,7 @@ ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedE
 
 
 def is_npz(path: Path) -> bool:
-    """Whether ``path`` is such a file or a folder of them."""
+    """Says whether ``path`` is a ``.npz`` file or a folder of them."""
     if path.is_dir():
         return any(path.glob("*.npz"))
     with path.open("rb") as file:
@@ -49,7 +50,7 @@ def is_npz(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The rows of one file, or of a folder's files in the order of their names."""
+    """Yields the rows of one file, or of a folder's files in the order of their names."""
     names = sorted(p for p in path.glob("*.npz")) if path.is_dir() else [path]
     for name in names:
         if not name.name.startswith(TEMPORARY_PREFIX):
@@ -57,7 +58,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def record_of(path: Path) -> Record:
-    """One file's row. Its id is info's, else the file's name without the ending."""
+    """Returns one file's row. Its id is info's, else the file's name without the ending."""
     try:
         members = members_of(path)
         info = info_of(members.pop("info", None))
@@ -70,7 +71,7 @@ def record_of(path: Path) -> Record:
 
 
 def fields_of(members: dict[str, Any]) -> dict[str, Any]:
-    """The arrays under the names of the other formats."""
+    """Returns the arrays under the names of the other formats."""
     if absent := {"x", "bbox", "num_bbox", "image_h", "image_w"} - members.keys():
         raise BadRecord(f"no {', '.join(sorted(absent))}")
     names = {"x": "features", "bbox": "boxes", "num_bbox": "num_boxes"}
@@ -78,7 +79,7 @@ def fields_of(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def info_of(value: Any) -> dict[str, Any]:
-    """The dict inside of info, as far as the formats know its names.
+    """Returns the dict inside of info, as far as the formats know its names.
 
     The port's "d2" mode keeps other things under the attributes' names: they are left out there.
     """
@@ -88,29 +89,29 @@ def info_of(value: Any) -> dict[str, Any]:
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
         raise BadRecord("info is no array of one dict")
     info = items[0]
-    wanted = {"image_id", *LISTS, "cls_prob"} - ({"attrs_id"} if "attrs_scores" in info else set())
-    found = {name: plain_value(info[name]) for name in wanted if name in info}
-    return {name: array for name, array in found.items() if array is not None}
+    names = {"image_id", *LISTS, "cls_prob"} - ({"attrs_id"} if "attrs_scores" in info else set())
+    fields = {name: plain_value(info[name]) for name in names if name in info}
+    return {name: array for name, array in fields.items() if array is not None}
 
 
 def members_of(path: Path) -> dict[str, Any]:
-    """A zip's arrays by name, each of a bounded size. Raises BadRecord."""
+    """Returns a zip's arrays by name, each of a bounded size. Raises BadRecord."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = {}
+            arrays = {}
             for member in archive.infolist():
                 if member.file_size > MAX_MEMBER:
                     raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes")
                 with archive.open(member) as opened:
                     data = opened.read(MAX_MEMBER + 1)
-                found[member.filename.removesuffix(".npy")] = array_of(data)
-            return found
+                arrays[member.filename.removesuffix(".npy")] = array_of(data)
+            return arrays
     except ZIP_ERRORS as error:
         raise BadRecord(f"no readable npz: {error}") from None
 
 
 def array_of(data: bytes) -> Any:
-    """A ``.npy`` file's array, or for objects its pickle's plain data. Raises BadRecord.
+    """Returns a ``.npy`` file's array, or for objects its pickle's plain data. Raises BadRecord.
 
     Not numpy's own reader: that trusts the header's shape before it looks at the size.
     """
@@ -154,7 +155,7 @@ def write(rows: Iterator[RegionRow], path: Path) -> int:
 
 
 def arrays_of(row: RegionRow) -> dict[str, Any]:
-    """What a file holds."""
+    """Returns the arrays that a row's file holds."""
     plain = {"image_h": row.height, "image_w": row.width}
     lists = [name for name in payloads(row) if name in LISTS or name == "cls_prob"]
     info = {
@@ -173,5 +174,5 @@ def arrays_of(row: RegionRow) -> dict[str, Any]:
 
 
 def widened(name: str, row: RegionRow) -> Any:
-    """A row's array in the type that the formats have."""
+    """Returns a row's array in the type that the formats have."""
     return np.ascontiguousarray(payload(name, row), dtype=KINDS[name])

@@ -1,4 +1,4 @@
-"""What the formats share: fields by their legacy names, checked, to rows of regions and back.
+"""Turns fields by their legacy names, checked, into rows of regions and back, for all formats.
 
 n boxes of a picture, D feature width, K classes. The names are those of the original repository
 (bottom-up attention, 2018) and of LXMERT.
@@ -46,7 +46,7 @@ MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
 
 
 class BadRecord(ValueError):
-    """A record that cannot be a row, with the reason for it."""
+    """Is raised for a record that cannot be a row, with the reason."""
 
     def __init__(self, detail: str, reason: Reason = Reason.BAD_RECORD) -> None:
         super().__init__(detail)
@@ -55,7 +55,9 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bad:
-    """What a reader gives in place of a row; ``key``: the picture's id, or a place in the file."""
+    """Stands for what a reader gives in place of a row; ``key``: the picture's id, or a place in
+    the file.
+    """
 
     key: str
     detail: str
@@ -66,7 +68,7 @@ Record = RegionRow | Bad
 
 
 def from_base64(name: str, text: bytes | str) -> Array:
-    """A payload as a flat array of its type. Raises BadRecord.
+    """Returns a payload as a flat array of its type. Raises BadRecord.
 
     Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are taken off.
     """
@@ -84,12 +86,14 @@ def from_base64(name: str, text: bytes | str) -> Array:
 
 
 def to_base64(name: str, row: RegionRow) -> bytes:
-    """A row's payload; bfloat16 and float16 are widened, which is exact."""
+    """Returns a row's payload; bfloat16 and float16 are widened, which is exact."""
     return base64.b64encode(np.ascontiguousarray(payload(name, row), dtype=KINDS[name]).tobytes())
 
 
 def payload(name: str, row: RegionRow) -> Array:
-    """The row's array that is called ``name`` in legacy files. Raises InputError without it."""
+    """Returns the row's array that is called ``name`` in legacy files. Raises InputError without
+    it.
+    """
     array: Array | None = getattr(row, COLUMNS[name])
     if array is None or (name == "cls_prob" and row.class_prob_ids is not None):
         what = "whole class distribution" if name == "cls_prob" else COLUMNS[name]
@@ -101,7 +105,7 @@ def payload(name: str, row: RegionRow) -> Array:
 
 
 def payloads(row: RegionRow) -> list[str]:
-    """The payloads that the row has, in the order of KINDS."""
+    """Returns the payloads that the row has, in the order of KINDS."""
     return [
         name
         for name, column in COLUMNS.items()
@@ -111,7 +115,7 @@ def payloads(row: RegionRow) -> list[str]:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """A count or size in low..high. Raises BadRecord."""
+    """Returns a count or size in low..high. Raises BadRecord."""
     try:
         number = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
@@ -122,7 +126,7 @@ def whole_number(name: str, value: object, low: int, high: int) -> int:
 
 
 def row_of(fields: Mapping[str, Any]) -> RegionRow:
-    """A row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
+    """Returns a row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
 
     Arrays may be flat. Raises BadRecord for what does not fit together. Classes come from
     ``objects_id`` and ``objects_conf``, else from ``cls_prob``: the likeliest class that is not
@@ -153,14 +157,14 @@ def row_of(fields: Mapping[str, Any]) -> RegionRow:
 
 
 def shaped(name: str, value: Any, count: int) -> Array:
-    """A payload as [n] or [n, width], in its own type. Raises BadRecord."""
+    """Returns a payload as [n] or [n, width], in its own type. Raises BadRecord."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         raise BadRecord(f"{name} is no array of numbers")
     flat = value.reshape(-1)
     if name in LISTS or name == "boxes":
-        wanted = count * (4 if name == "boxes" else 1)
-        if flat.size != wanted:
-            raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes, not {wanted}")
+        expected = count * (4 if name == "boxes" else 1)
+        if flat.size != expected:
+            raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes, not {expected}")
         shape: tuple[int, ...] = (count, 4) if name == "boxes" else (count,)
     else:
         if (flat.size % count if count else flat.size) or (count and not flat.size):
@@ -170,7 +174,7 @@ def shaped(name: str, value: Any, count: int) -> Array:
 
 
 def check_boxes(boxes: Array) -> None:
-    """Finite and not inverted; BadRecord otherwise."""
+    """Raises BadRecord unless all boxes are finite and not inverted."""
     if not np.isfinite(boxes).all():
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
@@ -178,7 +182,7 @@ def check_boxes(boxes: Array) -> None:
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
-    """Whether a box [n, 4] leaves its picture by more than ``tolerance_px``."""
+    """Says whether a box [n, 4] leaves its picture by more than ``tolerance_px``."""
     far = np.array([width, height]) + tolerance_px
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
 
@@ -204,7 +208,7 @@ def with_classes(arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def checked(key: str, fields: Mapping[str, Any]) -> Record:
-    """The row of the fields, or what is wrong with them."""
+    """Returns the row of the fields, or what is wrong with them."""
     try:
         return row_of(fields)
     except BadRecord as error:
@@ -212,7 +216,7 @@ def checked(key: str, fields: Mapping[str, Any]) -> Record:
 
 
 def same_payloads(rows: Iterator[RegionRow]) -> Iterator[tuple[Sequence[str], RegionRow]]:
-    """Rows with the payloads of the first; InputError for a row that lacks one of them."""
+    """Yields rows with the payloads of the first; InputError for a row that lacks one of them."""
     names: Sequence[str] | None = None
     for row in rows:
         names = payloads(row) if names is None else names

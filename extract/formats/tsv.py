@@ -1,4 +1,4 @@
-"""TSV with base64 fields: of the original repository, of ViLBERT and of LXMERT.
+"""Reads and writes TSV with base64 fields: of the original repository, of ViLBERT and of LXMERT.
 
 No header; one picture a line; the number of fields tells which it is. Lines are read one by one, so
 memory does not grow with the file.
@@ -50,13 +50,13 @@ LINE_END = b"\r\n"
 
 
 def format_of(path: Path) -> str | None:
-    """Which of the layouts the first line has; None if none."""
+    """Says which of the layouts the first line has; None if none."""
     with path.open("rb") as file:
         return BY_COUNT.get(file.readline(MAX_LINE).count(b"\t") + 1)
 
 
 def read(path: Path, name: str) -> Iterator[Record]:
-    """The rows of a file in layout ``name``."""
+    """Yields the rows of a file in layout ``name``."""
     with path.open("rb") as file:
         for number, line in enumerate(lines(file), 1):
             place = f"{path.name}:{number}"
@@ -68,7 +68,9 @@ def read(path: Path, name: str) -> Iterator[Record]:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines without their ends; None for one that is too long, of which no more is kept."""
+    """Yields the lines without their ends; None for one that is too long, of which no more is
+    kept.
+    """
     while line := file.readline(MAX_LINE):
         if line.endswith(b"\n") or len(line) < MAX_LINE:
             yield line.rstrip(b"\r\n")
@@ -79,7 +81,7 @@ def lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def record_of(line: bytes, names: tuple[str, ...], place: str) -> Record:
-    """One line's row."""
+    """Returns one line's row."""
     texts = line.split(b"\t")
     key = texts[0].decode("utf-8", "replace")
     key = key if len(texts) > 1 and key else place
@@ -109,7 +111,7 @@ def write(rows: Iterator[RegionRow], path: Path, name: str) -> int:
 
 
 def text_of(field: str, row: RegionRow) -> bytes:
-    """A field's text."""
+    """Returns a field's text."""
     if field in KINDS:
         return to_base64(field, row)
     plain = {

@@ -15,18 +15,22 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def decode(data: bytes, limits: InputLimits) -> Pixels:
-    """The first frame as upright blue-green-red uint8 [H0, W0, 3]. Raises Rejected."""
+    """Returns the first frame as upright blue-green-red uint8 [H0, W0, 3]. Raises Rejected."""
     return decode_stored(data, limits)[0]
 
 
 def decode_stored(data: bytes, limits: InputLimits) -> tuple[Pixels, int]:
-    """As :func:`decode`, with the orientation that the picture is stored in. Raises Rejected."""
+    """Decodes as :func:`decode` does, and returns the orientation in which the picture is stored,
+    too. Raises Rejected.
+    """
     bounds = Bounds(max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
     picture = decode_upright(data, bounds)
     return blue_first(picture.image), picture.orientation
 
 
 def blue_first(image: Image.Image) -> Pixels:
-    """An RGB picture's pixels, blue first; pillow packs them so in a sixth of NumPy's time."""
+    """Returns an RGB picture's pixels, blue first; pillow packs them so in a sixth of NumPy's
+    time.
+    """
     packed = bytearray(image.tobytes("raw", "BGR"))  # an array of bytes could not be written
     return np.frombuffer(packed, np.uint8).reshape(image.height, image.width, 3)

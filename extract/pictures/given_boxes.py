@@ -27,8 +27,8 @@ MAX_LINE = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class GivenBoxes:
-    """Boxes by image_id or by the file's name without its ending; an error's text in their place
-    where an entry is wrong, which costs that picture only.
+    """Holds boxes by image_id or by the file's name without its ending; an error's text in their
+    place where an entry is wrong, which costs that picture only.
     """
 
     entries: Mapping[str, Boxes | str]
@@ -39,7 +39,9 @@ class GivenBoxes:
         return IdIndex.of(list(self.entries))
 
     def key_of(self, image_id: str | None, path: str) -> str | None:
-        """Under which of a picture's names its boxes are. Raises InputError if it may be two."""
+        """Says under which of a picture's names its boxes are. Raises InputError if it may be
+        two.
+        """
         if image_id in self.entries:
             return image_id
         return id_of_file(self._index, path, "--boxes") or id_alike(
@@ -47,7 +49,7 @@ class GivenBoxes:
         )
 
     def boxes_of(self, image_id: str, path: str) -> Boxes:
-        """A stored picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
+        """Returns a stored picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
         key = self.key_of(image_id, path)
         if key is None:
             raise Rejected(Reason.NO_GIVEN_BOXES, "no entry by its id or its name")
@@ -77,7 +79,7 @@ def read_boxes(path: Path) -> GivenBoxes:
 
 
 def entries_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and boxes as the file or the folder has them."""
+    """Yields names and boxes as the file or the folder has them."""
     if path.is_dir():
         for file in sorted(path.rglob("*.json")):
             content = parsed(file.read_bytes(), str(file))
@@ -97,7 +99,7 @@ def entries_of(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def parsed(text: bytes, place: str) -> dict[str, Any]:
-    """A JSON object. Raises InputError."""
+    """Parses a JSON object. Raises InputError."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,8 +110,8 @@ def parsed(text: bytes, place: str) -> dict[str, Any]:
 
 
 def checked(boxes: Any) -> Boxes | str:
-    """Corners as float32 [n, 4], in the order given; else what is wrong. A fifth number, VCR's
-    score, is not used.
+    """Returns the corners as float32 [n, 4], in the order given; else what is wrong. A fifth
+    number, VCR's score, is not used.
     """
     if not isinstance(boxes, list) or len(boxes) > MAX_BOXES:
         return f"boxes must be a list of at most {MAX_BOXES}"

@@ -1,4 +1,6 @@
-"""Which of some ids names a picture: the equal one, else the one that is another name of it."""
+"""Finds which of some ids names a picture: the equal one, else the one that is another name of
+it.
+"""
 
 from pathlib import Path
 

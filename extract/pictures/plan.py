@@ -1,4 +1,5 @@
-"""Where pictures come from: files, folders, globs, lists of paths, tars and ``images`` tables.
+"""Plans where pictures come from: files, folders, globs, lists of paths, tars and ``images``
+tables.
 
 The arguments are resolved once into a plan, a list of pictures in a fixed order; bytes are read
 when a picture's turn comes. A plan takes about 300 bytes a picture.
@@ -34,7 +35,7 @@ BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A planned picture: a file, a row of a table, or a member of a tar.
+    """Holds a planned picture: a file, a row of a table, or a member of a tar.
 
     ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, a
     picture that another table names, and one whose id comes earlier in the plan. They are planned
@@ -49,12 +50,12 @@ class Picture:
 
     @property
     def key(self) -> str:
-        """How rejects name it."""
+        """Returns the name by which rejects call the picture."""
         return self.path if self.image_id is None else self.image_id
 
 
 def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
-    """All pictures, in the arguments' order and sorted within each. Raises InputError.
+    """Returns all pictures, in the arguments' order and sorted within each. Raises InputError.
 
     ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
     bytes; "name": the name without ending, of a member with its folders; "auto": the name of a
@@ -62,18 +63,18 @@ def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:
     """
     plan: list[Picture] = []
     for argument in arguments:
-        found = [with_id(picture, ids) for picture in pictures_of(argument)]
-        if not found:
+        listed = [with_id(picture, ids) for picture in pictures_of(argument)]
+        if not listed:
             raise InputError(
                 f"INPUT {argument}: no pictures there; give picture files, a folder or a glob of "
                 "them, a .txt list of paths, a .tar, or a table of images"
             )
-        plan += found
+        plan += listed
     return list(repeats_marked(plan))
 
 
 def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
-    """The plan with every id's first picture as it is, and later ones as ``repeated``.
+    """Yields the plan with every id's first picture as it is, and later ones as ``repeated``.
 
     Ids that the plan knows count from their first appearance, whatever becomes of that picture: so
     any part of a plan can be made without the others.
@@ -89,7 +90,7 @@ def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
 
 
 def with_id(picture: Picture, ids: str) -> Picture:
-    """The picture with the id that ``ids`` says."""
+    """Returns the picture with the id that ``ids`` says."""
     if picture.kind == FILE and ids == "name":
         return dataclasses.replace(picture, image_id=usable_id(Path(picture.path).stem))
     if picture.kind == MEMBER and ids == "content":
@@ -98,7 +99,7 @@ def with_id(picture: Picture, ids: str) -> Picture:
 
 
 def usable_id(name: str) -> str | None:
-    """The name, if it can be an id: UTF-8 of a bounded length."""
+    """Returns the name, if it can be an id: UTF-8 of a bounded length."""
     try:
         return name if 0 < len(name.encode()) <= MAX_KEY else None
     except UnicodeEncodeError:
@@ -106,7 +107,8 @@ def usable_id(name: str) -> str | None:
 
 
 def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
-    """The pictures that a table of pairs points to; those that are not there come last, as missing.
+    """Returns the pictures that a table of pairs points to; those that are not there come last, as
+    missing.
 
     A picture that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
     InputError where pictures have no id before they are read, where none is named, and where two
@@ -142,18 +144,18 @@ def only_of_pairs(plan: Sequence[Picture], pairs: str) -> list[Picture]:
     return chosen + [Picture(path=pairs, image_id=name, kind=MISSING) for name in absent]
 
 
-def with_missing_boxes(plan: Sequence[Picture], given: GivenBoxes, source: str) -> list[Picture]:
-    """The plan, and as missing the entries of a box file for which it has no picture.
+def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) -> list[Picture]:
+    """Returns the plan, and as missing the entries of a box file for which it has no picture.
 
     An entry that is called like a SHA-256 may belong to any file, and is not counted here.
     """
-    met = {given.key_of(p.image_id, p.path) for p in plan}
-    absent = [name for name in given.entries if name not in met and not HASH.fullmatch(name)]
+    met = {boxes.key_of(p.image_id, p.path) for p in plan}
+    absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
 def is_table(argument: str) -> bool:
-    """Whether an argument is a table of images alone: its folder, or its files."""
+    """Says whether an argument is a table of images alone: its folder, or its files."""
     path = Path(argument)
     if path.is_dir():
         return any(path.glob("images-*.parquet"))
@@ -161,7 +163,7 @@ def is_table(argument: str) -> bool:
 
 
 def pictures_of(argument: str) -> Iterator[Picture]:
-    """The pictures of one argument."""
+    """Yields the pictures of one argument."""
     path = Path(argument)
     if path.is_dir():
         if is_table(argument):
@@ -191,14 +193,14 @@ def walk(folder: Path) -> Iterator[str]:
 
 
 def listed(path: Path) -> Iterator[Picture]:
-    """The paths of a list, one a line, relative to the list's folder."""
+    """Yields the paths of a list, one a line, relative to the list's folder."""
     for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         if line.strip():
             yield Picture(path=str(path.parent / line.strip()))
 
 
 def members_of(path: str) -> Iterator[Picture]:
-    """The pictures of a tar; what cannot be read of it counts as one that is broken."""
+    """Yields the pictures of a tar; what cannot be read of it counts as one that is broken."""
     try:
         for member in members(Path(path)):
             if member.suffix in PICTURE_ENDINGS:
@@ -215,7 +217,7 @@ def members_of(path: str) -> Iterator[Picture]:
 
 
 def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
-    """The rows of images tables."""
+    """Yields the rows of images tables."""
     for shard in shards:
         with pq.ParquetFile(shard) as file:
             for group in range(file.num_row_groups):

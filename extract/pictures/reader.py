@@ -20,12 +20,12 @@ class PictureReader:
         self._group: pa.Table | None = None
 
     def read(self, picture: Picture) -> tuple[str, bytes]:
-        """A picture's id and bytes. Raises Rejected."""
+        """Reads a picture's id and bytes. Raises Rejected."""
         data = self.data_of(picture)
         return image_id_of(data) if picture.image_id is None else picture.image_id, data
 
     def data_of(self, picture: Picture) -> bytes:
-        """A picture's bytes."""
+        """Returns a picture's bytes."""
         match picture.kind:
             case "row":
                 return self.read_row(picture)
@@ -40,7 +40,7 @@ class PictureReader:
         return self.read_file(Path(picture.path))
 
     def read_member(self, picture: Picture) -> bytes:
-        """A tar member's bytes; one over the limit is not read."""
+        """Reads a tar member's bytes; one over the limit is not read."""
         if picture.row > self._max_bytes:
             raise Rejected(Reason.TOO_LARGE, f"{picture.row} bytes, limit {self._max_bytes}")
         try:
@@ -49,7 +49,7 @@ class PictureReader:
             raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None
 
     def read_file(self, path: Path) -> bytes:
-        """A file's bytes; a file over the limit is not read."""
+        """Reads a file's bytes; a file over the limit is not read."""
         try:
             size = path.stat().st_size
             if size > self._max_bytes:
@@ -59,7 +59,7 @@ class PictureReader:
             raise Rejected(Reason.MISSING_IMAGE, str(error)) from None
 
     def read_row(self, picture: Picture) -> bytes:
-        """The bytes of a table's row, or of the local file that its uri names."""
+        """Reads the bytes of a table's row, or of the local file that its uri names."""
         group = self.row_group(picture.path, picture.group)
         data = group.column("bytes")[picture.row].as_py()
         if data is not None:
@@ -74,7 +74,7 @@ class PictureReader:
         return self.read_file(Path(picture.path).parent / uri)
 
     def row_group(self, path: str, group: int) -> pa.Table:
-        """A row group's bytes and uris."""
+        """Returns a row group's bytes and uris."""
         if self._group is None or self._place != (path, group):
             try:
                 with pq.ParquetFile(path) as file:

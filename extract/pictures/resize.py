@@ -22,7 +22,7 @@ BYTES_PER_CELL = 12  # three float32
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkInput:
-    """A picture as the detector takes it."""
+    """Holds a picture as the detector takes it."""
 
     tensor: Float[Tensor, "1 3 H W"]
     scale: float  # the resize factor that was aimed at
@@ -32,13 +32,13 @@ class NetworkInput:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the network's input."""
+        """Returns the height and width of the network's input."""
         return self.tensor.shape[2], self.tensor.shape[3]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PixelInput:
-    """A decoded picture that a GPU will resize: of 640 x 480 pixels a sixth of the bytes of a
+    """Holds a decoded picture that a GPU will resize: of 640 x 480 pixels a sixth of the bytes of a
     :class:`NetworkInput`.
     """
 
@@ -59,7 +59,8 @@ def resize_factor(height: int, width: int, short_side: int, long_side: int) -> f
 
 
 def resize_bilinear(picture: Float[Tensor, "H0 W0 3"], factor: float) -> Float[Tensor, "H W 3"]:
-    """OpenCV's INTER_LINEAR with one factor for both axes, reproduced to 3e-5 grey levels.
+    """Resizes as OpenCV's INTER_LINEAR does, with one factor for both axes, reproduced to 3e-5 grey
+    levels.
 
     Samples at (d + 0.5) / factor - 0.5, computed in double and clamped; no averaging when
     shrinking. The size is rounded half to even. torch's interpolate differs: it floors the size.
@@ -76,7 +77,7 @@ Positions = tuple[Tensor, Tensor, Tensor]
 def interpolated(
     picture: Float[Tensor, "H0 W0 3"], across: Positions, down: Positions
 ) -> Float[Tensor, "H W 3"]:
-    """Between the positions of columns, then of rows.
+    """Interpolates between the positions of columns, then of rows.
 
     On a GPU the same numbers bit for bit: each step rounds by itself.
     """
@@ -87,7 +88,9 @@ def interpolated(
 
 
 def sample_positions(size: int, new_size: int, factor: float) -> Positions:
-    """Lower and upper neighbour and the upper one's float32 weight, for each new position."""
+    """Returns the lower and upper neighbour and the upper one's float32 weight, for each new
+    position.
+    """
     at = ((np.arange(new_size) + 0.5) / factor - 0.5).clip(0, size - 1)
     low = np.floor(at).astype(np.int64)
     high = np.minimum(low + 1, size - 1)
@@ -109,7 +112,7 @@ def shortest_edge(height: int, width: int, short_side: int, long_side: int) -> t
 
 
 def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Pillow's bilinear resize of 8-bit pixels, which averages when it shrinks."""
+    """Resizes 8-bit pixels by pillow's bilinear rule, which averages when it shrinks."""
     resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(resized)
 
@@ -117,7 +120,7 @@ def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
 def resize_torch(
     picture: Float[Tensor, "H0 W0 3"], height: int, width: int
 ) -> Float[Tensor, "H W 3"]:
-    """torch's bilinear resize of floating-point pixels, without averaging."""
+    """Resizes floating-point pixels by torch's bilinear rule, without averaging."""
     batch = picture.permute(2, 0, 1).unsqueeze(0)
     resized = functional.interpolate(batch, (height, width), mode="bilinear", align_corners=False)
     return resized[0].permute(1, 2, 0)
@@ -151,7 +154,9 @@ def lighter_input(
 
 
 def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> PixelInput:
-    """Blue-green-red pixels in the detector's order, and to which size they go. Raises Rejected."""
+    """Returns blue-green-red pixels in the detector's order, and to which size they go. Raises
+    Rejected.
+    """
     height, width = pixels.shape[:2]
     short = spec.short_side if limits.short_side is None else limits.short_side
     long = spec.long_side if limits.long_side is None else limits.long_side

@@ -1,4 +1,4 @@
-"""Tar shards in WebDataset's layout: where their pictures lie, found without reading them.
+"""Finds where the pictures lie in tar shards of WebDataset's layout, without reading them.
 
 Members are read by their offsets. A member's name serves as an id and for nothing else: no file is
 ever made from an archive.
@@ -18,12 +18,12 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zs
 
 
 class BrokenArchive(Exception):
-    """An archive that ends or goes wrong in the middle."""
+    """Is raised for an archive that ends or goes wrong in the middle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A member's key (its path to the first dot of its name), ending, place and size."""
+    """Holds a member's key (its path to the first dot of its name), ending, place and size."""
 
     key: str
     suffix: str
@@ -32,7 +32,7 @@ class Member:
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The regular files of a tar, in its order. Reads headers only.
+    """Yields the regular files of a tar, in its order. Reads headers only.
 
     Raises InputError for what is no tar or compressed, BrokenArchive where it goes wrong after its
     start: the members before that have been given.
@@ -67,7 +67,7 @@ def check_plain(file: BinaryIO, path: Path) -> None:
 
 
 def next_member(archive: tarfile.TarFile, path: Path) -> tarfile.TarInfo | None:
-    """The next header; None at the end."""
+    """Reads the next header; None at the end."""
     try:
         return archive.next()
     except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
@@ -75,7 +75,9 @@ def next_member(archive: tarfile.TarFile, path: Path) -> tarfile.TarInfo | None:
 
 
 def check_end(file: BinaryIO, offset: int) -> None:
-    """An archive ends with a block of zeros; where that was forgotten, with the file."""
+    """Raises BrokenArchive unless a block of zeros ends the archive, or, where none is, its
+    file.
+    """
     file.seek(offset)
     block = file.read(BLOCK)
     if block and block != bytes(BLOCK):
@@ -90,7 +92,7 @@ def key_and_suffix(name: str) -> tuple[str, str]:
 
 
 def read_member(path: Path, offset: int, size: int) -> bytes:
-    """A member's bytes. Raises BrokenArchive where the file ends too early."""
+    """Reads a member's bytes. Raises BrokenArchive where the file ends too early."""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(size)

@@ -67,7 +67,7 @@ def extract_windows(
     windows: Iterable[Iterable[Ready]],
     detector: Detector,
     config: ExtractConfig,
-    given: GivenBoxes | None,
+    given_boxes: GivenBoxes | None,
 ) -> Iterator[Sequence[Extracted]]:
     """The results of each window, in order; each window is read to its end before the next.
 
@@ -80,7 +80,7 @@ def extract_windows(
     for window in windows:
         results: list[Extracted | None] = []
         unfinished.append(results)
-        for places in batches_of(window, results, config.batch_size, given):
+        for places in batches_of(window, results, config.batch_size, given_boxes):
             running.append(start(places, detector, config))
             while len(running) > ahead:
                 finish(running.popleft(), detector, config)
@@ -105,14 +105,14 @@ def batches_of(
     window: Iterable[Ready],
     results: list[Extracted | None],
     size: int,
-    given: GivenBoxes | None,
+    given_boxes: GivenBoxes | None,
 ) -> Iterator[Sequence[Place]]:
     """Yields batches of one input shape; pictures that are rejected have their result at once."""
     buckets: dict[tuple[int, int], list[Place]] = {}
     for index, ready in enumerate(window):
         results.append(None)
         try:
-            query = query_of(ready, given)
+            query = query_of(ready, given_boxes)
         except Rejected as why:
             results[index] = extracted(ready, why)
             continue
@@ -124,14 +124,14 @@ def batches_of(
     yield from buckets.values()
 
 
-def query_of(ready: Ready, given: GivenBoxes | None) -> Query:
+def query_of(ready: Ready, given_boxes: GivenBoxes | None) -> Query:
     """Joins a decoded picture with the boxes that are given for it. Raises Rejected."""
     if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
     picture, boxes = ready.result, None
-    if given is not None:
-        stored = given.boxes_of(ready.image_id, ready.picture.path)
+    if given_boxes is not None:
+        stored = given_boxes.boxes_of(ready.image_id, ready.picture.path)
         boxes = turned_boxes(stored, ready.orientation, picture.width, picture.height)
     return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
 

@@ -52,7 +52,7 @@ def estimate_of(job: Job, pictures: Sequence[Picture], rate: Rate | None = None)
     if len(pictures) > readable:
         inputs["of these"] = f"{len(pictures) - readable:,} repeated, missing or broken"
     seconds = None if rate is None else rate.seconds_for(readable)
-    if job.given is not None:
+    if job.given_boxes is not None:
         note = "the bytes follow from --boxes, and are not counted"
         return Estimate(inputs=inputs, seconds=seconds, rate=rate, note=note)
     proposals = job.detector.model.config.post_nms_top
@@ -76,6 +76,6 @@ def measure(job: Job, crew: Crew) -> Rate:
     readable = (picture for picture in job.plan if picture.kind in (FILE, ROW, MEMBER))
     most = max(MOST_MEASURED, job.config.window)
     first = [picture for picture, _ in zip(readable, range(most), strict=False)]
-    with engine_of(crew, job.detector, job.config, job.given) as engine:
+    with engine_of(crew, job.detector, job.config, job.given_boxes) as engine:
         part = Part(index=0, total=1, pictures=first)
         return measured_rate(results_of(engine, job, [part]), "pictures")

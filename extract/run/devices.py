@@ -1,4 +1,5 @@
-"""Pictures to rows: batches formed and computed here, or on several devices in processes.
+"""Turns pictures into rows: batches are formed and computed here, or on several devices in
+processes.
 
 The plan is cut into windows of pictures in a row. What is done with a window depends on its
 pictures alone: so every run forms the same batches, whoever works, and results come in the order of
@@ -37,7 +38,7 @@ Engine = Callable[[Iterable[Window]], Iterator[Sequence[Extracted]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """Who works: processes that decode, and the devices if there are several.
+    """Says who works: processes that decode, and the devices if there are several.
 
     ``open_detector`` gives a process its detector on a device; it is sent there, so it must be a
     function of a module or a partial of one.
@@ -49,27 +50,27 @@ class Crew:
 
 
 def windows_of(pictures: Sequence[Picture], size: int) -> Iterator[Window]:
-    """A part's pictures, ``size`` at a time."""
+    """Yields a part's pictures, ``size`` at a time."""
     for start in range(0, len(pictures), size):
         yield pictures[start : start + size]
 
 
 @contextmanager
 def engine_of(
-    crew: Crew, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
+    crew: Crew, detector: Detector, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Iterator[Engine]:
     """Extracts here, or on several devices."""
     if len(crew.devices) > 1:
-        with devices(crew, config, given) as engine:
+        with devices(crew, config, given_boxes) as engine:
             yield engine
         return
-    with one_device(crew.workers, detector, config, given) as engine:
+    with one_device(crew.workers, detector, config, given_boxes) as engine:
         yield engine
 
 
 @contextmanager
 def one_device(
-    workers: int, detector: Detector, config: ExtractConfig, given: GivenBoxes | None
+    workers: int, detector: Detector, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Iterator[Engine]:
     """Extracts here, on the detector's device."""
     spec, resize = detector.model.config, not resizes_pixels(detector)
@@ -92,37 +93,37 @@ def one_device(
                 for first in ready:  # its window's size is known by now
                     yield chain((first,), islice(ready, sizes.popleft() - 1))
 
-            return extract_windows(decoded(), detector, config, given)
+            return extract_windows(decoded(), detector, config, given_boxes)
 
         yield engine
 
 
 @dataclass(kw_only=True)
 class Station:
-    """A device's process, and how many pictures it has been sent and not given back."""
+    """Holds a device's process, and how many pictures it has been sent and not given back."""
 
     process: BaseProcess
     connection: Connection
     pictures: int = 0
 
     def send(self, window: Window | None) -> None:
-        """A window to the process; None: there are no more."""
+        """Sends a window to the process, or None when there are no more."""
         try:
             self.connection.send(window)
         except OSError:
             raise self.ended() from None
 
     def receive(self) -> Sequence[Extracted]:
-        """The results of the window sent first of those that are still there."""
+        """Returns the results of the window sent first of those that are still there."""
         try:
-            found: Sequence[Extracted] = self.connection.recv()
+            results: Sequence[Extracted] = self.connection.recv()
         except (EOFError, OSError):
             raise self.ended() from None
-        self.pictures -= len(found)
-        return found
+        self.pictures -= len(results)
+        return results
 
     def ended(self) -> ChildProcessError:
-        """For a process that is gone."""
+        """Makes the error for a process that is gone."""
         self.process.join(timeout=5)
         return ChildProcessError(
             f"the process of --device {self.process.name} ended with status "
@@ -131,7 +132,7 @@ class Station:
 
 
 @contextmanager
-def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iterator[Engine]:
+def devices(crew: Crew, config: ExtractConfig, given_boxes: GivenBoxes | None) -> Iterator[Engine]:
     """Extracts on several devices, a process each: windows go to the one with the least to do."""
     workers = -(-crew.workers // len(crew.devices))
     # A window is given back when the next one has been decoded (extract_windows), and decoding is
@@ -155,7 +156,7 @@ def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iter
 
     try:
         for number in range(len(crew.devices)):
-            stations.append(start_station(number, crew, config, given))
+            stations.append(start_station(number, crew, config, given_boxes))
         yield engine
     finally:
         for station in stations:
@@ -165,7 +166,7 @@ def devices(crew: Crew, config: ExtractConfig, given: GivenBoxes | None) -> Iter
 
 
 def start_station(
-    number: int, crew: Crew, config: ExtractConfig, given: GivenBoxes | None
+    number: int, crew: Crew, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Station:
     """Starts the process of one of the devices."""
     assert crew.open_detector is not None
@@ -175,7 +176,7 @@ def start_station(
     ours, theirs = context.Pipe()
     # As many as one process has: another number of threads rounds otherwise on a CPU.
     threads = torch.get_num_threads()
-    arguments = (theirs, crew.open_detector, device, config, given, workers, threads)
+    arguments = (theirs, crew.open_detector, device, config, given_boxes, workers, threads)
     process = context.Process(target=serve, args=arguments, name=device)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
@@ -187,11 +188,11 @@ def serve(
     open_detector: Callable[[str], Detector],
     device: str,
     config: ExtractConfig,
-    given: GivenBoxes | None,
+    given_boxes: GivenBoxes | None,
     workers: int,
     threads: int,
 ) -> None:
-    """A device's process: windows in, results out, until there is a None."""
+    """Works as a device's process: receives windows and sends results until a None comes."""
     live_as_long_as_the_parent()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(threads)
@@ -207,6 +208,6 @@ def serve(
 
     threading.Thread(target=receive, daemon=True).start()
     windows: Iterator[Window] = iter(received.get, None)
-    with one_device(workers, detector, config, given) as engine:
+    with one_device(workers, detector, config, given_boxes) as engine:
         for results in engine(windows):
             connection.send(results)

@@ -18,5 +18,5 @@ def inputs_of_run(arguments: Sequence[str], pairs: str | None, boxes: Path | Non
         for argument in arguments
     ]
     chosen = [] if pairs is None else [table_input("--pairs", pairs, PAIRS)]
-    given = [] if boxes is None else [path_input("--boxes", boxes)]
-    return [*pictures, *chosen, *given]
+    box_files = [] if boxes is None else [path_input("--boxes", boxes)]
+    return [*pictures, *chosen, *box_files]

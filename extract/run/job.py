@@ -34,7 +34,7 @@ STAGE = "regions"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The pictures of one of ``total`` shards."""
+    """Holds the pictures of one of ``total`` shards."""
 
     index: int
     total: int
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that one run needs to make any of its shards.
+    """Holds everything that one run needs to make any of its shards.
 
     Another process than the one that planned makes a part with an empty ``plan``.
     """
@@ -52,7 +52,7 @@ class Job:
     output: Path
     detector: Detector
     config: ExtractConfig
-    given: GivenBoxes | None = None
+    given_boxes: GivenBoxes | None = None
     inputs: Sequence[Input] = ()  # for the manifest: what the plan and the detector were made of
 
     @property
@@ -60,13 +60,15 @@ class Job:
         return -(-len(self.plan) // self.config.storage.pictures_per_shard)
 
     def part(self, index: int) -> Part:
-        """The pictures of a shard."""
+        """Returns the pictures of a shard."""
         size = self.config.storage.pictures_per_shard
         pictures = self.plan[index * size : (index + 1) * size]
         return Part(index=index, total=self.num_shards, pictures=pictures)
 
     def settings(self) -> dict[str, Any]:
-        """All that decides the output, the plan included: a killed run continues only on it."""
+        """Returns all that decides the output, the plan included: a killed run continues only on
+        it.
+        """
         return {
             "software": SOFTWARE,
             "pictures": len(self.plan),
@@ -75,7 +77,7 @@ class Job:
         }
 
     def producer(self) -> dict[str, Any]:
-        """What the shards' metadata says of their making."""
+        """Returns what the shards' metadata says of their making."""
         return {
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
@@ -85,17 +87,21 @@ class Job:
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
             **({} if self.detector.whole is None else {"global_cnn": self.detector.whole.record()}),
-            **({} if self.given is None else {"boxes": "given", "given": self.given.digest}),
+            **(
+                {}
+                if self.given_boxes is None
+                else {"boxes": "given", "given": self.given_boxes.digest}
+            ),
         }
 
     def arrays(self) -> dict[str, Any]:
-        """Types and widths of the shards' binary columns."""
+        """Returns the types and widths of the shards' binary columns."""
         spec, storage = self.detector.model.config, self.config.storage
-        kept = storage.class_probs == "full" or storage.top_k is not None
+        stores_probs = storage.class_probs == "full" or storage.top_k is not None
         return region_arrays(
             dtype=storage.dtype,
             feature_dim=spec.feature_size,
-            class_probs_dim=spec.num_classes + 1 if kept else None,
+            class_probs_dim=spec.num_classes + 1 if stores_probs else None,
             top_k=storage.top_k and min(storage.top_k, spec.num_classes + 1),
             global_dim=None if self.detector.whole is None else self.detector.whole.width,
         )
@@ -125,7 +131,7 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
     todo = [index for index in range(job.num_shards) if index not in finished]
     with (
         Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress,
-        engine_of(crew or Crew(), job.detector, job.config, job.given) as engine,
+        engine_of(crew or Crew(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
         results = results_of(engine, job, [job.part(index) for index in todo])
@@ -140,7 +146,7 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
 
 
 def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extracted]:
-    """What becomes of the parts' pictures, one after the other."""
+    """Yields what becomes of the parts' pictures, one after the other."""
     size = job.config.window
     windows: Iterator[Window] = chain.from_iterable(windows_of(p.pictures, size) for p in parts)
     return chain.from_iterable(engine(windows))
@@ -186,12 +192,12 @@ def write_part(
         compression=job.config.storage.compression,
     )
     with writer:
-        for one in islice(results, len(part.pictures)):
+        for extracted in islice(results, len(part.pictures)):
             try:
-                writer.add(settled(one, seen))
+                writer.add(settled(extracted, seen))
                 progress.advance()
             except Rejected as why:
-                writer.reject(reject(STAGE, one.picture.key, why.reason, why.detail))
+                writer.reject(reject(STAGE, extracted.picture.key, why.reason, why.detail))
                 progress.advance(rejects=1)
     return writer
 
@@ -199,7 +205,7 @@ def write_part(
 def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
     """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
     with (
-        engine_of(Crew(), job.detector, job.config, job.given) as engine,
+        engine_of(Crew(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
         results = results_of(engine, job, [part])
@@ -208,7 +214,9 @@ def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
 
 
 def finished_shards(job: Job, index: int) -> list[Shard]:
-    """Both files of a part that an earlier run has finished; none if they cannot be read."""
+    """Returns both files of a part that an earlier run has finished; none if they cannot be
+    read.
+    """
     total = job.num_shards
     paths = [(t, job.output / shard_name(t, index, total)) for t in (REGIONS, REJECTS)]
     try:
@@ -217,36 +225,36 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
         return []  # missing or damaged: the part is made again
 
 
-def settled(one: Extracted, seen: set[str]) -> RegionRow:
-    """The picture's row, if its id has none yet. Raises Rejected.
+def settled(extracted: Extracted, seen: set[str]) -> RegionRow:
+    """Returns the picture's row, if its id has none yet. Raises Rejected.
 
     Ids that the plan gives count from their first appearance there (repeats_marked); the SHA-256 of
     a file counts from the first row.
     """
-    planned = one.picture.image_id
-    if one.image_id is not None and one.image_id in seen:
-        raise Rejected(Reason.DUPLICATE, f"{one.image_id} came earlier")
+    planned = extracted.picture.image_id
+    if extracted.image_id is not None and extracted.image_id in seen:
+        raise Rejected(Reason.DUPLICATE, f"{extracted.image_id} came earlier")
     if planned is not None:
         seen.add(planned)
-    if isinstance(one.result, Rejected):
-        raise one.result
-    seen.add(one.result.image_id)
-    return one.result
+    if isinstance(extracted.result, Rejected):
+        raise extracted.result
+    seen.add(extracted.result.image_id)
+    return extracted.result
 
 
 def planned_ids(part: Part) -> set[str]:
-    """The ids that are known before anything is read: those of tables' rows."""
+    """Returns the ids that are known before anything is read: those of tables' rows."""
     return {p.image_id for p in part.pictures if p.image_id is not None}
 
 
 def image_ids(path: Path) -> list[str]:
-    """The ids of a shard's rows."""
+    """Returns the ids of a shard's rows."""
     ids: list[str] = pq.read_table(path, columns=["image_id"]).column(0).to_pylist()
     return ids
 
 
 def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
-    """Rows of regions and of rejects."""
+    """Counts the rows of regions and of rejects."""
     regions, rejects = (
         sum(s.rows for s in shards if s.table == t.name) for t in (REGIONS, REJECTS)
     )

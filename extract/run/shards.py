@@ -1,4 +1,4 @@
-"""Shards written in the background: encoding, writing and fsync in a thread beside the network."""
+"""Writes shards in the background: a thread beside the network encodes, writes and syncs."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ class Background:
 
 
 class PartWriter:
-    """The two shards of one part: regions, then rejects, written by a :class:`Background`.
+    """Writes the two shards of one part, regions and rejects, by a :class:`Background`.
 
     Leaving the ``with`` block queues their end; on an exception nothing of the part appears.
     ``shards`` holds both once the background work is done.
@@ -98,13 +98,13 @@ class PartWriter:
         self.shards: list[Shard] = []
 
     def add(self, row: RegionRow) -> None:
-        """One more row of regions."""
+        """Adds one row of regions."""
         self._rows.append(row)
         if len(self._rows) == ROWS_PER_GROUP:
             self._flush()
 
     def reject(self, row: dict[str, object]) -> None:
-        """One more row of rejects."""
+        """Adds one row of rejects."""
         self._rejects.append(row)
 
     def _flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Pictures decoded and resized, here or in worker processes, in the order of the plan.
+"""Decodes and resizes pictures, here or in worker processes, in the order of the plan.
 
 No more than a fixed number is under way, so memory does not grow.
 """
@@ -34,7 +34,7 @@ UNDER_WAY_PER_WORKER = 2
 
 
 def process_context(module: str) -> BaseContext:
-    """How processes are started: as forks of one that has imported ``module`` and run nothing.
+    """Says how processes are started: as forks of one that has imported ``module`` and run nothing.
 
     A fork of this process may hang, because it has run torch; to import anew takes each process
     seconds. Where there is no such server (Windows), they do import anew. The first call decides:
@@ -49,7 +49,7 @@ def process_context(module: str) -> BaseContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """How far a picture is: its network input, the pixels for it, or why it gets none."""
+    """Tells how far a picture is: its network input, the pixels for it, or why it gets none."""
 
     picture: Picture
     image_id: str | None  # None: it could not be read
@@ -77,12 +77,12 @@ def prepare(
         image_id, data = reader.read(picture)
         pixels, orientation = decode_stored(data, limits)
         last = network_input if resize else lighter_input
-        made: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
+        prepared: NetworkInput | PixelInput | Rejected = last(pixels, spec, limits)
         cut = {crop: middle(pixels, crop) for crop in crops}
     except Rejected as why:
-        made = why
+        prepared = why
     return Ready(
-        picture=picture, image_id=image_id, result=made, orientation=orientation, crops=cut
+        picture=picture, image_id=image_id, result=prepared, orientation=orientation, crops=cut
     )
 
 
@@ -100,7 +100,9 @@ def inline(
 
 
 def under_way(workers: int, batch_size: int) -> int:
-    """How many pictures worker processes may be ahead: for themselves, and for the next batch."""
+    """Returns how many pictures worker processes may be ahead: for themselves, and for the next
+    batch.
+    """
     return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
 
 
@@ -166,7 +168,7 @@ def source_of(
 
 
 def packed(ready: Ready) -> Ready:
-    """With an array in place of the tensor: torch would send a file of shared memory for each."""
+    """Puts an array in place of the tensor: torch would send a file of shared memory for each."""
     if not isinstance(ready.result, NetworkInput):
         return ready
     array = dataclasses.replace(ready.result, tensor=ready.result.tensor.numpy())  # type: ignore[arg-type]
@@ -174,7 +176,7 @@ def packed(ready: Ready) -> Ready:
 
 
 def unpacked(ready: Ready) -> Ready:
-    """The tensor again."""
+    """Puts the tensor back in the array's place."""
     if not isinstance(ready.result, NetworkInput):
         return ready
     tensor = torch.from_numpy(ready.result.tensor)
@@ -202,7 +204,7 @@ def start_worker(
 
 
 def prepare_here(picture: Picture) -> Ready:
-    """A worker's task."""
+    """Prepares a picture in a worker process."""
     assert _here is not None
     return _here(picture)
 

@@ -1,4 +1,4 @@
-"""Anchors: the boxes that proposals are regressed from, the same in every cell of the map.
+"""Anchors are the boxes that proposals are regressed from, the same in every cell of the map.
 
 A anchors per cell, G x H (or G x V) grid cells. Boxes are (x1, y1, x2, y2) in pixels of the
 network's input.
@@ -18,7 +18,7 @@ from vlmill.models.detector.config import DetectorConfig
 def legacy_cell_anchors(
     scales: Sequence[float], ratios: Sequence[float], base: int = 16
 ) -> Float[Tensor, "A 4"]:
-    """Anchors of one cell as the original Caffe code computes them, in (ratio, scale) order.
+    """Returns one cell's anchors as the original Caffe code has them, in (ratio, scale) order.
 
     The base box (0, 0, base-1, base-1) is reshaped to each ratio (height / width) with rounded
     sides, then scaled around its centre; corners are inclusive.
@@ -35,7 +35,7 @@ def legacy_cell_anchors(
 
 
 def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Float[Tensor, "A 4"]:
-    """Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
+    """Returns Detectron2's anchors of one cell: exact sides around 0, in (size, ratio) order.
 
     An anchor of ``size`` covers size x size pixels at every ratio (height / width).
     """
@@ -51,7 +51,7 @@ def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Flo
 def grid_anchors(
     cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int, shift: float = 0.0
 ) -> Float[Tensor, "GHA 4"]:
-    """The cell's anchors shifted to every cell of a feature map; order is row, column, anchor.
+    """Shifts the cell's anchors to every cell of a feature map; order is row, column, anchor.
 
     The first cell's anchors are ``shift`` cells from where they are defined.
     """
@@ -63,7 +63,7 @@ def grid_anchors(
 
 
 def cell_anchors_of(config: DetectorConfig) -> Float[Tensor, "A 4"]:
-    """The anchors of one cell as configured."""
+    """Returns the anchors of one cell as configured."""
     if config.cell_anchors is not None:
         return torch.tensor(config.cell_anchors)
     if config.anchor_layout == "legacy":
@@ -73,7 +73,7 @@ def cell_anchors_of(config: DetectorConfig) -> Float[Tensor, "A 4"]:
 
 
 class AnchorGenerator(nn.Module):
-    """The cell anchors, kept as a buffer: the published weights carry their own."""
+    """Holds the cell anchors, kept as a buffer: the published weights carry their own."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ def clip_boxes(
 
 
 def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
-    """Numbers on the device and of the type of ``like``.
+    """Returns numbers as a tensor on the device and of the type of ``like``.
 
     Written there one by one: a copy of a list would make the host wait for a GPU.
     """
@@ -59,7 +59,7 @@ def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
 def pairwise_iou(
     first: Float[Tensor, "*N R 4"], second: Float[Tensor, "*N S 4"], offset: float
 ) -> Float[Tensor, "*N R S"]:
-    """Intersection over union of every pair, in each of N pictures."""
+    """Returns the intersection over union of every pair, in each of N pictures."""
     low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
     high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     inter = (high - low + offset).clamp(min=0.0).prod(dim=-1)

@@ -1,4 +1,4 @@
-"""One dataclass for everything in which the published region detectors differ."""
+"""Holds in one dataclass everything in which the published region detectors differ."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ RISING_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
-    """Sizes and conventions of a ResNet C4 Faster R-CNN, with or without an attribute head.
+    """Holds sizes and conventions of a ResNet C4 Faster R-CNN, with or without an attribute head.
 
     The defaults are the ResNet-101 detector of bottom-up attention (Anderson et al. 2018) in the
     conventions of its PyTorch port, with which the published features of ViLBERT, VL-BERT and
@@ -110,7 +110,7 @@ class DetectorConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels per cell of the shared feature map, res4."""
+        """Returns pixels per cell of the shared feature map, res4."""
         return 16
 
     @property
@@ -121,18 +121,20 @@ class DetectorConfig:
 
     @property
     def feature_size(self) -> int:
-        """Channels of res5, the dimension of a region's feature."""
+        """Returns the number of channels of res5, the dimension of a region's feature."""
         return 8 * self.res2_channels
 
     @property
     def num_regressed(self) -> int:
-        """Boxes that the predictor regresses for each region."""
+        """Returns how many boxes the predictor regresses for each region."""
         if not self.class_specific_boxes:
             return 1
         return self.num_classes + (self.background == "first")
 
     def min_input_size(self, scale: float) -> float:
-        """The smallest side of a proposal, in pixels of the input that was resized by ``scale``."""
+        """Returns the smallest side of a proposal, in pixels of the input that was resized by
+        ``scale``.
+        """
         return self.min_proposal_size * (scale if self.min_size_of == "picture" else 1.0)
 
     @property
@@ -142,20 +144,22 @@ class DetectorConfig:
 
 
 def milvlg(**changes: Any) -> DetectorConfig:
-    """The PyTorch port of the original detector (MILVLG), in its "caffe" mode."""
+    """Configures the PyTorch port of the original detector (MILVLG), in its "caffe" mode."""
     return dataclasses.replace(DetectorConfig(), **changes)
 
 
 def caffe(**changes: Any) -> DetectorConfig:
-    """The rules of the original Caffe code, for weights in the port's layout."""
+    """Configures the rules of the original Caffe code, for weights in the port's layout."""
     return milvlg(
         **{"family": "caffe", "max_log_scale": None, "min_size_inclusive": True} | changes
     )
 
 
 def milvlg_r152(**changes: Any) -> DetectorConfig:
-    """The port's ResNet-152: pre-activation blocks, strided res5, pixels without a mean."""
-    own = {
+    """Configures the port's ResNet-152: pre-activation blocks, strided res5, pixels without a
+    mean.
+    """
+    settings = {
         "depth": 152,
         "pixel_mean": (0.0, 0.0, 0.0),
         "norm_eps": 2e-5,
@@ -164,12 +168,14 @@ def milvlg_r152(**changes: Any) -> DetectorConfig:
         "res5_stride": 2,
         "res5_dilation": 1,
     }
-    return milvlg(**own | changes)
+    return milvlg(**settings | changes)
 
 
 def airsplay(**changes: Any) -> DetectorConfig:
-    """The Detectron2 fork of LXMERT's author: each region's best class, as he recommends."""
-    own = {
+    """Configures the Detectron2 fork of LXMERT's author: each region's best class, as he
+    recommends.
+    """
+    settings = {
         "family": "airsplay",
         "resize": "pillow",
         "short_side": 800,
@@ -188,17 +194,19 @@ def airsplay(**changes: Any) -> DetectorConfig:
         "written_boxes": "refined",
         "class_nms_thresholds": RISING_THRESHOLDS,
     }
-    return milvlg(**own | changes)
+    return milvlg(**settings | changes)
 
 
 def airsplay_pairs(**changes: Any) -> DetectorConfig:
-    """The same fork's notebooks: a region counts once for every class that it may be."""
-    own = {"selection": "class-pairs", "class_nms_thresholds": (0.5, 0.6, 0.7, 0.8, 0.9)}
-    return airsplay(**own | changes)
+    """Configures the notebooks of that Detectron2 fork: a region counts once for every class that
+    it may be.
+    """
+    settings = {"selection": "class-pairs", "class_nms_thresholds": (0.5, 0.6, 0.7, 0.8, 0.9)}
+    return airsplay(**settings | changes)
 
 
 def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
-    """The port in Hugging Face's research projects.
+    """Configures the port in Hugging Face's research projects.
 
     ``legacy_rgb`` repeats its defect: it feeds local files as red-green-blue, with the mean of the
     opposite order, to weights trained on blue-green-red.
@@ -208,8 +216,8 @@ def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
 
 
 def detectron2(**changes: Any) -> DetectorConfig:
-    """Detectron2's own C4 models: COCO classes, RoIAlign, no attributes."""
-    own = {
+    """Configures Detectron2's own C4 models: COCO classes, RoIAlign, no attributes."""
+    settings = {
         "family": "detectron2",
         "num_classes": 80,
         "num_attributes": 0,
@@ -224,11 +232,13 @@ def detectron2(**changes: Any) -> DetectorConfig:
         "selection": "class-pairs",
         "class_nms_thresholds": (0.5,),
     }
-    return airsplay(**own | changes)
+    return airsplay(**settings | changes)
 
 
 def tiny_detector() -> DetectorConfig:
-    """The same structure at 1/8 of the width and depth 50: 256 features, for trials on a CPU."""
+    """Configures the detectors' structure at 1/8 of the width and depth 50: 256 features, for
+    trials on a CPU.
+    """
     return DetectorConfig(
         depth=50,
         stem_channels=16,

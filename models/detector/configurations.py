@@ -1,4 +1,4 @@
-"""Configurations of other projects, key by key onto ``DetectorConfig`` (``key_tables``).
+"""Reads configurations of other projects, key by key, into ``DetectorConfig`` (``key_tables``).
 
 A key that neither sets a field nor is known to change nothing at inference is refused.
 """
@@ -14,14 +14,14 @@ from vlmill.models.detector.keys import Value, WrongKey
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A configuration of another project: whose it is, its keys and our fields."""
+    """Holds a configuration of another project: whose it is, its keys and our fields."""
 
     family: Family
     values: Mapping[str, Value]
     config: DetectorConfig
 
     def blame(self, field: str, expected: str) -> WrongKey:
-        """The error of the key that set a field, which contradicts something else."""
+        """Makes the error of the key that set a field, which contradicts something else."""
         for name, key in NAMES[self.family].keys.items():
             if field in key.fields:
                 return WrongKey(name, self.values.get(name, key.default), expected)
@@ -29,7 +29,7 @@ class Configuration:
 
 
 def flat(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Value]]:
-    """The keys of nested sections, by their dotted names; tuples become lists."""
+    """Yields the keys of nested sections, by their dotted names; tuples become lists."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{section}{name}.")
@@ -38,7 +38,7 @@ def flat(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Va
 
 
 def as_lists(value: Any) -> Value:
-    """A value with lists for tuples."""
+    """Returns a value with lists for tuples."""
     return [as_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -79,7 +79,7 @@ def configuration_of(values: Mapping[str, Value]) -> Configuration:
 
 
 def config_of(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
-    """The fields that the keys of a family set; keys that set none are not looked at."""
+    """Returns the fields that the keys of a family set; keys that set none are not looked at."""
     fields: dict[str, Any] = {}
     for name, key in NAMES[family].keys.items():
         if key.fields:

@@ -1,4 +1,4 @@
-"""Stages of folded bottlenecks for inference on a CPU: the same numbers in fewer passes.
+"""Computes stages of folded bottlenecks for inference on a CPU: the same numbers in fewer passes.
 
 oneDNN rectifies, and adds the shortcut, while it stores a convolution's result (a tenth of res5's
 time). res5 over regions pooled from one map computes the convolutions that read pooled cells, both
@@ -28,7 +28,9 @@ MAX_WINDOWS = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedConv:
-    """A folded convolution's weights, in the type in which it is computed, and its geometry."""
+    """Holds a folded convolution's weights, in the type in which it is computed, and its
+    geometry.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -40,7 +42,9 @@ class FoldedConv:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedBlock:
-    """The convolutions of a folded bottleneck; ``shortcut`` is None where the input is added."""
+    """Holds the convolutions of a folded bottleneck; ``shortcut`` is None where the input is
+    added.
+    """
 
     conv1: FoldedConv
     conv2: FoldedConv
@@ -49,7 +53,7 @@ class FoldedBlock:
 
 
 class FusedStage(nn.Sequential):
-    """A stage of folded bottlenecks, named as before."""
+    """Computes a stage of folded bottlenecks, whose weights keep their names."""
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
         x = in_computed_type(x)
@@ -63,11 +67,13 @@ class FusedStage(nn.Sequential):
         return x
 
     def blocks(self) -> list[Bottleneck]:
-        """The bottlenecks in order."""
+        """Returns the bottlenecks in order."""
         return [cast(Bottleneck, block) for block in self]
 
     def folded_blocks(self, x: Tensor) -> list[FoldedBlock]:
-        """The blocks' weights for input ``x``, converted here once for all regions of a picture."""
+        """Returns the blocks' weights for input ``x``, converted here once for all regions of a
+        picture.
+        """
         return [
             FoldedBlock(
                 conv1=folded_conv(block.conv1, x),
@@ -83,7 +89,7 @@ class FusedStage(nn.Sequential):
     def shared_means(
         self, cells: Float[Tensor, "U C"], index: Int64[Tensor, "R P P"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """The mean over each region of the stage's output, ``chunk`` regions at a time.
+        """Returns the mean over each region of the stage's output, ``chunk`` regions at a time.
 
         ``cells`` are the values of different windows, and ``index`` says which a bin has.
         """
@@ -107,7 +113,7 @@ class FusedStage(nn.Sequential):
         return torch.cat(means)[grid_of].mean(dim=1)
 
     def grids_apart(self) -> int:
-        """Into how many grids along each axis the stage's input falls apart: 2 or 1."""
+        """Says into how many grids along each axis the stage's input falls apart: 2 or 1."""
         blocks = self.blocks()
         dilated = all(block.conv2.dilation == block.conv2.padding == (2, 2) for block in blocks)
         strides = {
@@ -122,7 +128,9 @@ class FusedStage(nn.Sequential):
 def split_grids(
     index: Int64[Tensor, "R P P"], apart: int
 ) -> tuple[Int64[Tensor, "S G G"], Int64[Tensor, "R A"]]:
-    """The different grids of every ``apart``-th bin of an axis, and which ones a region has."""
+    """Returns the different grids of every ``apart``-th bin of an axis, and which ones a region
+    has.
+    """
     regions, size, _ = index.shape
     side = size // apart
     grids = index.reshape(regions, side, apart, side, apart).permute(0, 2, 4, 1, 3)
@@ -132,7 +140,7 @@ def split_grids(
 
 
 def interleave(grids: Int64[Tensor, "S G G"], apart: int) -> Int64[Tensor, "V P P"]:
-    """Each ``apart`` x ``apart`` grids in the place of a region; the last ones fill it up."""
+    """Puts each ``apart`` x ``apart`` grids in the place of a region; the last ones fill it up."""
     count, side, _ = grids.shape
     missing = -count % apart**2
     whole = torch.cat((grids, grids[-1:].expand(missing, -1, -1)))
@@ -141,7 +149,7 @@ def interleave(grids: Int64[Tensor, "S G G"], apart: int) -> Int64[Tensor, "V P 
 
 
 def grid_means(x: Float[Tensor, "V D P P"], apart: int) -> Float[Tensor, "S D"]:
-    """The mean of each grid, in the order in which they were interleaved; at least float32.
+    """Returns the mean of each grid, in the order in which they were interleaved; at least float32.
 
     Row after row: one mean over both axes takes seven times as long, and twice that of bfloat16.
     """
@@ -162,21 +170,21 @@ def fuse_stages(model: nn.Module) -> None:
 
 
 def is_folded(block: nn.Module) -> bool:
-    """Whether a bottleneck's normalisations are inside its convolutions."""
+    """Says whether a bottleneck's normalisations are inside its convolutions."""
     return isinstance(block, Bottleneck) and all(
         isinstance(conv.norm, nn.Identity) for conv in block.modules() if isinstance(conv, ConvNorm)
     )
 
 
 def in_computed_type(x: Tensor) -> Tensor:
-    """The input in the type of autocast on a CPU, in which the stage then stays."""
+    """Converts the input to the type of autocast on a CPU, in which the stage then stays."""
     if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         return x.to(torch.get_autocast_dtype("cpu"))
     return x
 
 
 def folded_conv(conv: ConvNorm, x: Tensor) -> FoldedConv:
-    """A convolution's weights as they meet ``x``."""
+    """Returns a convolution's weights as they meet ``x``."""
     weight, bias = conv.weight, conv.bias
     if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
@@ -194,19 +202,19 @@ def folded_conv(conv: ConvNorm, x: Tensor) -> FoldedConv:
 def finish(
     block: FoldedBlock, hidden: Float[Tensor, "B M H W"], shortcut: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
-    """A block from its first convolution's output on; ``shortcut`` may be overwritten."""
+    """Computes a block from its first convolution's output on; ``shortcut`` may be overwritten."""
     return conv_add_relu(block.conv3, conv_relu(block.conv2, hidden), shortcut)
 
 
 def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-    """A folded convolution by torch's own operator."""
+    """Computes a folded convolution by torch's own operator."""
     return F.conv2d(
         x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
     )
 
 
 def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-    """A folded convolution, rectified."""
+    """Computes a folded convolution, rectified."""
     if not can_fuse(x):
         return F.relu(plain_conv(conv, x))
     fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
@@ -218,7 +226,7 @@ def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B
 def conv_add_relu(
     conv: FoldedConv, x: Float[Tensor, "B C H W"], other: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
-    """A folded convolution plus ``other``, which may be overwritten, rectified."""
+    """Computes a folded convolution plus ``other``, which may be overwritten, rectified."""
     if not can_fuse(x):
         return F.relu(plain_conv(conv, x) + other)
     fused: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
@@ -228,7 +236,7 @@ def conv_add_relu(
 
 
 def can_fuse(x: Tensor) -> bool:
-    """Whether oneDNN's fused convolutions take a tensor; they know no gradients."""
+    """Says whether oneDNN's fused convolutions take a tensor; they know no gradients."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return False
     if x.dtype == torch.bfloat16:
@@ -238,31 +246,33 @@ def can_fuse(x: Tensor) -> bool:
 
 
 def has_bfloat16_convolutions() -> bool:
-    """Whether oneDNN computes in bfloat16 on this processor at all, with units for it or not."""
+    """Says whether oneDNN computes in bfloat16 on this processor at all, with units for it or
+    not.
+    """
     mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
-    """Padding, stride, dilation and groups, as oneDNN's operators take them."""
+    """Returns padding, stride, dilation and groups, as oneDNN's operators take them."""
     return conv.padding, conv.stride, conv.dilation, conv.groups
 
 
 def conv_cells(conv: FoldedConv, cells: Float[Tensor, "U C"]) -> Float[Tensor, "U D"]:
-    """A folded 1x1 convolution of single cells, its stride left to who gathers them."""
+    """Computes a folded 1x1 convolution of single cells, its stride left to who gathers them."""
     column = cells.T[None, :, :, None]  # [1, C, U, 1], channels last without a copy
     return F.conv2d(column, conv.weight, conv.bias)[0, :, :, 0].T
 
 
 def take(cells: Float[Tensor, "U D"], index: Int64[Tensor, "R G V"]) -> Float[Tensor, "R D G V"]:
-    """The cells of each region, channels last."""
+    """Gathers the cells of each region, channels last."""
     regions, rows, columns = index.shape
     taken = cells.index_select(0, index.reshape(-1))
     return taken.view(regions, rows, columns, -1).permute(0, 3, 1, 2)
 
 
 def shares_windows(stage: nn.Module) -> TypeGuard[FusedStage]:
-    """Whether :func:`pooled_means` can do a stage: its first block projects its shortcut."""
+    """Says whether :func:`pooled_means` can do a stage: its first block projects its shortcut."""
     return isinstance(stage, FusedStage) and isinstance(stage.blocks()[0].shortcut, ConvNorm)
 
 
@@ -275,7 +285,7 @@ def pooled_means(
     size: int,
     chunk: int,
 ) -> Float[Tensor, "R D"]:
-    """The mean of a stage over RoI max pooled regions (``torchvision.ops.roi_pool``).
+    """Returns the mean of a stage over RoI max pooled regions (``torchvision.ops.roi_pool``).
 
     Memory is bounded by ``MAX_WINDOWS`` and ``chunk``: regions with too many different windows are
     halved.

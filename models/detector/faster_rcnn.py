@@ -1,4 +1,4 @@
-"""Faster R-CNN on ResNet C4: the detectors of bottom-up attention and of Detectron2.
+"""Builds Faster R-CNN on ResNet C4: the detectors of bottom-up attention and of Detectron2.
 
 Papers: Ren et al. 2015 (arXiv:1506.01497), Anderson et al. 2018 (arXiv:1707.07998).  Parameter
 names are those of the published PyTorch weights (vlmill.models.detector.published).
@@ -33,7 +33,8 @@ from vlmill.models.detector.resnet import (
 
 @dataclass(frozen=True, kw_only=True)
 class Detections:
-    """What the network says of P places for regions in each of N pictures, before any selection.
+    """Holds what the network says of P places for regions in each of N pictures, before any
+    selection.
 
     ``taken`` says which places hold a proposal or a given box: pictures have different numbers of
     them. What stands in the others means nothing.
@@ -49,7 +50,7 @@ class Detections:
 
 
 class Backbone(nn.Module):
-    """Stem to res4: one feature map of stride 16."""
+    """Computes stem to res4: one feature map of stride 16."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class Backbone(nn.Module):
 
 
 def norm_of(config: DetectorConfig, number: int) -> Norm:
-    """The normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
+    """Returns the normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
     frozen = number <= config.frozen_stages
     return Norm(eps=config.norm_eps, kind="frozen" if frozen else config.batch_norm)
 
@@ -99,7 +100,9 @@ def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
 
 
 class BoxPredictor(nn.Module):
-    """Classes, box regressions and, given the likeliest class, attributes of a region's feature."""
+    """Predicts classes, box regressions and, given the likeliest class, attributes of a region's
+    feature.
+    """
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -124,12 +127,12 @@ class BoxPredictor(nn.Module):
         return logits
 
     def attribute_probs(self, logits: Float[Tensor, "*R L1"]) -> Float[Tensor, "*R L"]:
-        """Softmax with "no attribute" (the first), or without it (the last output)."""
+        """Returns the softmax with "no attribute" (the first), or without it (the last output)."""
         return (logits if self.config.attribute_background else logits[..., :-1]).softmax(dim=-1)
 
 
 class RoiHeads(nn.Module):
-    """RoI pooling, res5 and the predictors."""
+    """Applies RoI pooling, res5 and the predictors."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -140,7 +143,7 @@ class RoiHeads(nn.Module):
         self.box_predictor = BoxPredictor(config)
 
     def region_means(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
-        """The mean of res5 over each pooled region."""
+        """Returns the mean of res5 over each pooled region."""
         x: Tensor = self.res5(pooled)
         if self.config.pre_activation:
             x = relu(self.res5_bn(x))
@@ -153,7 +156,9 @@ class RoiHeads(nn.Module):
         taken: Bool[Tensor, "N P"],
         chunk: int,
     ) -> Float[Tensor, "N P D"]:
-        """The mean of res5 over each region, ``chunk`` regions at a time to bound memory."""
+        """Returns the mean of res5 over each region, ``chunk`` regions at a time to bound
+        memory.
+        """
         if features.device.type != "cpu":
             means = self.pooled_features(features, numbered(boxes), chunk)
             return means.view(*taken.shape, self.config.feature_size)
@@ -167,7 +172,9 @@ class RoiHeads(nn.Module):
     def picture_features(
         self, features: Float[Tensor, "1 C G V"], boxes: Float[Tensor, "R 4"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """The same of one picture on a CPU, whose regions share what they can."""
+        """Returns the mean of res5 over each region of one picture on a CPU, whose regions share
+        what they can.
+        """
         if len(boxes) and self.config.pooling == "pool" and shares_windows(self.res5):
             size, scale = self.config.pool_size, 1 / self.config.stride
             return pooled_means(self.res5, features, boxes, scale=scale, size=size, chunk=chunk)
@@ -176,7 +183,7 @@ class RoiHeads(nn.Module):
     def pooled_features(
         self, features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """The same of regions that follow their picture's number."""
+        """Returns the mean of res5 over each of the regions that follow their picture's number."""
         if not len(rois):
             return rois.new_zeros((0, self.config.feature_size))
         # Once for all chunks: torchvision's pooling would do both to the whole map for each. A
@@ -187,7 +194,7 @@ class RoiHeads(nn.Module):
 
 
 def numbered(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
-    """All boxes in one row, each after its picture's number, as torchvision pools them."""
+    """Returns all boxes in one row, each after its picture's number, as torchvision pools them."""
     numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
 
@@ -195,8 +202,8 @@ def numbered(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
 def pool_regions(
     features: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], config: DetectorConfig
 ) -> Float[Tensor, "R C P P"]:
-    """RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches), or
-    RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
+    """Applies RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches),
+    or RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
 
     Each box of ``rois`` follows its picture's number.
     """
@@ -210,7 +217,7 @@ def pool_regions(
 
 
 class FasterRCNN(nn.Module):
-    """The whole detector: pictures in, all their proposals described.
+    """Detects in whole pictures: finds their proposals and describes all of them.
 
     Trainable: gradients reach every stage above ``config.frozen_stages``.
     """
@@ -226,11 +233,13 @@ class FasterRCNN(nn.Module):
             self.backbone.get_submodule(name).requires_grad_(False)
 
     def feature_map(self, pictures: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C G V"]:
-        """What proposals and regions share: res4, activated where res5 expects that."""
+        """Says what proposals and regions share: res4, activated where res5 expects that."""
         return self.activate(self.backbone(pictures))
 
     def activate(self, features: Float[Tensor, "N C G V"]) -> Float[Tensor, "N C G V"]:
-        """Pre-activation networks normalise and rectify res4 once, as res5's first block would."""
+        """Normalises and rectifies res4 of a pre-activation network once, as res5's first block
+        would.
+        """
         first = self.roi_heads.res5[0]
         return first.activate(features) if isinstance(first, PreActivationBottleneck) else features
 
@@ -240,11 +249,11 @@ class FasterRCNN(nn.Module):
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
         *,
-        given: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
+        given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
         whole: bool = False,
         chunk: int = 50,
     ) -> Detections:
-        """Detects in pictures, or describes ``given`` boxes (and which of them count).
+        """Detects in pictures, or describes ``given_boxes`` (and which of them count).
 
         ``limits`` are the pictures' farthest corners twice (x, y, x, y), which tell padding to the
         right and below: it is part of the pictures, as it is to the published code, but no
@@ -252,7 +261,9 @@ class FasterRCNN(nn.Module):
         ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
         """
         features = self.feature_map(pictures)
-        regions = self.proposals(features, limits, min_sides) if given is None else given
+        regions = (
+            self.proposals(features, limits, min_sides) if given_boxes is None else given_boxes
+        )
         detections = self.describe(features, *regions, chunk)
         if not whole:
             return detections
@@ -264,7 +275,7 @@ class FasterRCNN(nn.Module):
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Where regions may be, best first, and which of the places are taken."""
+        """Returns where regions may be, best first, and which of the places are taken."""
         boxes, scores = self.proposal_generator(features, limits, min_sides)
         return boxes, scores > -torch.inf
 
@@ -275,7 +286,9 @@ class FasterRCNN(nn.Module):
         taken: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
-        """Features, classes and attributes of proposals or given boxes on the feature map."""
+        """Returns features, classes and attributes of proposals or given boxes on the feature
+        map.
+        """
         region_features = self.roi_heads.region_features(features, boxes, taken, chunk)
         return self.classify(boxes, taken, region_features)
 
@@ -285,7 +298,7 @@ class FasterRCNN(nn.Module):
         taken: Bool[Tensor, "N P"],
         region_features: Float[Tensor, "N P D"],
     ) -> Detections:
-        """What the predictors say of regions with these features."""
+        """Says what the predictors say of regions with these features."""
         predictor = self.roi_heads.box_predictor
         class_logits = widened(predictor.cls_score(region_features))
         attributes = deltas = None
@@ -306,13 +319,13 @@ class FasterRCNN(nn.Module):
     def whole_pictures(
         self, features: Float[Tensor, "N C G V"], limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """The features of the regions that are the whole pictures."""
+        """Returns the features of the regions that are the whole pictures."""
         everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
         return self.roi_heads.region_features(features, whole_boxes(limits), everyone, chunk)[:, 0]
 
 
 def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
-    """The regions that are the whole pictures, which end at ``limits``."""
+    """Returns the regions that are the whole pictures, which end at ``limits``."""
     return torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
 
 
@@ -322,7 +335,7 @@ def refine_boxes(
     limits: Float[Tensor, "N 4"],
     config: DetectorConfig,
 ) -> Float[Tensor, "N P B 4"]:
-    """Each region's regressed boxes, one a class or one for all, clipped to the picture.
+    """Returns each region's regressed boxes, one a class or one for all, clipped to the picture.
 
     ``limits``: the pictures' farthest corners twice, in the pixels of ``boxes``.
     """
@@ -340,12 +353,12 @@ def refine_boxes(
 def foreground_classes(
     probs: Float[Tensor, "*R K1"], config: DetectorConfig
 ) -> Float[Tensor, "*R K"]:
-    """Class probabilities without background's, not renormalised."""
+    """Returns class probabilities without background's, not renormalised."""
     return probs[..., 1:] if config.background == "first" else probs[..., :-1]
 
 
 def foreground_attributes(
     probs: Float[Tensor, "*R L1"], config: DetectorConfig
 ) -> Float[Tensor, "*R L"]:
-    """Attribute probabilities without that of "no attribute", not renormalised."""
+    """Returns attribute probabilities without that of "no attribute", not renormalised."""
     return probs[..., 1:] if config.attribute_background else probs

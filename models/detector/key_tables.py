@@ -1,4 +1,5 @@
-"""The tables of keys of other projects' configurations: what each sets, asks or leaves as it is.
+"""Holds the tables of keys of other projects' configurations: what each sets, asks or leaves as it
+is.
 
 Four families share Detectron2's names and differ in some: Detectron2 itself, airsplay's fork, the
 port of MILVLG (its Caffe mode) and the port in Hugging Face's research projects, which writes the
@@ -189,13 +190,13 @@ MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
 
 
 def lowered(name: str) -> str:
-    """The Hugging Face port's name of a key of Detectron2's."""
+    """Returns the Hugging Face port's name of a key of Detectron2's."""
     parts = name.lower().split(".")
     return ".".join(parts[1:] if len(parts) > 2 and parts[0] == "model" else parts)
 
 
 def lowered_section(name: str) -> str:
-    """The Hugging Face port's name of a section of Detectron2's."""
+    """Returns the Hugging Face port's name of a section of Detectron2's."""
     return name.lower().removeprefix("model.")
 
 
@@ -222,7 +223,7 @@ HF_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """A family's keys: those with a meaning here, and those that change nothing."""
+    """Holds a family's keys: those with a meaning here, and those that change nothing."""
 
     conventions: Callable[..., DetectorConfig]  # with what no key says
     keys: Mapping[str, Key]
@@ -230,7 +231,7 @@ class Names:
     ignored_sections: Sequence[str] = IGNORED_SECTIONS
 
     def ignores(self, name: str) -> bool:
-        """Whether a key is known to change nothing."""
+        """Says whether a key is known to change nothing."""
         within = any(name.startswith(f"{section}.") for section in self.ignored_sections)
         return within or name in self.ignored_keys or name in self.ignored_sections
 

@@ -1,4 +1,5 @@
-"""Values of other projects' configurations: what a key may hold, and which of our fields it sets.
+"""Reads values of other projects' configurations: what a key may hold, and which of our fields it
+sets.
 
 A key's value is plain data, as a YAML file gives it. The functions here make the readers of values
 of which :mod:`~vlmill.models.detector.configurations` makes its tables.
@@ -17,7 +18,9 @@ MISSING = object()
 
 
 class WrongKey(ValueError):
-    """A key of a configuration that cannot be honoured: which, what it holds, what it should."""
+    """Is raised for a key of a configuration that cannot be honoured: which, what it holds, what it
+    should.
+    """
 
     def __init__(self, key: str, value: Value, expected: str) -> None:
         super().__init__(f"{key} is {shown(value)}; expected {expected}")
@@ -26,27 +29,31 @@ class WrongKey(ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its library's default and how its value becomes fields of ``DetectorConfig``."""
+    """Describes one key: its library's default and how its value becomes fields of
+    ``DetectorConfig``.
+    """
 
     default: Value
     read: Reader
     fields: tuple[str, ...]  # which take the value that was read; of several each takes one
 
     def values(self, name: str, value: Value) -> dict[str, Any]:
-        """The fields that a value sets. Raises WrongKey for one that the key may not have."""
+        """Returns the fields that a value sets. Raises WrongKey for one that the key may not
+        have.
+        """
         try:
             if value is MISSING:
                 raise ValueError("a value, for the library has no default")
-            made = self.read(value)
+            parsed = self.read(value)
         except ValueError as error:
             raise WrongKey(name, value, str(error)) from None
         if len(self.fields) > 1:
-            return dict(zip(self.fields, made, strict=True))
-        return dict.fromkeys(self.fields, made)
+            return dict(zip(self.fields, parsed, strict=True))
+        return dict.fromkeys(self.fields, parsed)
 
 
 def shown(value: Value) -> str:
-    """A value in one short line."""
+    """Returns a value in one short line."""
     text = "missing" if value is MISSING else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -86,26 +93,26 @@ def number(low: float, high: float) -> Reader:
 
 def numbers(count: int, low: float, high: float) -> Reader:
     """Makes a reader of ``count`` numbers in a list."""
-    one = number(low, high)
+    read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
         if not isinstance(value, list) or len(value) != count:
             raise ValueError(f"{count} numbers from {low:g} to {high:g}")
-        return tuple(one(item) for item in value)
+        return tuple(read_number(item) for item in value)
 
     return read
 
 
 def one_level(low: float, high: float, most: int, factor: float = 1.0) -> Reader:
     """Makes a reader of ``[[a, b, ...]]``: a list for each feature map, of which C4 has one."""
-    one = number(low, high)
+    read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
         if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], list):
             raise ValueError("one list in a list, for the one feature map of a C4 model")
         if not 1 <= len(value[0]) <= most:
             raise ValueError(f"1 to {most} numbers for the feature map")
-        return tuple(factor * one(item) for item in value[0])
+        return tuple(factor * read_number(item) for item in value[0])
 
     return read
 
@@ -181,7 +188,7 @@ def sets(field: str, default: Value, reader: Reader) -> Key:
 
 
 def without(keys: Mapping[str, Key], *names: str) -> dict[str, Key]:
-    """A table without some of its keys."""
+    """Returns a table without some of its keys."""
     assert keys.keys() >= set(names)
     return {name: key for name, key in keys.items() if name not in names}
 

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: the best survivors, or every survivor of every class at once.
+"""Computes non-maximum suppression: the best survivors, or every survivor of every class at once.
 
 N pictures, R boxes, K classes, T thresholds.  ``offset`` and box layout as in
 vlmill.models.detector.boxes. ``inclusive`` suppresses at an overlap equal to the threshold (the
@@ -18,12 +18,12 @@ WORD_BITS = 64
 
 
 def exclusive_corners(boxes: Float[Tensor, "*R 4"], offset: float) -> Float[Tensor, "*R 4"]:
-    """Boxes whose second corner is the first pixel outside."""
+    """Returns boxes whose second corner is the first pixel outside."""
     return torch.cat((boxes[..., :2], boxes[..., 2:] + offset), dim=-1)
 
 
 def float32_limit(threshold: float, inclusive: bool) -> float:
-    """The float32 above which a float32 overlap suppresses.
+    """Returns the float32 above which a float32 overlap suppresses.
 
     Overlaps are compared in double with an exclusive threshold, as torchvision does, and in float32
     with an inclusive one.
@@ -127,12 +127,12 @@ def overlapped(
     row: Int64[Tensor, "N T"],
     limits: Float[Tensor, "T 1"],
 ) -> Bool[Tensor, "N T R"]:
-    """Which boxes overlap that of ``row`` by more than the limit, in as few steps as can be: the
-    time of a GPU goes into starting them.
+    """Says which boxes overlap that of ``row`` by more than the limit, in as few steps as can be:
+    the time of a GPU goes into starting them.
     """
-    own = corners.gather(2, row[..., None, None].expand(*row.shape, 1, 4))
-    high = torch.minimum(own[..., 2:], corners[..., 2:])
-    sides = high.sub_(torch.maximum(own[..., :2], corners[..., :2])).clamp_(min=0.0)
+    row_corners = corners.gather(2, row[..., None, None].expand(*row.shape, 1, 4))
+    high = torch.minimum(row_corners[..., 2:], corners[..., 2:])
+    sides = high.sub_(torch.maximum(row_corners[..., :2], corners[..., :2])).clamp_(min=0.0)
     inter = sides[..., 0] * sides[..., 1]
     union = areas.gather(2, row[..., None]) + areas - inter
     return inter / union > limits
@@ -146,7 +146,8 @@ def nms_every_class(
     offset: float,
     inclusive: bool,
 ) -> Bool[Tensor, "*N R K"]:
-    """Which boxes survive in which class, when all classes share the boxes; in one picture or N.
+    """Says which boxes survive in which class, when all classes share the boxes; in one picture or
+    N.
 
     The overlaps are the same for every class, so each box gets one row of bits (whom it suppresses)
     and all classes of all pictures walk down their own order together: R steps on (N K, R / 64)
@@ -173,13 +174,13 @@ def nms_every_class(
         gone = torch.ne(word & bits[rank], 0, out=dead_by_rank[rank])
         # A suppressed box suppresses nobody.
         dead |= suppresses[row[rank]].masked_fill_(gone[:, None], 0)
-    kept = torch.empty_like(order, dtype=torch.bool)
-    kept.scatter_(0, order, ~dead_by_rank.view_as(order))
-    return kept.transpose(0, 1).reshape(scores.shape)
+    survives = torch.empty_like(order, dtype=torch.bool)
+    survives.scatter_(0, order, ~dead_by_rank.view_as(order))
+    return survives.transpose(0, 1).reshape(scores.shape)
 
 
 def pack_bits(flags: Bool[Tensor, "R S"]) -> Int64[Tensor, "R W"]:
-    """Rows of flags as 64-bit words, lowest bit first; the last word is filled with zeros."""
+    """Packs rows of flags as 64-bit words, lowest bit first; the last word is filled with zeros."""
     num_words = -(-flags.shape[1] // WORD_BITS)
     missing = num_words * WORD_BITS - flags.shape[1]
     padded = torch.nn.functional.pad(flags, (0, missing)).to(torch.int64)
@@ -197,12 +198,13 @@ def class_confidence(
     offset: float,
     inclusive: bool,
 ) -> Float[Tensor, "*N R"]:
-    """The highest probability with which a box survives in some class; 0 where it never does.
+    """Returns the highest probability with which a box survives in some class; 0 where it never
+    does.
 
     This is the score by which bottom-up attention chooses its regions (Anderson et al. 2018,
     released code).
     """
-    kept = nms_every_class(boxes, foreground, threshold, offset=offset, inclusive=inclusive)
-    if not kept.shape[-2]:
+    survives = nms_every_class(boxes, foreground, threshold, offset=offset, inclusive=inclusive)
+    if not survives.shape[-2]:
         return foreground.new_zeros(foreground.shape[:-1])
-    return foreground.masked_fill(~kept, 0.0).amax(dim=-1)
+    return foreground.masked_fill(~survives, 0.0).amax(dim=-1)

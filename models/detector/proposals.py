@@ -1,8 +1,7 @@
-"""Region proposals: the network's head, the anchors, and what makes boxes of both.
+"""The network's head and its anchors make region proposals.
 
 N pictures, A anchors per cell, G x V cells of the feature map, R anchors, P places for proposals.
-Boxes are (x1, y1, x2, y2) in
-pixels of the network's input.  Paper: Ren et al. 2015 (arXiv:1506.01497).
+Boxes are (x1, y1, x2, y2) in pixels of the network's input.  Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
 
 import torch
@@ -17,7 +16,7 @@ from vlmill.models.detector.resnet import relu, widened
 
 
 class RpnHead(nn.Module):
-    """Objectness (one logit, or background's and foreground's) and a regression of every anchor."""
+    """Predicts objectness (one or two logits) and a regression of every anchor."""
 
     def __init__(self, in_channels: int, channels: int, num_anchors: int, num_logits: int) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class RpnHead(nn.Module):
 
 
 class ProposalGenerator(nn.Module):
-    """The region proposal network and its proposal layer."""
+    """Applies the region proposal network and its proposal layer."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class ProposalGenerator(nn.Module):
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
-        """Proposals and their scores (probabilities or logits, as configured), best first.
+        """Returns proposals and their scores (probabilities or logits, as configured), best first.
 
         A place with a score of -inf holds none. ``limits`` are the pictures' own farthest corners,
         where the map is of padded ones; ``min_sides`` the smallest width and height in pixels of
@@ -99,7 +98,7 @@ class ProposalGenerator(nn.Module):
         regressions: Float[Tensor, "N R 4"],
         limits: Float[Tensor, "N 4"],
     ) -> Float[Tensor, "N R 4"]:
-        """The boxes that anchors become, inside the pictures."""
+        """Returns the boxes that anchors become, inside the pictures."""
         config = self.config
         boxes = decode_boxes(
             anchors.reshape(-1, 4),
@@ -111,19 +110,19 @@ class ProposalGenerator(nn.Module):
         return clip_boxes(boxes.view(anchors.shape), limits[:, None])
 
     def objectness(self, logits: Float[Tensor, "N L G V"]) -> Float[Tensor, "N GVA"]:
-        """The score of every anchor: foreground's probability, or the logit itself."""
+        """Returns the score of every anchor: foreground's probability, or the logit itself."""
         if self.config.objectness == "softmax":
             return foreground_scores(logits)
         return logits.permute(0, 2, 3, 1).reshape(len(logits), -1)
 
     def best(self, scores: Float[Tensor, "N S"]) -> Int64[Tensor, "N T"]:
-        """The highest scores' places, in falling order; equal ones in the anchors' order."""
+        """Returns the highest scores' places, falling; equal ones in the anchors' order."""
         return scores.sort(descending=True, stable=True).indices[:, : self.config.pre_nms_top]
 
     def large_enough(
         self, boxes: Float[Tensor, "N R 4"], side: Float[Tensor, "N 1 1"]
     ) -> Bool[Tensor, "N R"]:
-        """Which boxes are at least (or more than) ``side`` wide and high."""
+        """Says which boxes are at least (or more than) ``side`` wide and high."""
         sizes = boxes[..., 2:] - boxes[..., :2] + self.config.box_offset
         if self.config.min_size_inclusive:
             return (sizes >= side).all(dim=-1)
@@ -131,7 +130,7 @@ class ProposalGenerator(nn.Module):
 
 
 def rows_of(boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N T"]) -> Float[Tensor, "N T 4"]:
-    """Each picture's boxes at its own places."""
+    """Returns each picture's boxes at its own places."""
     return boxes.gather(1, places[..., None].expand(-1, -1, 4))
 
 

@@ -1,4 +1,4 @@
-"""Published detector weights: whose layout a state dict has, what sizes, and how to load it.
+"""Loads published detector weights: recognises a state dict's layout and reads its sizes.
 
 Four layouts share Detectron2's names for the body and the box predictor and differ in the rest:
 
@@ -38,7 +38,9 @@ IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
 
 
 def recognise_layout(state: Mapping[str, Tensor]) -> str:
-    """A name of :data:`CONVENTIONS`. Raises ValueError for keys of none of them."""
+    """Returns the layout's name in :data:`CONVENTIONS`. Raises ValueError for keys of none of
+    them.
+    """
     refuse_d2_mode(state)
     names = {key.removeprefix(PREDICTOR).split(".")[0] for key in state if PREDICTOR in key}
     if names & set(RENAMED):
@@ -57,7 +59,8 @@ def recognise_layout(state: Mapping[str, Tensor]) -> str:
 
 
 def config_of_weights(state: Mapping[str, Tensor], **changes: Any) -> DetectorConfig:
-    """The layout's conventions, with sizes from the tensors' shapes and anchors from the file.
+    """Returns the layout's conventions, with sizes from the tensors' shapes and anchors from the
+    file.
 
     ``changes`` set fields that the file cannot say, or says otherwise. Raises ValueError for an
     unknown layout, a missing key, or anchors that neither the file nor the family decides.
@@ -81,7 +84,7 @@ UNNAMED_SIZES = ("class_embedding_size", "attribute_hidden_size")
 
 
 def fitted(configuration: Configuration, state: Mapping[str, Tensor]) -> DetectorConfig:
-    """What a configuration says, with the anchors and the unnamed widths of the weights.
+    """Returns what a configuration says, with the anchors and the unnamed widths of the weights.
 
     Raises WrongKey for a key whose size is not that of the weights, and ValueError for a missing
     tensor.
@@ -109,7 +112,8 @@ def fitted(configuration: Configuration, state: Mapping[str, Tensor]) -> Detecto
 def fitted_anchors(
     configuration: Configuration, state: Mapping[str, Tensor]
 ) -> tuple[Box4, ...] | None:
-    """The anchors that the weights carry, if any. Raises WrongKey where the keys contradict.
+    """Returns the anchors that the weights carry, if any. Raises WrongKey where the keys
+    contradict.
 
     The ports load their anchors from the weights; Detectron2 makes its own, as the keys say.
     """
@@ -129,14 +133,16 @@ def fitted_anchors(
 
 
 def boxes_in(state: Mapping[str, Tensor]) -> tuple[Box4, ...]:
-    """The anchors of one cell that weights carry. Raises ValueError for what are no boxes."""
+    """Returns the anchors of one cell that weights carry. Raises ValueError for what are no
+    boxes.
+    """
     if state[ANCHORS].ndim != 2 or state[ANCHORS].shape[1] != 4:
         raise ValueError(f"{ANCHORS} is {tuple(state[ANCHORS].shape)}; expected rows of 4")
     return tuple((a, b, c, d) for a, b, c, d in state[ANCHORS].tolist())
 
 
 def anchors_per_cell(state: Mapping[str, Tensor], config: DetectorConfig) -> int:
-    """How many anchors the proposal head of the weights scores."""
+    """Returns how many anchors the proposal head of the weights scores."""
     logits = shape_of(state, "proposal_generator.rpn_head.objectness_logits.weight")[0]
     return logits // (2 if config.objectness == "softmax" else 1)
 
@@ -151,7 +157,7 @@ def refuse_d2_mode(state: Mapping[str, Tensor]) -> None:
 
 
 def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
-    """Depth, widths and numbers of outputs, from the shapes."""
+    """Returns the depth, widths and numbers of outputs, from the shapes."""
     family = "milvlg" if layout == "milvlg-r152" else layout
     boxes = shape_of(state, f"{PREDICTOR}bbox_pred.weight")[0]
     sizes = {
@@ -175,7 +181,7 @@ def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
 
 
 def depth_of(state: Mapping[str, Tensor]) -> int:
-    """The ResNet's depth, by the blocks of its stages."""
+    """Returns the ResNet's depth, by the blocks of its stages."""
     blocks = []
     for stage in ("backbone.res2.", "backbone.res3.", "backbone.res4.", "roi_heads.res5."):
         blocks.append(len({key[len(stage) :].split(".")[0] for key in state if stage in key}))
@@ -188,7 +194,7 @@ def depth_of(state: Mapping[str, Tensor]) -> int:
 
 
 def pixels_of(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
-    """Mean and deviation of the pixels, where old Detectron2 stored them."""
+    """Returns the mean and deviation of the pixels, where old Detectron2 stored them."""
     return {
         name: tuple(state[name].reshape(-1).tolist())
         for name in ("pixel_mean", "pixel_std")
@@ -203,7 +209,7 @@ def shape_of(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
 
 
 def published_name(key: str, family: Family | str) -> str:
-    """What the family's files call our parameter ``key``."""
+    """Says what the family's files call our parameter ``key``."""
     name = key.removeprefix(PREDICTOR).split(".")[0]
     if family in RENAMED_IN and key.startswith(PREDICTOR) and name in RENAMED:
         return key.replace(f"{PREDICTOR}{name}", f"{PREDICTOR}{RENAMED[name]}")
@@ -216,21 +222,21 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
     Anchors that it lacks are the configured ones. Raises ValueError that names every missing and
     unexpected key and every tensor of another shape, as the file calls them.
     """
-    given = {key: value for key, value in state.items() if not key.endswith(IGNORED_SUFFIXES)}
+    tensors = {key: value for key, value in state.items() if not key.endswith(IGNORED_SUFFIXES)}
     family = model.config.family
-    own = {
+    expected = {
         published_name(key, family): (key, value)
         for key, value in model.state_dict().items()
         if not key.endswith(IGNORED_SUFFIXES)
     }
-    complaints = [f"missing {key}" for key in own if key not in given and key != ANCHORS]
-    complaints += [f"unexpected {key}" for key in given if key not in own]
+    complaints = [f"missing {key}" for key in expected if key not in tensors and key != ANCHORS]
+    complaints += [f"unexpected {key}" for key in tensors if key not in expected]
     complaints += [
-        f"{key} is {tuple(given[key].shape)}, want {tuple(value.shape)}"
-        for key, (_, value) in own.items()
-        if key in given and given[key].shape != value.shape
+        f"{key} is {tuple(tensors[key].shape)}, want {tuple(value.shape)}"
+        for key, (_, value) in expected.items()
+        if key in tensors and tensors[key].shape != value.shape
     ]
     if complaints:
         raise ValueError("the weights do not fit the detector: " + "; ".join(complaints))
     # Not strict: counters and anchors may be absent, everything else was checked above.
-    model.load_state_dict({own[key][0]: value for key, value in given.items()}, strict=False)
+    model.load_state_dict({expected[key][0]: value for key, value in tensors.items()}, strict=False)

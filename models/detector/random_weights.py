@@ -1,4 +1,4 @@
-"""Random weights for a detector: a stand-in where no trained weights are at hand.
+"""Draws random weights for a detector: a stand-in where no trained weights are at hand.
 
 Nothing is detected with them, but the numbers behave: activations keep their scale through 50 to
 152 layers, features differ between regions, and class scores are peaked as a trained network's are.
@@ -40,7 +40,7 @@ def randomise(model: FasterRCNN, seed: int) -> None:
 
 
 def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
-    """He et al. 2015 for rectifiers, each filter's mean taken out.
+    """Fills weights as He et al. 2015 do for rectifiers, with each filter's mean taken out.
 
     Rectified inputs share a positive mean, which plain filters pass on until all pictures look
     alike; a filter that sums to zero does not see it.
@@ -71,7 +71,7 @@ def scale_heads(model: FasterRCNN) -> None:
 
 
 def norm_weight(layer: ConvNorm) -> Tensor:
-    """The scale of a layer's normalisation."""
+    """Returns the scale of a layer's normalisation."""
     weight = layer.norm.weight
     assert isinstance(weight, Tensor)
     return weight

@@ -1,4 +1,4 @@
-"""ResNet bodies of the C4 detectors (He et al. 2016), named as in Detectron2's layout.
+"""Builds ResNet bodies of the C4 detectors (He et al. 2016), named as in Detectron2's layout.
 
 B pictures or RoIs, C channels, H x W pixels or cells.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """How a stage normalises: with constants (``frozen``), or as nn.BatchNorm2d does."""
+    """Says how a stage normalises: with constants (``frozen``), or as nn.BatchNorm2d does."""
 
     eps: float = 1e-5
     kind: Literal["frozen", "trained"] = "frozen"
@@ -26,7 +26,7 @@ class Norm:
 
 
 class FrozenBatchNorm(nn.Module):
-    """Batch normalisation with recorded statistics, all four tensors constant."""
+    """Normalises batches with recorded statistics, all four tensors constant."""
 
     weight: Tensor
     bias: Tensor
@@ -42,7 +42,7 @@ class FrozenBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def affine(self) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
-        """Scale and shift that the four tensors amount to."""
+        """Returns the scale and shift that the four tensors amount to."""
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return scale, self.bias - self.running_mean * scale
 
@@ -55,7 +55,9 @@ class FrozenBatchNorm(nn.Module):
 
 
 class ConvNorm(nn.Conv2d):
-    """A convolution without bias and the normalisation of its output, named ``norm`` inside it."""
+    """Applies a convolution without bias and the normalisation of its output, named ``norm`` inside
+    it.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class ConvNorm(nn.Conv2d):
 
 
 class NormConv(nn.Conv2d):
-    """A convolution whose input is normalised and rectified first (He et al. 2016b)."""
+    """Applies a convolution to its normalised and rectified input (He et al. 2016b)."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """At least float32, for what must not be computed in autocast's bfloat16."""
+    """Converts to at least float32, for what must not be computed in autocast's bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -136,7 +138,7 @@ def fold_into(conv: nn.Conv2d, norm: FrozenBatchNorm) -> None:
 
 
 class Stem(nn.Module):
-    """7x7 convolution and 3x3 max pool, both of stride 2: 1/4 of the picture's side.
+    """Applies a 7x7 convolution and 3x3 max pool, both of stride 2: 1/4 of the picture's side.
 
     ``ceil_pool`` pools as Caffe does, without padding and with a last window cut at the border;
     otherwise as torchvision and Detectron2 do, with padding 1. ``normalise_input`` is the
@@ -159,7 +161,7 @@ class Stem(nn.Module):
 
 
 def stem_pool(x: Float[Tensor, "B C H W"], *, ceil_pool: bool) -> Float[Tensor, "B C G V"]:
-    """The 3x3 max pool of stride 2 in one of its two conventions (see :class:`Stem`)."""
+    """Applies the 3x3 max pool of stride 2 in one of its two conventions (see :class:`Stem`)."""
     if ceil_pool:
         return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
     return F.max_pool2d(x, 3, stride=2, padding=1)
@@ -195,7 +197,8 @@ class Bottleneck(nn.Module):
 
 
 class PreActivationBottleneck(nn.Module):
-    """The bottleneck of ResNet v2 (He et al. 2016b, arXiv:1603.05027): nothing follows the sum.
+    """Computes the bottleneck of ResNet v2 (He et al. 2016b, arXiv:1603.05027): nothing follows the
+    sum.
 
     ``activated`` says that the input is normalised and rectified already, with this block's own
     ``norm`` (:meth:`activate`): the detector does so once for the whole map of which res5 sees
@@ -253,7 +256,7 @@ def resnet_stage(
     dilation: int,
     stride_in_1x1: bool,
 ) -> nn.Sequential:
-    """Blocks of one resolution; only the first one strides, all of them dilate."""
+    """Makes the blocks of one resolution; only the first one strides, all of them dilate."""
     return nn.Sequential(
         *(
             Bottleneck(

@@ -1,4 +1,4 @@
-"""RoI max pooling that computes each window once (Girshick 2015, the conventions of Caffe).
+"""Pools RoIs by maxima, computing each window once (Girshick 2015, the conventions of Caffe).
 
 Neighbouring bins of one region and overlapping regions often cover the same cells of the feature
 map: of the 58,800 bins of 300 regions about a quarter are different windows. A window's maximum
@@ -16,7 +16,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """The windows under the bins of regions, each once; ``index`` says which one a bin has."""
+    """Holds the windows under the bins of regions, each once; ``index`` says which one a bin
+    has.
+    """
 
     bounds: Int64[Tensor, "U 4"]  # top, bottom, left, right: first cells inside and outside
     index: Int64[Tensor, "R P P"]
@@ -25,7 +27,7 @@ class Windows:
 def pooling_windows(
     boxes: Float[Tensor, "R 4"], scale: float, size: int, rows: int, columns: int
 ) -> Windows:
-    """The windows that torchvision's ``roi_pool`` looks at, number for number.
+    """Returns the windows that torchvision's ``roi_pool`` looks at, number for number.
 
     ``boxes`` times ``scale`` are cells of a map of ``rows`` x ``columns``; corners are inclusive.
     """
@@ -60,7 +62,7 @@ def round_half_away(values: Float[Tensor, "R 4"]) -> Float[Tensor, "R 4"]:
 def window_maxima(
     cells: Float[Tensor, "G V C"], bounds: Int64[Tensor, "U 4"]
 ) -> Float[Tensor, "U C"]:
-    """The maximum over each window; 0 for a window without cells."""
+    """Returns the maximum over each window; 0 for a window without cells."""
     top, bottom, left, right = bounds.unbind(dim=1)
     full = (bottom > top) & (right > left)
     levels_y, levels_x = power_below(bottom - top), power_below(right - left)
@@ -69,29 +71,29 @@ def window_maxima(
     for level_y, level_x in torch.unique(
         torch.stack((levels_y, levels_x), dim=1)[full], dim=0
     ).tolist():
-        some = (full & (levels_y == level_y) & (levels_x == level_x)).nonzero()[:, 0]
+        windows = (full & (levels_y == level_y) & (levels_x == level_x)).nonzero()[:, 0]
         table = tables.table(level_y, level_x)
-        rows, columns = [top[some]], [left[some]]
+        rows, columns = [top[windows]], [left[windows]]
         if level_y:  # a power of two covers the window from its top, and again from its bottom
-            rows.append(bottom[some] - 2**level_y)
+            rows.append(bottom[windows] - 2**level_y)
         if level_x:
-            columns.append(right[some] - 2**level_x)
+            columns.append(right[windows] - 2**level_x)
         flat = table.reshape(-1, table.shape[2])
         corners = [flat[y * table.shape[1] + x] for y in rows for x in columns]
         best = corners[0]
         for corner in corners[1:]:
             best = torch.maximum(best, corner, out=best)
-        maxima[some] = best
+        maxima[windows] = best
     return maxima
 
 
 def power_below(lengths: Int64[Tensor, " U"]) -> Int64[Tensor, " U"]:
-    """The exponent of the largest power of two that is not above a length of at least 1."""
+    """Returns the exponent of the largest power of two that is not above a length of at least 1."""
     return torch.frexp(lengths.double()).exponent.long() - 1
 
 
 class MaximumTables:
-    """Maxima over 2^i x 2^j cells from every cell on, made when they are asked for.
+    """Holds the maxima over 2^i x 2^j cells from every cell on, made when they are asked for.
 
     At most 16 for a map of up to 127 cells a side and 14 bins.
     """
@@ -100,13 +102,15 @@ class MaximumTables:
         self._tables = {(0, 0): cells}
 
     def table(self, i: int, j: int) -> Tensor:
-        """Row y, column x: the maximum over cells y to y + 2^i - 1 and x to x + 2^j - 1."""
+        """Returns at row y, column x the maximum over cells y to y + 2^i - 1 and x to x + 2^j -
+        1.
+        """
         if (i, j) not in self._tables:
             if i:
                 half, step = self.table(i - 1, j), 2 ** (i - 1)
-                made = torch.maximum(half[:-step], half[step:])
+                maxima = torch.maximum(half[:-step], half[step:])
             else:
                 half, step = self.table(i, j - 1), 2 ** (j - 1)
-                made = torch.maximum(half[:, :-step], half[:, step:])
-            self._tables[i, j] = made
+                maxima = torch.maximum(half[:, :-step], half[:, step:])
+            self._tables[i, j] = maxima
         return self._tables[i, j]

@@ -1,11 +1,12 @@
-"""A detector in words: what to extract regions with, so that they fit a checkpoint."""
+"""Describes a detector in words: what to extract regions with, so that they fit a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def detector_words(record: Mapping[str, Any] | None) -> str:
-    """What a producer record says of network, weights, selection, sizes and classes; may be "".
+    """Says what a producer record says of network, weights, selection, sizes and classes; may be
+    "".
 
     ``record`` is that of `extract-rois run`; records of other programs may lack any of it.
     """

@@ -1,4 +1,5 @@
-"""Checkpoints: a folder with all that training on or evaluating needs. No pickle anywhere.
+"""Writes and reads checkpoints: a folder with all that training on or evaluating needs. No pickle
+anywhere.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
 ``vocab.txt``, ``checkpoint.json`` (variant, configuration, detector, training record, what the
@@ -52,7 +53,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """What the weights have seen: the steps of a recipe's stage on pairs with this digest.
+    """Records what the weights have seen: the steps of a recipe's stage on pairs with this digest.
 
     ``pairs_digest`` is :class:`vlmill.train.loading.store.pairs.PairsDigest` of the pairs, in their
     order. ``validation_loss`` is of the held-out pairs, where they were measured at this step.
@@ -68,7 +69,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
-    """A checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
+    """Holds a checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
 
     ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown;
     ``detector`` is what its producer says of it (architecture, selection, sizes, storage).
@@ -189,7 +190,7 @@ def _detector(record: Any) -> Mapping[str, Any] | None:
 
 
 def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag: str) -> bool:
-    """Whether ``--regions`` and the checkpoint are known to come from one detector.
+    """Says whether ``--regions`` and the checkpoint are known to come from one detector.
 
     Raises InputError if they are known to come from two.
     """
@@ -215,7 +216,7 @@ def publish(output: str | Path, checkpoint: Path) -> None:
 
 
 def load_training_state(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors that continuing needs, as ``save_checkpoint`` was given them."""
+    """Loads the tensors that continuing needs, as ``save_checkpoint`` was given them."""
     try:
         return _load_aligned(Path(folder) / STATE)
     except (OSError, SafetensorError) as error:
@@ -223,7 +224,7 @@ def load_training_state(folder: str | Path) -> dict[str, Tensor]:
 
 
 def _load_aligned(path: Path) -> dict[str, Tensor]:
-    """The file's tensors, copied to memory that torch has aligned.
+    """Loads the file's tensors, copied to memory that torch has aligned.
 
     Mapped from the file they begin anywhere, and vectorised sums over them may then differ in the
     last bit from those of the run that wrote them.
@@ -238,7 +239,7 @@ def remove_partial(output: str | Path) -> None:
 
 
 def read_record(folder: Path) -> TrainingRecord:
-    """What a checkpoint of a run says of its training. Raises InputError if it is damaged."""
+    """Reads what a checkpoint of a run says of its training. Raises InputError if it is damaged."""
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         return from_plain(TrainingRecord, settings["training"], "training")

@@ -1,4 +1,4 @@
-"""Where checkpoints lie, told from names alone: nothing here loads torch.
+"""Tells where checkpoints lie from names alone: nothing here loads torch.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on; a finished run has the files that
 evaluation needs at its top, too.
@@ -14,7 +14,7 @@ SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
 
 
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
-    """The checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
+    """Finds the checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
     path = Path(path)
     if (path / SETTINGS).is_file():
         return path
@@ -27,11 +27,11 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
 
 
 def saved_steps(output: str | Path) -> dict[int, Path]:
-    """The checkpoints of a run's output by step."""
+    """Returns the checkpoints of a run's output by step."""
     folders = (Path(output) / CHECKPOINTS).glob("step-*")
     return {int(f.name.removeprefix("step-")): f for f in folders if (f / SETTINGS).is_file()}
 
 
 def step_folder(output: str | Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` lies."""
+    """Says where the checkpoint after ``step`` lies."""
     return Path(output) / CHECKPOINTS / f"step-{step:08d}"

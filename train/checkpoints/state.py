@@ -13,7 +13,8 @@ from vlmill.train.devices.gather import laid_out_like, whole
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, accelerator: Accelerator
 ) -> dict[str, Tensor]:
-    """What continuing needs beside the weights: moments by parameter name, and random states.
+    """Returns what continuing needs beside the weights: moments by parameter name, and random
+    states.
 
     Every process has random numbers of its own for dropout. All processes have to call this.
     """
@@ -30,13 +31,15 @@ def training_state(
         generators["cuda"] = torch.cuda.get_rng_state()
     for kind, numbers in generators.items():
         sent = accelerator.gather(numbers[None].to(accelerator.device))
-        for process, one in enumerate(sent.cpu()):
-            state[f"rng.{kind}.{process}"] = one
+        for process, process_state in enumerate(sent.cpu()):
+            state[f"rng.{kind}.{process}"] = process_state
     return state
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, each tensor whole where processes hold parts of it; all have to call this."""
+    """Returns the state dict, each tensor whole where processes hold parts of it; all have to call
+    this.
+    """
     return {name: whole(value.detach()) for name, value in model.state_dict().items()}
 
 

@@ -20,7 +20,7 @@ NO_KEYS: Keys = np.empty(0, np.uint64)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedOn:
-    """Sorted hashes, each once, of ``pairs`` and of ``images``: uint64 [P], [I].
+    """Holds sorted hashes, each once, of ``pairs`` and of ``images``: uint64 [P], [I].
 
     ``complete`` says whether the weights that training began with said theirs, too; random ones
     have none.
@@ -31,7 +31,7 @@ class TrainedOn:
     complete: bool = True
 
     def and_also(self, pairs: Keys, images: Keys) -> "TrainedOn":
-        """The same with further hashes, in any order."""
+        """Returns these hashes with further ones, which may come in any order."""
         return TrainedOn(
             pairs=np.union1d(self.pairs, pairs),
             images=np.union1d(self.images, images),
@@ -64,7 +64,7 @@ def _mapped(path: Path) -> Keys:
 
 
 def count_known(ids: Iterable[str], keys: Keys) -> int:
-    """How many of the ids have their hash among the sorted ``keys``."""
+    """Returns how many of the ids have their hash among the sorted ``keys``."""
     asked = np.fromiter(map(key64, ids), np.uint64)
     if not len(keys):
         return 0

@@ -1,4 +1,6 @@
-"""WordPiece vocabularies: BERT's ``vocab.txt``, or one trained on the captions at hand."""
+"""Makes WordPiece vocabularies: from BERT's ``vocab.txt``, or one trained on the captions at
+hand.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -23,7 +25,9 @@ MAX_TOKENS = 1 << 20
 
 
 def bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
-    """BERT's uncased tokenizer over a vocabulary of token to id; encodes ``[CLS] text [SEP]``."""
+    """Makes BERT's uncased tokenizer over a vocabulary of token to id; encodes ``[CLS] text
+    [SEP]``.
+    """
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -36,7 +40,7 @@ def bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
 
 
 def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000) -> Tokenizer:
-    """A tokenizer with at most ``size`` tokens, trained on ``texts``; the same texts give the same.
+    """Trains a tokenizer with at most ``size`` tokens on ``texts``; the same texts give the same.
 
     Characters beyond the ``max_characters`` most frequent become [UNK]. Reads ``texts`` once and
     keeps its distinct words and their counts.
@@ -50,7 +54,7 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
             counts[character] += count
     frequent = sorted(counts, key=lambda c: (-counts[c], c))[:max_characters]
     alphabet = sorted(frequent)
-    kept = sorted(w for w in words if set(w) <= set(frequent))
+    spellable = sorted(w for w in words if set(w) <= set(frequent))
     # The trainer numbers unseen characters in the order of a randomised hash table, and merges are
     # chosen by number when counts tie. Given as special tokens, all characters have their number.
     trainer = trainers.WordPieceTrainer(
@@ -61,12 +65,12 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
     )
     model = Tokenizer(models.WordPiece(unk_token=UNK))
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.train_from_iterator(_repeated(kept, words), trainer)
+    model.train_from_iterator(_repeated(spellable, words), trainer)
     return bert_tokenizer(model.get_vocab())
 
 
 def _repeated(words: list[str], counts: Counter[str]) -> Iterable[str]:
-    """Each word as often as it was seen, in lines short enough to stream."""
+    """Returns each word as often as it was seen, in lines short enough to stream."""
     for word in words:
         full, rest = divmod(counts[word], 1000)
         for _ in range(full):
@@ -75,7 +79,7 @@ def _repeated(words: list[str], counts: Counter[str]) -> Iterable[str]:
 
 
 def read_vocabulary(path: str | Path, flag: str = "--vocab") -> Tokenizer:
-    """The tokenizer of a BERT ``vocab.txt``: a token a line, numbered from 0.
+    """Reads the tokenizer of a BERT ``vocab.txt``: a token a line, numbered from 0.
 
     Raises InputError for a file that is missing, too large, not UTF-8, has a token twice or lacks
     a special token.
@@ -102,6 +106,6 @@ def read_vocabulary(path: str | Path, flag: str = "--vocab") -> Tokenizer:
 
 
 def vocabulary_text(tokenizer: Tokenizer) -> str:
-    """The content of ``vocab.txt``: what :func:`read_vocabulary` reads back."""
+    """Returns the content of ``vocab.txt``: what :func:`read_vocabulary` reads back."""
     numbered = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return "".join(f"{token}\n" for token, _ in numbered)

@@ -1,4 +1,4 @@
-"""The published optimisers that PyTorch does not have.
+"""Implements the published optimisers that PyTorch does not have.
 
 Rates are set from outside, step by step, with ``group["lr"]`` (``schedule.py``).
 """
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 
 def clip_each_(gradients: Sequence[Tensor], largest: float) -> None:
-    """Scale each gradient for itself to a norm of at most ``largest``, in place (BertAdam)."""
+    """Scales each gradient for itself to a norm of at most ``largest``, in place (BertAdam)."""
     norms = torch._foreach_norm(list(gradients))
     factors = [(largest / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
     torch._foreach_mul_(list(gradients), factors)
@@ -30,7 +30,7 @@ class _Adam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,7 +47,9 @@ class _Adam(Optimizer):
     def _moments(
         self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The running means of gradients and their squares, with these ``grads`` in them."""
+        """Returns the running means of gradients and their squares, with these ``grads`` in
+        them.
+        """
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
@@ -66,7 +68,8 @@ class _Adam(Optimizer):
 
 
 class BertAdam(_Adam):
-    """ViLBERT's and InterBERT's: Adam without bias correction, each gradient clipped for itself.
+    """Optimises as ViLBERT and InterBERT do: Adam without bias correction, each gradient clipped
+    for itself.
 
     Decay is part of the step: p <- p - lr (m / (sqrt(v) + eps) + decay p). Gradients are clipped in
     place to ``clip`` before they enter the moments; no clip with ``clip=0``.
@@ -98,7 +101,7 @@ class BertAdam(_Adam):
 
 
 class TransformersAdamW(_Adam):
-    """VL-BERT's and VLMo's AdamW, that of `transformers` 4; not quite PyTorch's.
+    """Optimises with VL-BERT's and VLMo's AdamW, that of `transformers` 4; not quite PyTorch's.
 
     ``eps`` is added to sqrt(v) before the bias correction, and the decay comes after the step, of
     the parameter as it is then. ``correct_bias=False`` leaves the correction out.

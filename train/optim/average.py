@@ -1,4 +1,4 @@
-"""The moving average of a model's weights (InterBERT's fine-tuning; rate 0.9999 there)."""
+"""Keeps the moving average of a model's weights (InterBERT's fine-tuning; rate 0.9999 there)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ class MovingAverage:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """While it lasts the model has the average's weights; then its own again."""
+        """Gives the model the average's weights within the context, and its own after it."""
         weights = {name: p.detach().clone() for name, p in _trained(model)}
         _put(model, self.shadow)
         try:
@@ -43,7 +43,7 @@ class MovingAverage:
             _put(model, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average by parameter name."""
+        """Returns the average by parameter name."""
         return dict(self.shadow)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

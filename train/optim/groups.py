@@ -15,7 +15,9 @@ from vlmill.train.recipes.spec import Optimizer
 
 
 def is_trained(name: str, parts: Sequence[str]) -> bool:
-    """Whether a stage trains the parameter: its name holds one of ``parts`` (`Stage.trained`)."""
+    """Says whether a stage trains the parameter: its name holds one of ``parts``
+    (`Stage.trained`).
+    """
     return not parts or any(part in name for part in parts)
 
 
@@ -28,7 +30,9 @@ def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimize
 
 
 def names_from_bert(model: nn.Module) -> set[str]:
-    """The parameters that a BERT checkpoint has, too. Raises InputError for a variant without."""
+    """Returns the parameters that a BERT checkpoint has, too. Raises InputError for a variant
+    without.
+    """
     links = BERT_SOURCES.get(type(model))
     if links is None:
         raise InputError(f"optimizer.bert_rate: {type(model).__name__} takes nothing from BERT")
@@ -40,7 +44,9 @@ def make_optimizer(
     settings: Optimizer,
     from_bert: Container[str] = frozenset(),
 ) -> torch.optim.Optimizer:
-    """The stage's optimiser over named parameters; ``from_bert`` are trained at ``bert_rate``."""
+    """Makes the stage's optimiser over named parameters; ``from_bert`` are trained at
+    ``bert_rate``.
+    """
 
     def rule(name: str, parameter: Tensor) -> Treatment:
         rate = settings.bert_rate if name in from_bert else 1.0
@@ -58,7 +64,7 @@ def make_optimizer(
 
 
 def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
-    """Whether a parameter of ours is decayed; what ``decay`` means is said at `Optimizer`."""
+    """Says whether a parameter of ours is decayed; what ``decay`` means is said at `Optimizer`."""
     match decay:
         case "everything":
             return True
@@ -73,7 +79,7 @@ def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
 
 
 class Treatment(NamedTuple):
-    """How a parameter is trained: with weight decay or not, and at which factor of the rate.
+    """Says how a parameter is trained: with weight decay or not, and at which factor of the rate.
 
     A ``head`` is in groups of its own, whatever its rate.
     """
@@ -89,7 +95,7 @@ Rule = Callable[[str, Tensor], Treatment]
 def parameter_groups(
     named: Iterable[tuple[str, Tensor]], rule: Rule, *, lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """The groups of an optimiser: ``params``, ``lr``, ``weight_decay`` and ``names``.
+    """Returns the groups of an optimiser: ``params``, ``lr``, ``weight_decay`` and ``names``.
 
     Parameters that are not trained are left out. Heads come last, full rates before other ones,
     and of those decayed parameters before the others. ``rate`` is the factor of ``lr``.

@@ -12,19 +12,21 @@ from vlmill.train.recipes.spec import Optimizer
 
 
 def constant(at: float, *, warmup: float) -> float:
-    """Up from 0 over ``warmup``, then 1: ViLBERT's and InterBERT's fine-tuning, between drops."""
+    """Rises from 0 over ``warmup``, then stays 1: ViLBERT's and InterBERT's fine-tuning, between
+    drops.
+    """
     return at / warmup if at < warmup else 1.0
 
 
 def _rest(at: float, warmup: float, total: float) -> float:
-    """The share of the way from the peak to the end that is left."""
+    """Returns the share of the way from the peak to the end that is left."""
     return max(total - at, 0.0) / max(total - warmup, 1.0)
 
 
 def polynomial(
     at: float, *, warmup: float, total: float, power: float = 1.0, end: float = 0.0
 ) -> float:
-    """Up from 0, then down to ``end`` (a factor of the peak) by a power of what is left (VLMo).
+    """Rises from 0, then falls to ``end`` (a factor of the peak) by a power of what is left (VLMo).
 
     With a ``power`` of 1 a line, which is the pretraining schedule of all the papers.
     """
@@ -42,7 +44,8 @@ def cosine(at: float, *, warmup: float, total: float, end: float = 0.0) -> float
 
 
 def milestones(at: float, *, warmup: float, drops: Sequence[float], factor: float = 0.1) -> float:
-    """VL-BERT's for VCR: up from 0, and times ``factor`` at each of the ``drops`` reached.
+    """Rises from 0, as VL-BERT's rate for VCR, and is multiplied by ``factor`` at each of the
+    ``drops`` reached.
 
     The warm-up's rise and the drops multiply, as far as they meet.
     """
@@ -51,7 +54,7 @@ def milestones(at: float, *, warmup: float, drops: Sequence[float], factor: floa
 
 
 def learning_rate(step: int, *, steps: int, settings: Optimizer) -> float:
-    """The rate of step 1..``steps`` of a stage, as its optimizer's settings say."""
+    """Returns the rate of step 1..``steps`` of a stage, as its optimizer's settings say."""
     rising = settings.warmup_steps
     if rising is None:
         rising = int(settings.warmup * steps)

@@ -1,4 +1,4 @@
-"""The texts that VL-BERT's tasks are asked with: word-piece ids in, padded batches out.
+"""Builds the texts that VL-BERT's tasks are asked with: word-piece ids in, padded batches out.
 
 B texts, T tokens of the longest.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """A vocabulary's special tokens; the defaults are BERT's, uncased."""
+    """Holds a vocabulary's special tokens; the defaults are BERT's, uncased."""
 
     cls: int = 101
     sep: int = 102
@@ -22,8 +22,8 @@ class SpecialIds:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskText:
-    """Padded with 0. ``text_regions``: which region a token speaks of; ``answers``: [MASK]'s place,
-    where there is one.
+    """Holds a batch of texts, padded with 0. ``text_regions``: which region a token speaks of;
+    ``answers``: [MASK]'s place, where there is one.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -37,7 +37,7 @@ Row = tuple[list[int], list[int], list[int]]  # ids, segments, regions
 
 
 def expression_text(expressions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
-    """``[CLS] expression [SEP]`` (RefCOCO+), as captions in pretraining."""
+    """Returns ``[CLS] expression [SEP]`` (RefCOCO+), as captions in pretraining."""
     return _padded([_row([ids.cls, *text, ids.sep]) for text in expressions])
 
 
@@ -58,7 +58,7 @@ def vqa_text(questions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
 def vcr_text(
     pairs: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]], ids: SpecialIds
 ) -> TaskText:
-    """``[CLS] question [SEP] choice [SEP]``, the choice segment B.
+    """Returns ``[CLS] question [SEP] choice [SEP]``, the choice segment B.
 
     Each word piece comes with the row of the region that it speaks of, 0 for none in particular.
     """

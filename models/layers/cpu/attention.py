@@ -1,4 +1,4 @@
-"""Attention is trained on a CPU with this, where it has dropout or a learned bias.
+"""Trains attention on a CPU fast where it has dropout or a learned bias.
 
 B sequences, N queries, M keys, h heads, d width of a head.
 

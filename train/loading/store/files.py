@@ -1,4 +1,4 @@
-"""The files of a run's prepared samples.
+"""Writes and reads the files of a run's prepared samples.
 
 They are made once for a run and mapped by all of its processes; a run that is continued finds them
 again.
@@ -44,7 +44,7 @@ NUMBERS: dict[str, np.dtype[Any]] = {
 NO_IMAGE = 0  # the picture's key of a text alone
 
 
-Kept = tuple[dict[str, Any], list[int], int, int]  # row, tokens, picture's row, regions
+PreparedPair = tuple[dict[str, Any], list[int], int, int]  # row, tokens, picture's row, regions
 
 
 class Columns:
@@ -57,20 +57,20 @@ class Columns:
     def __enter__(self) -> "Columns":
         return self
 
-    def write(self, kept: Sequence[Kept]) -> None:
+    def write(self, pairs: Sequence[PreparedPair]) -> None:
         """Append pairs."""
-        self._samples.write([{name: row[name] for name in SAMPLES.names} for row, *_ in kept])
+        self._samples.write([{name: row[name] for name in SAMPLES.names} for row, *_ in pairs])
         numbers: dict[str, list[int]] = {
-            "pair_key": [key64(row["pair_id"]) for row, *_ in kept],
+            "pair_key": [key64(row["pair_id"]) for row, *_ in pairs],
             # As the model sees it: case does not count.
-            "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in kept],
+            "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in pairs],
             "image_key": [
-                NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in kept
+                NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in pairs
             ],
-            "image_row": [at for _, _, at, _ in kept],
-            "num_tokens": [len(tokens) for _, tokens, *_ in kept],
-            "num_regions": [count for *_, count in kept],
-            "tokens": [token for _, tokens, *_ in kept for token in tokens],
+            "image_row": [at for _, _, at, _ in pairs],
+            "num_tokens": [len(tokens) for _, tokens, *_ in pairs],
+            "num_regions": [count for *_, count in pairs],
+            "tokens": [token for _, tokens, *_ in pairs for token in tokens],
         }
         for name, values in numbers.items():
             self._files[name].write(np.array(values, dtype=NUMBERS[name]).tobytes())
@@ -125,7 +125,7 @@ def write_known(folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedNegatives:
-    """What a table of hard negatives has of the pairs that are trained on."""
+    """Holds what a table of hard negatives has of the pairs that are trained on."""
 
     num_rows: int  # of the table
     num_met: int  # of them, whose pair is trained on
@@ -143,23 +143,23 @@ def prepare_negatives(folder: Path, negatives: str) -> JoinedNegatives:
             for row in batch.to_pylist():
                 num_rows, sample = num_rows + 1, sample or row["pair_id"]
                 place = _find([row["pair_id"]], ordered, order)
-                found = _find(row["negative_pair_ids"], ordered, order)
+                rows = _find(row["negative_pair_ids"], ordered, order)
                 num_met += len(place)
-                if len(place) and len(found):
-                    total += len(found)
-                    writer.write([{"row": int(place[0]), "negatives": found}])
+                if len(place) and len(rows):
+                    total += len(rows)
+                    writer.write([{"row": int(place[0]), "negatives": rows}])
     return JoinedNegatives(num_rows=num_rows, num_met=num_met, num_negatives=total, sample=sample)
 
 
 def _find(pair_ids: list[str], ordered: Keys, order: Ids) -> Ids:
-    wanted = np.array([key64(i) for i in pair_ids], dtype=np.uint64)
-    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    found: Ids = order[at[ordered[at] == wanted]]
-    return found
+    keys = np.array([key64(i) for i in pair_ids], dtype=np.uint64)
+    at = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
+    rows: Ids = order[at[ordered[at] == keys]]
+    return rows
 
 
 def numbers_of(folder: Path, name: str) -> Any:
-    """A prepared column of numbers, mapped."""
+    """Maps a prepared column of numbers into memory."""
     kinds = NUMBERS | {"token_ends": np.dtype(np.int64), "known": np.dtype(np.uint64)}
     path, kind = folder / name, kinds[name]
     if not path.stat().st_size:
@@ -172,7 +172,7 @@ DONE = "done.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What came of preparing a run: counts, the rejects' shard, and the tokenizer as JSON."""
+    """Tells what came of preparing a run: counts, the rejects' shard, and the tokenizer as JSON."""
 
     counts: Counter[str]
     rejects: Shard
@@ -186,16 +186,18 @@ def remember(folder: Path, preparation: Preparation) -> None:
 
 
 def remembered(folder: Path, output: Path) -> Preparation | None:
-    """What :func:`remember` noted, if the samples and the rejects in ``output`` are there still."""
+    """Reads what :func:`remember` noted, if the samples and the rejects in ``output`` are there
+    still.
+    """
     try:
-        found = json.loads((folder / DONE).read_text(encoding="utf-8"))
-        if found.pop("software") != SOFTWARE:
+        noted = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        if noted.pop("software") != SOFTWARE:
             return None
-        rejects = Shard(**found["rejects"])
+        rejects = Shard(**noted["rejects"])
         if (output / rejects.name).stat().st_size != rejects.bytes:
             return None
         return Preparation(
-            counts=Counter(found["counts"]), rejects=rejects, tokenizer=found["tokenizer"]
+            counts=Counter(noted["counts"]), rejects=rejects, tokenizer=noted["tokenizer"]
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -17,17 +17,18 @@ COLUMNS = ("pair_id", "image_id", "text", "source", "split")
 
 
 def pair_batches(pairs: str, flag: str = "--pairs") -> Iterator[pa.RecordBatch]:
-    """The columns of the pairs table that training reads, batch by batch."""
+    """Yields the columns of the pairs table that training reads, batch by batch."""
     return iter_batches(pairs, PAIRS, columns=COLUMNS, batch_rows=ROWS, flag=flag)
 
 
 def pair_rows(pairs: str, flag: str = "--pairs") -> Iterator[list[dict[str, Any]]]:
-    """The pairs table in batches of rows."""
+    """Yields the pairs table in batches of rows."""
     return (batch.to_pylist() for batch in pair_batches(pairs, flag))
 
 
 class PairsDigest:
-    """SHA-256 over the ids and texts that training reads, in their order, and their number.
+    """Computes a SHA-256 over the ids and texts that training reads, in their order, and their
+    number.
 
     How the table is cut into shards, row groups and batches does not matter.
     """
@@ -49,14 +50,14 @@ class PairsDigest:
             of_text.update(b"" if data is None else memoryview(data)[ends[0] : ends[-1]])
 
     def hexdigest(self) -> str:
-        """Of all batches so far."""
+        """Returns the digest of all batches so far, in hexadecimal."""
         parts = (digest.digest() for both in self._digests.values() for digest in both)
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairsFacts:
-    """What one pass over a table of pairs tells: its :class:`PairsDigest` and its splits."""
+    """Holds what one pass over a table of pairs tells: its :class:`PairsDigest` and its splits."""
 
     count: int
     digest: str

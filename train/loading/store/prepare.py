@@ -62,7 +62,7 @@ class WhatToPrepare(WhichPairs):
 
 @dataclass(frozen=True, kw_only=True)
 class RegionFacts:
-    """What one pass over the regions table tells: pictures without a box, and the classes."""
+    """Holds what one pass over the regions table tells: pictures without a box, and the classes."""
 
     empty: frozenset[str]
     num_classes: int  # the highest class id plus one; 0 without classes
@@ -131,8 +131,8 @@ def prepare_samples(
 
 
 def unit_keys(which: WhichPairs) -> Keys:
-    """The :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be used, as far
-    as this shows without its text: uint64 [N].
+    """Returns the :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be
+    used, as far as this shows without its text: uint64 [N].
     """
     pair_filter, keys = _PairFilter(which), [np.empty(0, np.uint64)]
     with Progress(total=which.total, unit="pair", label="hold out") as progress:
@@ -149,7 +149,7 @@ def unit_keys(which: WhichPairs) -> Keys:
 
 
 def _negatives(folder: Path, negatives: str) -> int:
-    """How many hard negatives there are. Raises InputError if they are of other pairs."""
+    """Returns how many hard negatives there are. Raises InputError if they are of other pairs."""
     joined = prepare_negatives(folder, negatives)
     said = f"{joined.num_met} of the {joined.num_rows} pair_ids of --negatives {negatives}"
     if joined.num_rows and not joined.num_met:
@@ -163,7 +163,9 @@ def _negatives(folder: Path, negatives: str) -> int:
 
 
 def require_pictures(counts: Counter[str], missing: str) -> None:
-    """With ``missing`` "error", raise InputError if a pair was rejected for want of its picture."""
+    """With ``missing`` "error", raisess InputError if a pair was rejected for want of its
+    picture.
+    """
     lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
     if missing == "error" and any(lost.values()):
         said = ", ".join(f"{n} {reason.value}" for reason, n in lost.items() if n)
@@ -174,7 +176,7 @@ def require_pictures(counts: Counter[str], missing: str) -> None:
 
 
 def sample_ids(which: WhichPairs) -> str:
-    """How the pairs and the table that they are joined with call pictures, for an error; empty
+    """Says how the pairs and the table that they are joined with call pictures, for an error; empty
     without such a table.
     """
     if which.pictures is None:
@@ -189,7 +191,7 @@ def _flag(pictures: Indexed) -> str:
 
 
 def _repeated_keys(pairs: str) -> frozenset[int]:
-    """The keys of pair_ids that more than one pair may have. Memory: 8 bytes a pair."""
+    """Returns the keys of pair_ids that more than one pair may have. Memory: 8 bytes a pair."""
     batches = iter_batches(pairs, PAIRS, columns=["pair_id"], batch_rows=ROWS, flag="--pairs")
     ids = (pair_id for batch in batches for pair_id in batch.column(0).to_pylist())
     keys = np.sort(np.fromiter(map(key64, ids), dtype=np.uint64))
@@ -204,8 +206,10 @@ class _PairFilter:
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(which.pictures, RegionReader):
             self._counts = which.pictures.box_counts()
-        tables = [one for one in (which.pictures, which.images) if one is not None]
-        self._joins = [Join(one.index, asking="--pairs", holding=_flag(one)) for one in tables]
+        tables = [table for table in (which.pictures, which.images) if table is not None]
+        self._joins = [
+            Join(table.index, asking="--pairs", holding=_flag(table)) for table in tables
+        ]
         self._repeated, self._came = _repeated_keys(which.pairs), set[str]()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which rows of the table of pairs are trained on, and which are validated on.
+"""Decides which rows of the table of pairs are trained on, and which are validated on.
 
 A stage may name splits (``train_splits``, ``validation_splits``); otherwise the table of names in
 :mod:`vlmill.schemas.splits` decides. A split that any stage names is used as it is named, whatever
@@ -26,8 +26,8 @@ DRAWN_LARGEST_SHARE = 0.1  # of few pictures, whatever DRAWN_LEAST says
 
 
 def unit_key(row: Mapping[str, Any]) -> int:
-    """The hash of a row's picture, so that a picture's captions stay together; of a text alone that
-    of its pair.
+    """Returns the hash of a row's picture, so that a picture's captions stay together; of a text
+    alone that of its pair.
     """
     return key64(row["pair_id"] if row["image_id"] is None else row["image_id"])
 
@@ -44,7 +44,7 @@ class Rows:
     end: int = ALL_KEYS
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row with ``pair_id``, ``image_id`` and ``split`` is one of these."""
+        """Says whether a row with ``pair_id``, ``image_id`` and ``split`` is one of these."""
         split = row["split"]
         if not (use_of(split) == "train" if self.splits is None else split in self.splits):
             return False
@@ -58,7 +58,7 @@ FOR_TRAINING = Rows()
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """The splits that each stage trains on and validates on, in the order of the stages.
+    """Holds the splits that each stage trains on and validates on, in the order of the stages.
 
     ``draws``: no pair is in a split for validation; some pictures of those that are trained on are
     held out for it.
@@ -70,17 +70,17 @@ class SplitPlan:
 
     @property
     def trained(self) -> Splits:
-        """What any stage trains on."""
+        """Returns the splits that any stage trains on."""
         return frozenset[str | None]().union(*self.training)
 
     @property
     def validated(self) -> Splits:
-        """What any stage is validated on."""
+        """Returns the splits that any stage is validated on."""
         return frozenset[str | None]().union(*self.validation)
 
 
 def plan_splits(recipe: Recipe, table: Iterable[str | None]) -> SplitPlan:
-    """What a run does with the splits of its ``table``.
+    """Plans what a run does with the splits of its ``table``.
 
     Raises InputError for splits that a stage names and the table lacks, and for names that say
     nothing to anyone.
@@ -123,8 +123,8 @@ def _among(splits: Splits, names: Sequence[str]) -> Splits:
 
 
 def _require(names: Sequence[str], splits: Splits, field: str) -> None:
-    there = _named([[split_name(s) for s in splits]])
-    if missing := [name for name in names if split_name(name) not in there]:
+    known = _named([[split_name(s) for s in splits]])
+    if missing := [name for name in names if split_name(name) not in known]:
         said = ", ".join(sorted({"null" if s is None else s for s in splits})) or "none"
         raise InputError(
             f"{field}: --pairs has no split {', '.join(missing)} (it has {said}); name those, or "
@@ -133,7 +133,7 @@ def _require(names: Sequence[str], splits: Splits, field: str) -> None:
 
 
 def drawn_below(keys: Keys) -> int:
-    """Below which :func:`unit_key` pictures are held out, given those of all rows.
+    """Says below which :func:`unit_key` pictures are held out, given those of all rows.
 
     One in a hundred is, at least 100 and at most 5,000, but of few no more than a tenth; at least
     one where there are two. It depends on the ids alone: every seed has the same.
@@ -145,7 +145,7 @@ def drawn_below(keys: Keys) -> int:
 
 
 def said_of(plan: SplitPlan, splits: Mapping[str | None, int]) -> str:
-    """What a plan does with the pairs of each split, in a sentence."""
+    """Says what a plan does with the pairs of each split, in a sentence."""
     uses = {"trains on": plan.trained}
     if not plan.draws:
         uses["keeps for validation"] = plan.validated - plan.trained

@@ -1,4 +1,4 @@
-"""The prepared samples of a run, mapped into memory."""
+"""Reads the prepared samples of a run, mapped into memory."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from vlmill.train.loading.store.files import ROWS, SAMPLES, numbers_of
 
 
 class SampleTable:
-    """The prepared samples; rows count from 0. What it maps is shared by all processes."""
+    """Reads the prepared samples; rows count from 0. What it maps is shared by all processes."""
 
     def __init__(self, folder: Path) -> None:
         self._batches = _mapped(folder / "samples.arrow")
@@ -40,35 +40,35 @@ class SampleTable:
         return self._columns[name][row // ROWS][row % ROWS].as_py()
 
     def pair_id(self, row: int) -> str:
-        """The pair's id."""
+        """Returns the pair's id."""
         return str(self._value("pair_id", row))
 
     def image_id(self, row: int) -> str:
-        """The pair's picture; empty for a text alone."""
+        """Returns the pair's picture; empty for a text alone."""
         return self._value("image_id", row) or ""
 
     def tokens(self, row: int) -> Ids:
-        """The text's word-piece ids with [CLS] and [SEP]."""
+        """Returns the text's word-piece ids with [CLS] and [SEP]."""
         end = int(self._ends[row])
         tokens: Ids = self._tokens[end - int(self.num_tokens[row]) : end].astype(np.int64)
         return tokens
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Whether the text of one row is a caption of the picture of another."""
+        """Says whether the text of one row is a caption of the picture of another."""
         key = mix(int(self._text_keys[text_row]), int(self.image_keys[image_row]))
         at = int(np.searchsorted(self._known, key))
         return at < len(self._known) and bool(self._known[at] == key)
 
     @cached_property
     def _hard_rows(self) -> tuple[Ids, Ids]:
-        """Rows that have hard negatives, rising, and their places in the file."""
+        """Returns the rows that have hard negatives, rising, and their places in the file."""
         parts = [batch.column("row").to_numpy() for batch in self._hard]
         rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         order = np.argsort(rows, kind="stable")
         return rows[order], order
 
     def hard_negatives(self, row: int) -> Ids:
-        """Rows of the pair's hard negatives, maybe none."""
+        """Returns the rows of the pair's hard negatives, maybe none."""
         rows, places = self._hard_rows
         at = int(np.searchsorted(rows, row))
         if at == len(rows) or rows[at] != row:
@@ -83,7 +83,8 @@ class SampleTable:
         kind: str = "regions",
         splits: Collection[str | None] | None = None,
     ) -> Ids:
-        """The rows whose source is one of these (all for none), in the order of their pictures.
+        """Returns the rows whose source is one of these (all for none), in the order of their
+        pictures.
 
         Those with a picture; of ``kind`` "text" those without, and of "pictures" one of each. With
         ``splits`` only rows of these.
@@ -98,14 +99,14 @@ class SampleTable:
         return rows[np.argsort(self.image_rows[rows], kind="stable")]
 
     def _is_among(self, name: str, values: Collection[str | None]) -> Flags:
-        """Of every row, whether its value is one of these; null is a value."""
+        """Says of every row whether its value is one of these; null is a value."""
         expected = pa.array(values, pa.string())
         flags = [pa.compute.is_in(b.column(name), value_set=expected) for b in self._batches]
         among: Flags = pa.chunked_array(flags, pa.bool_()).to_numpy()
         return among
 
     def sources(self) -> dict[str, int]:
-        """How many pairs each source has; a missing source counts as ``null``."""
+        """Returns how many pairs each source has; a missing source counts as ``null``."""
         counts: Counter[str] = Counter()
         for batch in self._batches:
             counts.update(str(s or "null") for s in batch.column("source").to_pylist())

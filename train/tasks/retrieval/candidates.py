@@ -1,4 +1,4 @@
-"""Retrieval: which texts and pictures are ranked, and what is left out of it.
+"""Selects which texts and pictures retrieval ranks, and says what is left out of it.
 
 I pictures, T texts.
 """
@@ -24,7 +24,7 @@ SPECIALS = 2  # [CLS] and [SEP]
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A row of the pairs table, as far as retrieval needs it."""
+    """Holds a row of the pairs table, as far as retrieval needs it."""
 
     pair_id: str
     image_id: str | None
@@ -34,14 +34,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsRead:
-    """The pairs that were asked for, and the digest of their whole table."""
+    """Holds the pairs that were asked for, and the digest of their whole table."""
 
     pairs: tuple[Pair, ...]
     digest: str
 
 
 def read_pairs(table: str, split: str | None = None) -> PairsRead:
-    """All pairs of a table, or those of one split. Raises InputError for none."""
+    """Reads all pairs of a table, or those of one split. Raises InputError for none."""
     digest, splits, pairs = PairsDigest(), set[str](), list[Pair]()
     for batch in pair_batches(table):
         digest.update(batch)
@@ -51,33 +51,35 @@ def read_pairs(table: str, split: str | None = None) -> PairsRead:
         columns = batch.select(["pair_id", "image_id", "text", "split"])
         pairs += [Pair(**row) for row in pa.Table.from_batches([columns]).to_pylist()]
     if not pairs:
-        there = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
-        raise InputError(f"--pairs {table}: nothing to rank; {there}")
+        contents = f"its splits are {', '.join(sorted(splits))}" if splits else "an empty table"
+        raise InputError(f"--pairs {table}: nothing to rank; {contents}")
     return PairsRead(pairs=tuple(pairs), digest=digest.hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
+    """Holds each pair's ``[CLS] text [SEP]`` as int64 ids, and how many were ``cut`` to fit."""
 
     tokens: tuple[Ids, ...]
     cut: int
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
-    """Texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts them."""
+    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts
+    them.
+    """
     tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
     tokenizer.enable_truncation(max_tokens)
     encoded = tokenizer.encode_batch(list(texts))
     return Texts(
-        tokens=tuple(np.array(one.ids, dtype=np.int64) for one in encoded),
-        cut=sum(bool(one.overflowing) for one in encoded),
+        tokens=tuple(np.array(encoding.ids, dtype=np.int64) for encoding in encoded),
+        cut=sum(bool(encoding.overflowing) for encoding in encoded),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """What is ranked: T texts with their ``tokens``, and I pictures.
+    """Holds what is ranked: T texts with their ``tokens``, and I pictures.
 
     ``owners`` int64 [T] is each text's picture.
     """
@@ -99,7 +101,7 @@ def select_candidates(
     ``faults`` says what is wrong with a picture, by its id. Of a pair_id that comes again the first
     pair counts, as in training: a figure would count twice.
     """
-    kept, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
+    rankable, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
     came = set[str]()
     for pair, text in zip(pairs, tokens, strict=True):
         reason = Reason.DUPLICATE if pair.pair_id in came else _fault(pair, text, faults)
@@ -108,11 +110,11 @@ def select_candidates(
             reason = reason or Reason.NO_PICTURE
             rejects.append(reject(STAGE, pair.pair_id, reason, f"image {pair.image_id}"))
         else:
-            kept.append((pair, text))
+            rankable.append((pair, text))
             owners.append(numbers.setdefault(pair.image_id, len(numbers)))
     candidates = Candidates(
-        pairs=tuple(pair for pair, _ in kept),
-        tokens=tuple(text for _, text in kept),
+        pairs=tuple(pair for pair, _ in rankable),
+        tokens=tuple(text for _, text in rankable),
         image_ids=tuple(numbers),
         owners=np.array(owners, dtype=np.int64),
     )

@@ -1,4 +1,4 @@
-"""What is checked before retrieval is evaluated, and what its reader must be told."""
+"""Checks what retrieval needs before it is evaluated, and notes what its reader must be told."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Ranking = Literal["matching", "contrast"]
 
 
 def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
-    """By which head the model ranks: the contrastive one where there is one.
+    """Says by which head the model ranks: the contrastive one where there is one.
 
     Raises InputError if the model cannot say whether a text and a picture belong together, or not
     in the way that is asked for.
@@ -55,7 +55,8 @@ def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
 
 
 def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
-    """What the model was fed at the end of its training; a published model's, what its paper says.
+    """Says what the model was fed at the end of its training; a published model's, what its paper
+    says.
 
     ``max_regions`` overrides that many. Raises InputError for less than one.
     """
@@ -74,7 +75,7 @@ def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feed
 
 
 def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
-    """How many tokens the model is fed of a text."""
+    """Returns how many tokens the model is fed of a text."""
     longest: int = loaded.config.max_text_tokens
     return min(feeding.max_tokens or longest, longest)
 
@@ -82,7 +83,7 @@ def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
 def notes_on_regions(
     loaded: LoadedCheckpoint, regions: RegionReader, feeding: Feeding
 ) -> list[str]:
-    """What a reader of the figures must know of the regions.
+    """Says what a reader of the figures must know of the regions.
 
     Raises InputError if they are another detector's than the checkpoint was trained on.
     """
@@ -109,7 +110,7 @@ def notes_on_regions(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """How many of the ranked pairs and pictures the checkpoint was trained on."""
+    """Counts how many of the ranked pairs and pictures the checkpoint was trained on."""
 
     pairs: int
     images: int
@@ -121,7 +122,7 @@ class Overlap:
 
 
 def overlap_of(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap | None:
-    """What training and evaluation share; None where the checkpoint does not say."""
+    """Says what training and evaluation share; None where the checkpoint does not say."""
     if trained_on is None:
         return None
     return Overlap(
@@ -133,7 +134,7 @@ def overlap_of(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap 
 def notes_on_training(
     loaded: LoadedCheckpoint, overlap: Overlap | None, candidates: Candidates
 ) -> list[str]:
-    """What a reader must know of what the checkpoint was trained on."""
+    """Says what a reader must know of what the checkpoint was trained on."""
     training, notes = loaded.training, list[str]()
     if training.step == 0 and loaded.feeding is None and not training.stage:
         notes.append("The checkpoint was converted: it is fed what its publication says.")
@@ -154,7 +155,7 @@ def notes_on_training(
 
 
 def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:
-    """A warning for each direction whose R@1 depends on how equal scores are ordered."""
+    """Returns a warning for each direction whose R@1 depends on how equal scores are ordered."""
     notes = []
     for direction in DIRECTIONS:
         low, high = metrics[f"{direction}/r1"], metrics[f"{direction}/r1_optimistic"]

@@ -1,4 +1,4 @@
-"""``train-vl evaluate``: its arguments, and what runs it."""
+"""Declares the arguments of ``train-vl evaluate``, and runs it."""
 
 import argparse
 from dataclasses import fields

@@ -22,7 +22,7 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import notes_on_ties, notes_on_training, overlap_of
-from vlmill.train.tasks.retrieval.found import found_images, found_texts, neighbours_json
+from vlmill.train.tasks.retrieval.examples import nearest_images, nearest_texts, neighbours_json
 from vlmill.train.tasks.retrieval.job import (
     Opened,
     RetrievalOptions,
@@ -86,7 +86,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
 
 
 def read_metrics(folder: str | Path) -> dict[str, float]:
-    """The ``metrics.json`` of a finished evaluation."""
+    """Reads the ``metrics.json`` of a finished evaluation."""
     metrics: dict[str, float] = json.loads((Path(folder) / METRICS).read_text(encoding="utf-8"))
     return metrics
 
@@ -122,8 +122,8 @@ def _write(
     owners, folder = candidates.owners, opened.options.output
     text_ranks = text_to_image_ranks(ranked.by_text, owners)
     image_ranks = image_to_text_ranks(ranked.by_image, owners)
-    by_text = found_images(ranked.by_text, owners, text_ranks, NEIGHBOURS)
-    by_image = found_texts(ranked.by_image, owners, image_ranks, NEIGHBOURS)
+    by_text = nearest_images(ranked.by_text, owners, text_ranks, NEIGHBOURS)
+    by_image = nearest_texts(ranked.by_image, owners, image_ranks, NEIGHBOURS)
     shard = write_shard(folder, REJECTS, rejects, producer={"job": JOB})
     write_json(folder / "neighbours.json", neighbours_json(candidates, by_text, by_image))
     cosines = opened.ranking == "contrast" and opened.options.rerank is None

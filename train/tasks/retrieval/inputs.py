@@ -1,4 +1,4 @@
-"""What retrieval feeds a model: texts in batches, pictures one by one, both made as in training.
+"""Feeds a model for retrieval: texts in batches, pictures one by one, both made as in training.
 
 B texts, T tokens.
 """
@@ -30,8 +30,8 @@ from vlmill.train.recipes.spec import Feeding
 
 @dataclass(frozen=True, kw_only=True)
 class TextBatch:
-    """Texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64 [B];
-    ids [B, T], mask [B, T], and the places that it marks.
+    """Holds texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64
+    [B]; ids [B, T], mask [B, T], and the places that it marks.
     """
 
     columns: NDArray[np.int64]
@@ -47,7 +47,7 @@ def text_batches(
     device: torch.device,
     columns: NDArray[np.int64] | None = None,
 ) -> list[TextBatch]:
-    """Batches by length, so that little of a batch is padding; each text is in one.
+    """Returns batches by length, so that little of a batch is padding; each text is in one.
 
     ``columns`` are the texts' own, counted from 0 if not given.
     """
@@ -73,23 +73,25 @@ def text_batches(
 
 
 class Pictures(Protocol):
-    """Where the pictures of pairs come from."""
+    """Says where the pictures of pairs come from."""
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """What the table has nothing of, with the reason; read from its index."""
+        """Says what the table has nothing of, with the reason; read from its index."""
         ...
 
     def fault(self, image_id: str) -> Reason | None:
-        """What is wrong with a picture that the table has; reads it."""
+        """Says what is wrong with a picture that the table has; reads it."""
         ...
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Pictures as training feeds them, with nothing masked and no text."""
+        """Returns pictures as training feeds them, with nothing masked and no text."""
         ...
 
 
 class RegionPictures:
-    """The regions of pictures, fed by ``feeding``, and whole pictures' features if asked for."""
+    """Reads the regions of pictures, fed by ``feeding``, and whole pictures' features if asked
+    for.
+    """
 
     def __init__(
         self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
@@ -100,7 +102,7 @@ class RegionPictures:
         self._feeding = dataclasses.replace(feeding, region_targets="class")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Pictures without a row, or with a row without boxes."""
+        """Returns the pictures without a row, or with a row without boxes."""
         numbers = self.join.find(image_ids)
         counts = self._reader.box_counts()
         faults = {}
@@ -112,7 +114,7 @@ class RegionPictures:
         return faults
 
     def fault(self, image_id: str) -> Reason | None:
-        """Features or boxes that are not finite, among those that the model is fed."""
+        """Returns features or boxes that are not finite, among those that the model is fed."""
         row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
         fed = slice(count) if order is None else order
@@ -122,33 +124,35 @@ class RegionPictures:
         return None if all(np.isfinite(part).all() for part in parts) else Reason.NOT_FINITE
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """With all regions: those that a text leaves no room for are cut beside it."""
+        """Makes a batch with all regions: those that a text leaves no room for are cut beside
+        it.
+        """
         numbers = self._rows(image_ids)
         return region_batch(
             self._reader, numbers, self._feeding, global_features=self._global_features
         )
 
     def _rows(self, image_ids: Sequence[str]) -> list[int]:
-        """Rows of pictures that are not missing."""
+        """Returns the rows of pictures that are not missing."""
         rows: list[int] = self.join.find(image_ids).tolist()
         return rows
 
 
 class PixelPictures:
-    """Pictures as pixels, whole and without augmentation, at the model's size."""
+    """Reads pictures as pixels, whole and without augmentation, at the model's size."""
 
     def __init__(self, reader: ImageReader, feeding: Feeding) -> None:
         self._reader, self._feeding = reader, feeding
         self.join = Join(reader.index, asking="--pairs", holding="--images")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Pictures without a row."""
+        """Returns the pictures without a row."""
         numbers = self.join.find(image_ids).tolist()
         pairs = zip(image_ids, numbers, strict=True)
         return {image_id: Reason.NO_PICTURE for image_id, at in pairs if at == ABSENT}
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
-        """A picture's pixels [3, S, S], or what is wrong with it."""
+        """Returns a picture's pixels [3, S, S], or what is wrong with it."""
         data = self._reader.bytes_of(int(self.join.find([image_id])[0]))
         if not data:
             return Reason.EMPTY
@@ -158,12 +162,12 @@ class PixelPictures:
             return Reason.UNREADABLE_IMAGE
 
     def fault(self, image_id: str) -> Reason | None:
-        """Pictures without bytes, and what cannot be decoded."""
+        """Returns the pictures without bytes, and what cannot be decoded."""
         pixels = self.load(image_id)
         return pixels if isinstance(pixels, Reason) else None
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Pictures without a fault. Raises InputError for another."""
+        """Returns the pictures without a fault. Raises InputError for another."""
         loaded = {image_id: self.load(image_id) for image_id in image_ids}
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():
@@ -171,6 +175,6 @@ class PixelPictures:
         return self.together(good)
 
     def together(self, loaded: Mapping[str, NDArray[np.uint8]]) -> HostBatch:
-        """A batch of pixels, by image_id."""
+        """Returns a batch of pixels, by image_id."""
         samples = [Sample(pair_id=name, pixels={"pixels": loaded[name]}) for name in loaded]
         return read_features(collate(samples, self._feeding), None)

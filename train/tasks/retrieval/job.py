@@ -1,4 +1,6 @@
-"""An evaluation of retrieval: its inputs, opened and found to fit together, and their scores."""
+"""Opens the inputs of an evaluation of retrieval, checks that they fit together, and scores
+them.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -58,7 +60,7 @@ FED = {
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions:
-    """What ``train-vl evaluate retrieval`` is told; tables are folders, files or globs."""
+    """Holds what ``train-vl evaluate retrieval`` is told; tables are folders, files or globs."""
 
     checkpoint: Path
     pairs: str
@@ -76,7 +78,7 @@ class RetrievalOptions:
 
 @dataclass(kw_only=True)
 class Opened:
-    """The inputs of an evaluation, opened and found to fit together."""
+    """Holds the inputs of an evaluation, opened and found to fit together."""
 
     options: RetrievalOptions
     device: torch.device
@@ -91,7 +93,7 @@ class Opened:
 
     @property
     def pictures(self) -> RegionPictures | PixelPictures:
-        """What the model reads of pictures."""
+        """Returns what the model reads of pictures."""
         if self.regions is not None:
             whole = bool(global_widths_of(self.loaded.config))
             return RegionPictures(self.regions, self.feeding, global_features=whole)
@@ -100,7 +102,7 @@ class Opened:
 
 
 def open_inputs(options: RetrievalOptions) -> Opened:
-    """Everything that a ranking reads. Raises InputError for what does not fit together."""
+    """Opens everything that a ranking reads. Raises InputError for what does not fit together."""
     device = _device(options.device)
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
@@ -130,7 +132,7 @@ def open_inputs(options: RetrievalOptions) -> Opened:
 def _open_pictures(
     options: RetrievalOptions, loaded: LoadedCheckpoint, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
-    """The table that the model reads, and what is to be said of it."""
+    """Opens the table that the model reads, and what is to be said of it."""
     if feeding.kind == "pixels":
         if options.images is None:
             raise InputError(f"--images is missing: a {loaded.variant} reads pictures")
@@ -161,7 +163,9 @@ def _device(name: str) -> torch.device:
 
 
 def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
-    """What is ranked, and the pairs that are not, with reasons; ``faults`` are the pictures'."""
+    """Selects what is ranked, and the pairs that are not, with reasons; ``faults`` are the
+    pictures'.
+    """
     candidates, rejects = select_candidates(opened.read.pairs, opened.texts.tokens, faults)
     ids = [pair.image_id for pair in opened.read.pairs if pair.image_id is not None]
     samples = opened.pictures.join.samples(ids)
@@ -170,8 +174,9 @@ def select(opened: Opened, faults: Mapping[str, Reason]) -> tuple[Candidates, Re
 
 
 def settings_of(opened: Opened) -> dict[str, Any]:
-    """What decides the figures, contents included: the same settings give the same output, up to
-    rounding on another device or in batches of another size.
+    """Returns what decides the figures, contents included: the same settings give the same output,
+    up
+    to rounding on another device or in batches of another size.
     """
     options, loaded, reader = opened.options, opened.loaded, opened.regions or opened.images
     assert reader is not None
@@ -204,8 +209,8 @@ def settings_of(opened: Opened) -> dict[str, Any]:
 def survey(
     opened: Opened, candidates: Candidates, faults: dict[str, Reason]
 ) -> ImageVectors | None:
-    """Read every picture once: add to ``faults`` what cannot be used, and embed it where the model
-    ranks by vectors.
+    """Reads every picture once: adds to ``faults`` what cannot be used, and embeds it where the
+    model ranks by vectors.
     """
     pictures, ids = opened.pictures, candidates.image_ids
     with Progress(total=len(ids), unit="picture", label="pictures") as progress:
@@ -229,7 +234,9 @@ def survey(
 
 
 def rank(opened: Opened, candidates: Candidates, vectors: ImageVectors | None) -> Ranked:
-    """The scores of all pairs, or with ``--rerank`` of all by vectors and of the best again."""
+    """Returns the scores of all pairs, or with ``--rerank`` of all by vectors and of the best
+    again.
+    """
     options, size = opened.options, opened.options.batch_size
     if vectors is None:
         scores = _matched(opened, candidates)
@@ -252,7 +259,7 @@ def rank(opened: Opened, candidates: Candidates, vectors: ImageVectors | None) -
 def _matched(
     opened: Opened, candidates: Candidates, listed: Shortlists | None = None
 ) -> NDArray[np.float32]:
-    """Logits [I, T] of the matching head, of all pairs or those of the shortlists."""
+    """Returns logits [I, T] of the matching head, of all pairs or those of the shortlists."""
     chosen = None if listed is None else listed.either
     total = len(candidates.image_ids) * len(candidates.tokens)
     count = total if chosen is None else int(chosen.sum())

@@ -1,4 +1,5 @@
-"""Losses over a pair and its negatives, for retrieval (ImageBERT, arXiv:2001.07966, sec. 4.2).
+"""Computes losses over a pair and its negatives, for retrieval (ImageBERT, arXiv:2001.07966, sec.
+4.2).
 
 S samples of P candidates [S, P]; the one that belongs together is in column 0. The paper prints
 the signs of the first and third otherwise, and the third without margin and difference: misprints.
@@ -12,7 +13,7 @@ MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
 
 
 def binary_candidates(logits: Tensor) -> Tensor:
-    """Mean over all pairs of the binary cross-entropy, the paper's best loss."""
+    """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss."""
     targets = torch.zeros_like(logits)
     targets[:, 0] = 1.0
     total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
@@ -20,13 +21,14 @@ def binary_candidates(logits: Tensor) -> Tensor:
 
 
 def softmax_candidates(scores: Tensor) -> Tensor:
-    """Mean over S of the cross-entropy among P candidates (its multi-class loss)."""
+    """Returns the mean over S of the cross-entropy among P candidates (its multi-class loss)."""
     target = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
     return F.cross_entropy(scores, target, reduction="sum") / max(len(scores), 1)
 
 
 def hardest_triplet(scores: Tensor, margin: float = MARGIN) -> Tensor:
-    """Mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0 and 1.
+    """Returns the mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0
+    and 1.
 
     Of negative texts and negative pictures in one sample the losses are taken apart and added.
     Without a negative it is 0.

@@ -1,4 +1,4 @@
-"""Scores of every text with every picture, by a matching head or by contrastive vectors.
+"""Scores every text with every picture, by a matching head or by contrastive vectors.
 
 I pictures, T texts, B texts of a batch, R regions. A fusion model reads text and picture together,
 so that all I x T pairs pass through it; what depends on one of the two alone is computed once. The
@@ -27,33 +27,34 @@ TOKENS_KEPT = 1 << 17  # read texts that stay in memory: 0.4 GB at a width of 76
 
 
 def silent(count: int) -> None:
-    """A progress callback that does nothing."""
+    """Does nothing: a progress callback for callers that show none."""
 
 
 class PairScorer(Protocol):
-    """A model with a matching head, taken apart into what texts, pictures and pairs cost."""
+    """Takes a model with a matching head apart into what texts, pictures and pairs cost."""
 
     @property
     def keeps_texts(self) -> bool:
-        """Whether read texts are hidden states, which take memory."""
+        """Says whether read texts are hidden states, which take memory."""
         ...
 
     def read_texts(self, texts: TextBatch) -> Any:
-        """What a batch of texts has in common for all pictures."""
+        """Computes what a batch of texts has in common for all pictures."""
         ...
 
     def read_picture(self, batch: Batch) -> Any:
-        """What the one picture of ``batch`` has in common for all texts."""
+        """Computes what the one picture of ``batch`` has in common for all texts."""
         ...
 
     def match(self, texts: Any, picture: Any) -> Tensor:
-        """Logits [B] that each text of the batch belongs to the picture."""
+        """Returns logits [B] that each text of the batch belongs to the picture."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeScorer:
-    """One stream, or interaction from the first layer on: regions are embedded once.
+    """Scores pairs of one stream, or with interaction from the first layer on: regions are embedded
+    once.
 
     ``max_elements``: the room that text and regions share, as in `Feeding`.
     """
@@ -63,7 +64,7 @@ class EncodeScorer:
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
-        """Nothing but their ids."""
+        """Returns nothing but their ids."""
         return texts
 
     def read_picture(self, batch: Batch) -> Tensor:
@@ -91,12 +92,14 @@ class EncodeScorer:
 
 
 def fitted(texts: TextBatch, num_regions: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions' mask."""
-    kept = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
-    lengths = torch.tensor([kept[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
+    """Returns texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions'
+    mask.
+    """
+    shares = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
+    lengths = torch.tensor([shares[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
     words, shown = lengths[:, :1], lengths[:, 1:]
-    own = torch.from_numpy(texts.lengths).to(words)[:, None]
-    ends = texts.tokens.gather(1, own - 1)
+    full_lengths = torch.from_numpy(texts.lengths).to(words)[:, None]
+    ends = texts.tokens.gather(1, full_lengths - 1)
     tokens = texts.tokens.scatter(1, words - 1, ends)[:, : int(words.max())]
     places = torch.arange(max(tokens.shape[1], num_regions), device=words.device)
     token_mask = places[: tokens.shape[1]] < words
@@ -111,17 +114,17 @@ class StreamScorer:
     keeps_texts: ClassVar[bool] = True
 
     def read_texts(self, texts: TextBatch) -> Stream:
-        """The text's own layers."""
+        """Runs the text's own layers."""
         return self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
 
     def read_picture(self, batch: Batch) -> Stream:
-        """The regions' own layers."""
+        """Runs the regions' own layers."""
         inputs = batch.inputs
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
         return self.model.read_regions(embedded, inputs.region_mask)
 
     def match(self, texts: Stream, picture: Stream) -> Tensor:
-        """The layers from co-attention on."""
+        """Runs the layers from co-attention on."""
         count = texts.layout.shape[0]
         again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
         return self.model.match_logit(self.model.join(texts, picture.take(again)).pooled)
@@ -135,11 +138,11 @@ class PixelScorer:
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
-        """Nothing but their ids."""
+        """Returns nothing but their ids."""
         return texts
 
     def read_picture(self, batch: Batch) -> Tensor:
-        """Embedded patches [1, M, H]."""
+        """Returns embedded patches [1, M, H]."""
         assert batch.pixels is not None
         return self.model.encoder.embed_image(batch.pixels)
 
@@ -153,7 +156,7 @@ class PixelScorer:
 
 
 def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
-    """How a model with a matching head scores pairs."""
+    """Returns the scorer of a model with a matching head."""
     if isinstance(model, Vlmo):
         return PixelScorer(model=model)
     if isinstance(model, Vilbert) and max_elements is None:
@@ -183,19 +186,21 @@ def match_scores(
 
     def score(at: int, batches: Sequence[TextBatch], read: Sequence[Any]) -> None:
         picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
-        found = []
+        logits = []
         for batch, text in zip(batches, read, strict=True):
-            found.append(scorer.match(text, picture).float())
+            logits.append(scorer.match(text, picture).float())
             advance(len(batch.columns))
         columns = np.concatenate([batch.columns for batch in batches])
-        scores[at, columns] = torch.cat(found).cpu().numpy()
+        scores[at, columns] = torch.cat(logits).cpu().numpy()
 
     if chosen is not None:
         for at, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)
-            own = text_batches([texts[c] for c in columns.tolist()], batch_size, device, columns)
-            if own:
-                score(at, own, [scorer.read_texts(batch) for batch in own])
+            shortlist = text_batches(
+                [texts[c] for c in columns.tolist()], batch_size, device, columns
+            )
+            if shortlist:
+                score(at, shortlist, [scorer.read_texts(batch) for batch in shortlist])
         return scores
     every = text_batches(texts, batch_size, device)
     for part in _parts(every) if scorer.keeps_texts else [every]:
@@ -206,7 +211,9 @@ def match_scores(
 
 
 def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:
-    """Batches in runs that together have at most :data:`TOKENS_KEPT` tokens, or one batch."""
+    """Yields batches in runs that together have at most :data:`TOKENS_KEPT` tokens, or one
+    batch.
+    """
     part: list[TextBatch] = []
     for batch in batches:
         if part and sum(b.tokens.numel() for b in (*part, batch)) > TOKENS_KEPT:

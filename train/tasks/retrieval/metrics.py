@@ -1,4 +1,4 @@
-"""Retrieval metrics from a matrix of scores: pure functions of arrays.
+"""Computes retrieval metrics from a matrix of scores: pure functions of arrays.
 
 I images, T texts. A text belongs to one image, an image may own any number of texts. Ranks count
 from 0. Ties are pessimistic: a wrong candidate with the right one's score ranks before it, so that
@@ -41,9 +41,9 @@ def check_scores(scores: Scores, owners: Ids) -> None:
         )
     if bad := int((~np.isfinite(scores)).sum()):
         raise ValueError(f"scores holds {bad} NaN or infinite values of {scores.size}")
-    wanted = np.arange(len(scores))
-    if not np.array_equal(np.unique(owners), wanted):
-        strange = np.setxor1d(owners, wanted)[:5].tolist()
+    image_rows = np.arange(len(scores))
+    if not np.array_equal(np.unique(owners), image_rows):
+        strange = np.setxor1d(owners, image_rows)[:5].tolist()
         raise ValueError(
             f"owners must name every row of the {len(scores)} images and no other; at fault: "
             f"{strange}"
@@ -51,65 +51,71 @@ def check_scores(scores: Scores, owners: Ids) -> None:
 
 
 def text_to_image_ranks(scores: Scores, owners: Ids) -> Ranks:
-    """Image retrieval: each text's rank of its own image among all images."""
+    """Returns the ranks of image retrieval: each text's rank of its own image among all images."""
     check_scores(scores, owners)
     return ranks_among(scores.T, owners)
 
 
 def ranks_among(scores: Scores, right: Ids) -> Ranks:
-    """Each query's rank of its one right candidate: ``scores`` [queries, candidates]."""
-    own = scores[np.arange(len(scores)), right][:, None]
-    higher = (scores > own).sum(axis=1)
-    as_high = (scores >= own).sum(axis=1) - 1  # the right one itself is no wrong candidate
+    """Returns each query's rank of its one right candidate: ``scores`` [queries, candidates]."""
+    right_scores = scores[np.arange(len(scores)), right][:, None]
+    higher = (scores > right_scores).sum(axis=1)
+    as_high = (scores >= right_scores).sum(axis=1) - 1  # the right one itself is no wrong candidate
     return Ranks(pessimistic=as_high, optimistic=higher)
 
 
 def image_to_text_ranks(scores: Scores, owners: Ids) -> Ranks:
-    """Text retrieval: each image's rank of its best placed text among the texts of others."""
+    """Returns the ranks of text retrieval: each image's rank of its best placed text among the
+    texts of others.
+    """
     check_scores(scores, owners)
     pessimistic = np.empty(len(scores), dtype=np.int64)
     optimistic = np.empty(len(scores), dtype=np.int64)
     for image, row in enumerate(scores):
-        own = owners == image
-        best, wrong = row[own].max(), row[~own]
+        is_right = owners == image
+        best, wrong = row[is_right].max(), row[~is_right]
         pessimistic[image] = (wrong >= best).sum()
         optimistic[image] = (wrong > best).sum()
     return Ranks(pessimistic=pessimistic, optimistic=optimistic)
 
 
 def recall_at_k(ranks: NDArray[np.int64], k: int) -> float:
-    """Share of queries whose rank is below ``k``, 0..1. Raises ValueError without a query."""
+    """Returns the share of queries whose rank is below ``k``, 0..1. Raises ValueError without a
+    query.
+    """
     if not len(ranks):
         raise ValueError("recall of no query is undefined; give one rank at least")
     return float((ranks < k).mean())
 
 
 def standard_error(share: float, n: int) -> float:
-    """Binomial standard error of a share of ``n`` queries."""
+    """Returns the binomial standard error of a share of ``n`` queries."""
     return float(np.sqrt(share * (1 - share) / n))
 
 
 def chance_image_recall(num_images: int, k: int) -> float:
-    """Expected recall at ``k`` of image retrieval if the order says nothing."""
+    """Returns the expected recall at ``k`` of image retrieval if the order says nothing."""
     return min(k / num_images, 1.0)
 
 
 def chance_text_recall(owners: Ids, k: int) -> float:
-    """Expected recall at ``k`` of text retrieval if the order says nothing.
+    """Returns the expected recall at ``k`` of text retrieval if the order says nothing.
 
     One less the chance that the first k of T texts hold none of an image's own, mean over images.
     """
-    own = np.bincount(owners)
+    texts_per_image = np.bincount(owners)
     total = len(owners)
     draws = np.arange(min(k, total))
-    missed = np.clip((total - own[:, None] - draws) / (total - draws), 0, 1).prod(axis=1)
+    missed = np.clip((total - texts_per_image[:, None] - draws) / (total - draws), 0, 1).prod(
+        axis=1
+    )
     return float((1 - missed).mean())
 
 
 def retrieval_metrics(
     scores: Scores, owners: Ids, ks: Sequence[int] = KS, *, by_image: Scores | None = None
 ) -> dict[str, float]:
-    """Both directions' figures under flat names, shares in 0..1.
+    """Returns both directions' figures under flat names, shares in 0..1.
 
     ``scores`` [I, T], higher for better; ``by_image`` are those that images rank texts by, where
     these are others. ``owners`` [T] is the row of each text's image. Of
@@ -132,7 +138,9 @@ def retrieval_metrics(
 
 
 def rank_summary(ranks: Ranks, ks: Sequence[int] = KS) -> dict[str, float]:
-    """One direction's figures: recalls with their errors, median and mean rank from 1, ties, n."""
+    """Returns one direction's figures: recalls with their errors, median and mean rank from 1,
+    ties, n.
+    """
     n = len(ranks.pessimistic)
     summary: dict[str, float] = {}
     for k in ks:
@@ -150,7 +158,9 @@ def rank_summary(ranks: Ranks, ks: Sequence[int] = KS) -> dict[str, float]:
 def mean_of_folds(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Mean of every figure over consecutive blocks of ``fold_images`` images, as COCO 1K is.
+    """Returns the mean of every figure over consecutive blocks of ``fold_images`` images, as COCO
+    1K
+    is.
 
     Each block is scored within itself: its images against its own texts. Raises ValueError if the
     images do not fill whole blocks.
@@ -162,12 +172,12 @@ def mean_of_folds(
         )
     folds = []
     for first in range(0, len(scores), fold_images):
-        own = (owners >= first) & (owners < first + fold_images)
-        block = scores[first : first + fold_images, own]
-        folds.append(retrieval_metrics(block, owners[own] - first, ks))
+        in_fold = (owners >= first) & (owners < first + fold_images)
+        block = scores[first : first + fold_images, in_fold]
+        folds.append(retrieval_metrics(block, owners[in_fold] - first, ks))
     return mean_metrics(folds)
 
 
 def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean of each figure over runs that all have the same ones."""
+    """Returns the mean of each figure over runs that all have the same ones."""
     return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}

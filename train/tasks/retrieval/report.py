@@ -1,4 +1,4 @@
-"""The page that shows a retrieval evaluation: figures beside chance, and what was found."""
+"""Makes the page that shows a retrieval evaluation: figures beside chance, and what was found."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from vlmill.schemas.console.report import (
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.retrieval.candidates import Candidates
-from vlmill.train.tasks.retrieval.found import Found, Neighbour, examples, unmoved
+from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, unmoved
 from vlmill.train.tasks.retrieval.metrics import KS
 
 DIRECTIONS = {"image_retrieval": "picture from caption", "text_retrieval": "caption from picture"}
@@ -48,16 +48,16 @@ EXAMPLES = 4  # of each kind
 
 
 def shown_image_ids(
-    candidates: Candidates, by_text: Sequence[Found], by_image: Sequence[Found]
+    candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> set[str]:
-    """The pictures that the examples show."""
-    numbers = {n.candidate for found in by_text for n in (*found.neighbours, found.right)}
-    return {candidates.image_ids[n] for n in numbers | {found.query for found in by_image}}
+    """Returns the pictures that the examples show."""
+    numbers = {n.candidate for outcome in by_text for n in (*outcome.neighbours, outcome.right)}
+    return {candidates.image_ids[n] for n in numbers | {outcome.query for outcome in by_image}}
 
 
 def _thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails as data: URIs of the pictures that the table has, under their ids or by one name,
-    and that can be decoded.
+    """Returns thumbnails as data: URIs of the pictures that the table has, under their ids or by
+    one name, and that can be decoded.
     """
     if images is None:
         return {}
@@ -77,14 +77,14 @@ def sections(
     *,
     metrics: Mapping[str, float],
     candidates: Candidates,
-    by_text: Sequence[Found],
-    by_image: Sequence[Found],
+    by_text: Sequence[Outcome],
+    by_image: Sequence[Outcome],
     rejects: Mapping[str, int],
     settings: Mapping[str, object],
     images: str | Path | None,
     score: str,
 ) -> list[Section]:
-    """All of the page but its title; ``score`` says what kind of number ranks."""
+    """Returns all of the page but its title; ``score`` says what kind of number ranks."""
     texts, pictures = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
     ids = shown_image_ids(candidates, texts.all, pictures.all)
     uris = _thumbnails(images, ids)
@@ -125,7 +125,7 @@ def sections(
 
 
 def percent(share: float) -> str:
-    """A share as percent with one decimal, halves away from zero."""
+    """Returns a share as percent with one decimal, halves away from zero."""
     return f"{np.floor(share * 1000 + 0.5) / 10:.1f}"
 
 
@@ -151,50 +151,52 @@ def _recall_table(metrics: Mapping[str, float]) -> Markup:
 
 
 def _image_examples(
-    found: Sequence[Found], candidates: Candidates, uris: Mapping[str, str]
+    outcomes: Sequence[Outcome], candidates: Candidates, uris: Mapping[str, str]
 ) -> Markup:
     queries = [
         {
-            "title": candidates.pairs[one.query].text,
-            "rank": one.rank,
+            "title": candidates.pairs[outcome.query].text,
+            "rank": outcome.rank,
             "of": len(candidates.image_ids),
             "picture": None,
             "pictures": [
                 {**shown, "image_id": candidates.image_ids[shown["candidate"]]}
-                for shown in _shown(one)
+                for shown in _shown(outcome)
             ],
             "texts": [],
         }
-        for one in found
+        for outcome in outcomes
     ]
     return _cards(queries, uris)
 
 
 def _text_examples(
-    found: Sequence[Found], candidates: Candidates, uris: Mapping[str, str]
+    outcomes: Sequence[Outcome], candidates: Candidates, uris: Mapping[str, str]
 ) -> Markup:
     queries = [
         {
-            "title": f"Picture {candidates.image_ids[one.query][:12]}",
-            "rank": one.rank,
+            "title": f"Picture {candidates.image_ids[outcome.query][:12]}",
+            "rank": outcome.rank,
             "of": len(candidates.pairs),
-            "picture": candidates.image_ids[one.query],
+            "picture": candidates.image_ids[outcome.query],
             "pictures": [],
             "texts": [
                 {**shown, "text": candidates.pairs[shown["candidate"]].text}
-                for shown in _shown(one)
+                for shown in _shown(outcome)
             ],
         }
-        for one in found
+        for outcome in outcomes
     ]
     return _cards(queries, uris)
 
 
-def _shown(found: Found) -> list[dict[str, Any]]:
-    """The first candidates with their places, and the right one with its own if not among them."""
-    rows = list(enumerate(found.neighbours))
-    if not any(n.right for n in found.neighbours):
-        rows.append((found.rank, found.right))
+def _shown(outcome: Outcome) -> list[dict[str, Any]]:
+    """Returns the first candidates with their places, and the right one with its own if not among
+    them.
+    """
+    rows = list(enumerate(outcome.neighbours))
+    if not any(n.right for n in outcome.neighbours):
+        rows.append((outcome.rank, outcome.right))
     return [
         {"candidate": n.candidate, "score": _score(n), "right": n.right, "place": place + 1}
         for place, n in rows
@@ -213,9 +215,9 @@ def _cards(queries: Sequence[Mapping[str, object]], uris: Mapping[str, str]) -> 
     return Markup(_CARDS.render(queries=queries, picture=picture) or "<p>None.</p>")
 
 
-def _rank_charts(by_text: Sequence[Found], by_image: Sequence[Found]) -> Markup:
+def _rank_charts(by_text: Sequence[Outcome], by_image: Sequence[Outcome]) -> Markup:
     charts = [
-        histogram([found.rank + 1 for found in ranked], title=title, x_label="place, from 1")
+        histogram([outcome.rank + 1 for outcome in ranked], title=title, x_label="place, from 1")
         for title, ranked in zip(DIRECTIONS.values(), (by_text, by_image), strict=True)
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))

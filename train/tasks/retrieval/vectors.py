@@ -1,5 +1,5 @@
-"""Scores by contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and their best ones again by
-the matching head.
+"""Ranks by the scores of contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and their best
+ones again by the matching head.
 
 I pictures, T texts, H width of the vectors.
 """
@@ -32,24 +32,26 @@ def text_vectors(
     batch_size: int,
     advance: Advance = silent,
 ) -> NDArray[np.float32]:
-    """Unit vectors of texts, float32 [T, H]."""
+    """Returns unit vectors of texts, float32 [T, H]."""
     vectors = np.zeros((len(texts), model.config.width), dtype=np.float32)
     for batch in text_batches(texts, batch_size, device):
-        found = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
-        vectors[batch.columns] = found.float().cpu().numpy()
+        batch_vectors = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
+        vectors[batch.columns] = batch_vectors.float().cpu().numpy()
         advance(len(batch.columns))
     return vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageVectors:
-    """Unit vectors by image_id, float32 [H]; what is wrong with the pictures that have none."""
+    """Holds unit vectors by image_id, float32 [H]; what is wrong with the pictures that have
+    none.
+    """
 
     vectors: dict[str, NDArray[np.float32]]
     faults: dict[str, Reason]
 
     def of(self, image_ids: Sequence[str]) -> NDArray[np.float32]:
-        """Those of some pictures, [I, H]."""
+        """Returns the vectors of some pictures, [I, H]."""
         return np.stack([self.vectors[image_id] for image_id in image_ids])
 
 
@@ -70,20 +72,23 @@ def image_vectors(
         for start in range(0, len(image_ids), batch_size):
             asked = image_ids[start : start + batch_size]
             loaded = dict(zip(asked, pool.map(pictures.load, asked), strict=True))
-            faults |= {at: one for at, one in loaded.items() if isinstance(one, Reason)}
-            good = {at: one for at, one in loaded.items() if not isinstance(one, Reason)}
+            faults |= {at: picture for at, picture in loaded.items() if isinstance(picture, Reason)}
+            good = {
+                at: picture for at, picture in loaded.items() if not isinstance(picture, Reason)
+            }
             if good:
                 pixels = pictures.together(good).to(device).pixels
                 assert pixels is not None
-                own = model.image_vectors(pixels).float().cpu().numpy()
-                vectors |= dict(zip(good, own, strict=True))
+                embedded = model.image_vectors(pixels).float().cpu().numpy()
+                vectors |= dict(zip(good, embedded, strict=True))
             advance(len(asked))
     return ImageVectors(vectors=vectors, faults=faults)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """What each text ranks pictures by, and each picture texts: [I, T] both, higher for better.
+    """Holds what each text ranks pictures by, and each picture texts: [I, T] both, higher for
+    better.
 
     One matrix, but where only the first of each query were scored by the matching head.
     """
@@ -93,35 +98,35 @@ class Ranked:
 
 
 def shortlist(scores: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
-    """The ``count`` best of each row; of equals the first."""
+    """Marks the ``count`` best of each row; of equals the first."""
     flags = np.zeros(scores.shape, dtype=np.bool_)
-    for row, own in zip(scores, flags, strict=True):
-        own[np.argsort(-row, kind="stable")[:count]] = True
+    for row, row_flags in zip(scores, flags, strict=True):
+        row_flags[np.argsort(-row, kind="stable")[:count]] = True
     return flags
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortlists:
-    """Pairs [I, T] that are among the best of their text, and of their image."""
+    """Holds pairs [I, T] that are among the best of their text, and of their image."""
 
     by_text: NDArray[np.bool_]
     by_image: NDArray[np.bool_]
 
     @staticmethod
     def of(scores: NDArray[np.float32], count: int) -> "Shortlists":
-        """The ``count`` best pictures of each text and texts of each picture."""
+        """Returns the ``count`` best pictures of each text and texts of each picture."""
         return Shortlists(by_text=shortlist(scores.T, count).T, by_image=shortlist(scores, count))
 
     @property
     def either(self) -> NDArray[np.bool_]:
-        """What has to be scored by the matching head."""
+        """Returns the pairs that have to be scored by the matching head."""
         return self.by_text | self.by_image
 
 
 def ranked_again(
     scores: NDArray[np.float32], listed: Shortlists, logits: NDArray[np.float32]
 ) -> Ranked:
-    """Each query's shortlist by ``logits``, the others behind it by ``scores``.
+    """Ranks each query's shortlist by ``logits``, the others behind it by ``scores``.
 
     These are moved down by :data:`BELOW`, in float64, which keeps their order.
     """

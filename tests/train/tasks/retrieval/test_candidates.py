@@ -19,11 +19,11 @@ from vlmill.train.tasks.retrieval.candidates import (
     read_pairs,
     select_candidates,
 )
-from vlmill.train.tasks.retrieval.found import (
+from vlmill.train.tasks.retrieval.examples import (
     evenly,
     examples,
-    found_images,
-    found_texts,
+    nearest_images,
+    nearest_texts,
     neighbours_json,
 )
 from vlmill.train.tasks.retrieval.inputs import text_batches
@@ -105,57 +105,66 @@ def test_texts_are_cut_at_the_end_and_the_tokenizer_is_left_alone() -> None:
     assert len(tokenizer.encode("a a a b b b").ids) == 8
 
 
-def test_found_by_hand() -> None:
+def test_nearest_by_hand() -> None:
     scores = np.array([[0.0, 3.0, 1.0], [2.0, 1.0, 1.0]])
     owners = np.array([1, 0, 1])
-    images = found_images(scores, owners, text_to_image_ranks(scores, owners), k=5)
-    assert [one.rank for one in images] == [0, 0, 1]  # the third text ties with a wrong picture
+    images = nearest_images(scores, owners, text_to_image_ranks(scores, owners), k=5)
+    assert [outcome.rank for outcome in images] == [
+        0,
+        0,
+        1,
+    ]  # the third text ties with a wrong picture
     third = images[2].neighbours
     assert [(n.candidate, n.score, n.right) for n in third] == [(0, 1.0, False), (1, 1.0, True)]
-    texts = found_texts(scores, owners, image_to_text_ranks(scores, owners), k=1)
-    assert [[n.candidate for n in one.neighbours] for one in texts] == [[1], [0]]
+    texts = nearest_texts(scores, owners, image_to_text_ranks(scores, owners), k=1)
+    assert [[n.candidate for n in outcome.neighbours] for outcome in texts] == [[1], [0]]
 
 
 def test_the_shown_place_of_the_right_answer_is_its_rank() -> None:
     generator = np.random.default_rng(0)
     scores = generator.integers(0, 3, (5, 9)).astype(np.float64)
     owners = np.array([0, 1, 2, 3, 4, 0, 1, 1, 3])
-    for found in (
-        found_images(scores, owners, text_to_image_ranks(scores, owners), k=9),
-        found_texts(scores, owners, image_to_text_ranks(scores, owners), k=9),
+    for outcomes in (
+        nearest_images(scores, owners, text_to_image_ranks(scores, owners), k=9),
+        nearest_texts(scores, owners, image_to_text_ranks(scores, owners), k=9),
     ):
-        for one in found:
-            assert [n.right for n in one.neighbours].index(True) == one.rank
-            assert one.neighbours[one.rank] == one.right
+        for outcome in outcomes:
+            assert [n.right for n in outcome.neighbours].index(True) == outcome.rank
+            assert outcome.neighbours[outcome.rank] == outcome.right
 
 
 def test_examples_are_the_surest_the_furthest_off_and_some_spread_evenly() -> None:
     # The texts' own pictures are 0 to 5; by rank, then by how far they are from the next.
     scores = np.zeros((6, 6))
     scores[range(6), range(6)] = [5.0, -1.0, 3.0, 9.0, 0.5, -2.0]
-    found = found_images(scores, np.arange(6), text_to_image_ranks(scores, np.arange(6)), k=2)
-    chosen = examples(found, 2)
-    assert [one.query for one in chosen.best] == [3, 0]
-    assert [(one.query, one.rank, one.margin) for one in chosen.worst] == [(5, 5, -2), (1, 5, -1)]
-    assert [one.query for one in chosen.spread] == [0, 5]
+    outcomes = nearest_images(scores, np.arange(6), text_to_image_ranks(scores, np.arange(6)), k=2)
+    chosen = examples(outcomes, 2)
+    assert [outcome.query for outcome in chosen.best] == [3, 0]
+    assert [(outcome.query, outcome.rank, outcome.margin) for outcome in chosen.worst] == [
+        (5, 5, -2),
+        (1, 5, -1),
+    ]
+    assert [outcome.query for outcome in chosen.spread] == [0, 5]
     for count in range(7):
-        few = examples(found[:count], 4)
-        shown = [one.query for one in (*few.best, *few.worst)]
+        few = examples(outcomes[:count], 4)
+        shown = [outcome.query for outcome in (*few.best, *few.worst)]
         assert len(set(shown)) == len(shown) == min(count, 8)
 
 
 def test_what_is_right_is_never_furthest_off_nor_what_is_wrong_surest() -> None:
     for scores, kind in ((np.eye(3), "worst"), (np.eye(3)[[1, 2, 0]], "best")):
-        found = found_images(scores, np.arange(3), text_to_image_ranks(scores, np.arange(3)), k=1)
-        chosen = examples(found, 4)
+        outcomes = nearest_images(
+            scores, np.arange(3), text_to_image_ranks(scores, np.arange(3)), k=1
+        )
+        chosen = examples(outcomes, 4)
         assert getattr(chosen, kind) == () and len(chosen.best) + len(chosen.worst) == 3
 
 
 def test_examples_are_spread_evenly() -> None:
     ranks = Ranks(pessimistic=np.arange(10), optimistic=np.arange(10))
-    found = found_images(np.eye(10), np.arange(10), ranks, k=1)
-    assert [one.query for one in evenly(found, 4)] == [0, 3, 6, 9]
-    assert [one.query for one in evenly(found[:2], 4)] == [0, 1]
+    outcomes = nearest_images(np.eye(10), np.arange(10), ranks, k=1)
+    assert [outcome.query for outcome in evenly(outcomes, 4)] == [0, 3, 6, 9]
+    assert [outcome.query for outcome in evenly(outcomes[:2], 4)] == [0, 1]
     assert evenly([], 4) == []
 
 
@@ -164,7 +173,7 @@ def test_what_stands_behind_a_shortlist_is_told_with_its_own_score() -> None:
     candidates, _ = select_candidates(pairs, [np.arange(4)] * 2, {})
     scores = np.array([[2.5, 0.25 - 1e6], [1.5, 7.0]])
     owners = candidates.owners
-    by_text = found_images(scores, owners, text_to_image_ranks(scores, owners), k=2)
+    by_text = nearest_images(scores, owners, text_to_image_ranks(scores, owners), k=2)
     told = neighbours_json(candidates, by_text, [])["image_retrieval"][1]
     assert told["neighbours"] == [
         {"image_id": "b", "score": 7.0, "right": True},

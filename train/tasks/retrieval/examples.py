@@ -1,4 +1,4 @@
-"""What each query of a retrieval found: its first candidates, and where the right one stands."""
+"""An evaluation shows examples: each query's nearest candidates, and where the right one stands."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """A candidate among the first: its number, score, and whether it is a right answer."""
+    """Holds a candidate among the first: its number, score, and whether it is a right answer."""
 
     candidate: int
     score: float
@@ -25,9 +25,10 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A query's outcome: its number, the (pessimistic) rank of its best right answer, that answer,
-    by how much it scores above the best wrong one (0 without one), and the first few candidates.
+class Outcome:
+    """Holds a query's outcome: its number, the (pessimistic) rank of its best right answer, that
+    answer, by how much it scores above the best wrong one (0 without one), and the first few
+    candidates.
     """
 
     query: int
@@ -37,22 +38,24 @@ class Found:
     neighbours: tuple[Neighbour, ...]
 
 
-def found_images(scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int) -> list[Found]:
-    """The first ``k`` pictures of each text."""
+def nearest_images(
+    scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int
+) -> list[Outcome]:
+    """Returns the first ``k`` pictures of each text."""
     return [
-        _found(text, scores[:, text], np.arange(len(scores)) == owners[text], ranks, k)
+        _outcome(text, scores[:, text], np.arange(len(scores)) == owners[text], ranks, k)
         for text in range(scores.shape[1])
     ]
 
 
-def found_texts(scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int) -> list[Found]:
-    """The first ``k`` texts of each picture."""
-    return [_found(i, row, owners == i, ranks, k) for i, row in enumerate(scores)]
+def nearest_texts(scores: Scores, owners: NDArray[np.int64], ranks: Ranks, k: int) -> list[Outcome]:
+    """Returns the first ``k`` texts of each picture."""
+    return [_outcome(i, row, owners == i, ranks, k) for i, row in enumerate(scores)]
 
 
-def _found(
+def _outcome(
     query: int, scores: NDArray[Any], right: NDArray[np.bool_], ranks: Ranks, k: int
-) -> Found:
+) -> Outcome:
     # Right answers last among equals, as in the ranks: the shown order never flatters either.
     order = np.lexsort((right, -scores))
     is_right = right[order]
@@ -63,7 +66,7 @@ def _found(
         )
 
     best, wrong = order[is_right][0], order[~is_right]
-    return Found(
+    return Outcome(
         query=query,
         rank=int(ranks.pessimistic[query]),
         right=neighbour(best),
@@ -78,43 +81,45 @@ class Examples:
     spread.
     """
 
-    best: tuple[Found, ...]
-    worst: tuple[Found, ...]
-    spread: tuple[Found, ...]
+    best: tuple[Outcome, ...]
+    worst: tuple[Outcome, ...]
+    spread: tuple[Outcome, ...]
 
     @property
-    def all(self) -> tuple[Found, ...]:
-        """Every one that is shown."""
+    def all(self) -> tuple[Outcome, ...]:
+        """Returns every query that is shown."""
         return (*self.best, *self.worst, *self.spread)
 
 
-def examples(found: Sequence[Found], count: int) -> Examples:
-    """Up to ``count`` of each kind, the same on every run; a right answer in first place is no
-    worst, anything else no best.
+def examples(outcomes: Sequence[Outcome], count: int) -> Examples:
+    """Returns up to ``count`` of each kind, the same on every run; a right answer in first place is
+    no worst, anything else no best.
     """
-    ordered = sorted(found, key=lambda one: (one.rank, -one.margin, one.query))
-    right = [one for one in ordered if one.rank == 0]
-    wrong = [one for one in ordered if one.rank > 0]
+    ordered = sorted(outcomes, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
+    right = [outcome for outcome in ordered if outcome.rank == 0]
+    wrong = [outcome for outcome in ordered if outcome.rank > 0]
     return Examples(
         best=tuple(right[:count]),
         worst=tuple(reversed(wrong[-count:])),
-        spread=tuple(evenly(found, count)),
+        spread=tuple(evenly(outcomes, count)),
     )
 
 
-def evenly(found: Sequence[T], count: int) -> list[T]:
-    """``count`` of all, evenly spread: not the best, and the same on every run."""
-    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
-    return [found[place] for place in places]
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """Returns ``count`` of all, evenly spread: not the best, and the same on every run."""
+    places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[place] for place in places]
 
 
 def unmoved(score: float) -> tuple[float, bool]:
-    """A score as the model gave it, and whether it is a shortlist's: moved down, it was not."""
+    """Returns a score as the model gave it, and whether it is a shortlist's: moved down, it was
+    not.
+    """
     return (score, True) if score > -BELOW / 2 else (score + BELOW, False)
 
 
 def neighbours_json(
-    candidates: Candidates, by_text: Sequence[Found], by_image: Sequence[Found]
+    candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> dict[str, list[dict[str, Any]]]:
     """Queries with the first few they found, under ids; ranks count from 0.
 
@@ -127,20 +132,20 @@ def neighbours_json(
     def image(number: int) -> dict[str, Any]:
         return {"image_id": candidates.image_ids[number]}
 
-    def record(found: Found, query: Any, candidate: Any) -> dict[str, Any]:
+    def record(outcome: Outcome, query: Any, candidate: Any) -> dict[str, Any]:
         def near(n: Neighbour) -> dict[str, Any]:
             score, listed = unmoved(n.score)
             mark = {} if listed else {"listed": False}
             return {**candidate(n.candidate), "score": score, "right": n.right, **mark}
 
         return {
-            **query(found.query),
-            "rank": found.rank,
-            "best_right": near(found.right),
-            "neighbours": [near(n) for n in found.neighbours],
+            **query(outcome.query),
+            "rank": outcome.rank,
+            "best_right": near(outcome.right),
+            "neighbours": [near(n) for n in outcome.neighbours],
         }
 
     return {
-        "image_retrieval": [record(found, text, image) for found in by_text],
-        "text_retrieval": [record(found, image, text) for found in by_image],
+        "image_retrieval": [record(outcome, text, image) for outcome in by_text],
+        "text_retrieval": [record(outcome, image, text) for outcome in by_image],
     }
