@@ -1,7 +1,8 @@
 """The network's head and its anchors make region proposals.
 
 N pictures, A anchors per cell, G x V cells of the feature map, R anchors, P places for proposals.
-Boxes are (x1, y1, x2, y2) in pixels of the network's input.  Paper: Ren et al. 2015 (arXiv:1506.01497).
+Boxes are (x1, y1, x2, y2) in pixels of the network's input.
+Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
 
 import torch
