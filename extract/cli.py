@@ -206,11 +206,6 @@ def command_run(arguments: argparse.Namespace) -> int:
     # A help text does without pyarrow.
     from vlmill.extract.pictures.given_boxes import read_boxes
     from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
-    from vlmill.extract.run.cost import estimate_of, measure, what_is_left
-    from vlmill.extract.run.devices import Crew
-    from vlmill.extract.run.inputs import inputs_of_run
-    from vlmill.extract.run.job import Job, run
-    from vlmill.schemas.files.reading import reject_counts
 
     given_boxes = None if arguments.boxes is None else read_boxes(arguments.boxes)
     plan = plan_pictures(arguments.inputs, arguments.ids)
@@ -219,6 +214,11 @@ def command_run(arguments: argparse.Namespace) -> int:
     if given_boxes is not None:
         plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
     # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.extract.run.cost import estimate_of, measure, what_is_left
+    from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.inputs import inputs_of_run
+    from vlmill.extract.run.job import Job, run
+    from vlmill.schemas.files.reading import reject_counts
 
     warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]

@@ -1,5 +1,6 @@
 """Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
 
+import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import rules_of
@@ -41,6 +42,11 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    with locked(None if args.dry_run else args.output):
+        return _run(args, beam_flags)
+
+
+def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args.top, args.below, args.tokenizer)
     if args.pairs_per_shard < 1:
         raise InputError(f"--pairs-per-shard {args.pairs_per_shard}: must be at least 1")
@@ -51,8 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives import job
 
-    with locked(None if args.dry_run else args.output):
-        return job.run(args, rules, beam_flags)
+    return job.run(args, rules, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Regions of a table of images as a Beam job: python -m vlmill.pipelines.regions --help"""
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    with locked(args.output):
+        return _run(args, beam_flags)
+
+
+def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     config_of(args)
     check_detector(args)
     # pyarrow, torch and Beam take their time: not before the arguments are known to be good.
@@ -50,8 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.regions import job
 
-    with locked(args.output):
-        return job.run(args, tables, beam_flags)
+    return job.run(args, tables, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,6 +58,11 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    with locked(None if args.dry_run else args.output):
+        return _run(args, beam_flags)
+
+
+def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args)
     if args.shards < 1:
         raise InputError(f"--shards {args.shards}: must be at least 1")
@@ -66,8 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job
 
-    with locked(None if args.dry_run else args.output):
-        return job.run(args, rules, beam_flags)
+    return job.run(args, rules, beam_flags)
 
 
 def rules_of(args: argparse.Namespace) -> WebPairRules:
