@@ -1,4 +1,4 @@
-"""Compares losses in bfloat16 with those in float32, of the same weights, batches and random numbers."""
+"""Compares losses in bfloat16 and in float32, of the same weights, batches and random numbers."""
 
 import dataclasses
 from collections.abc import Sequence
