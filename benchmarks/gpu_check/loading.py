@@ -123,7 +123,7 @@ def counts(setting: Setting) -> tuple[int, int]:
 def waited_for(
     batches: Iterator[HostBatch], step: Step, number: int, device: torch.device
 ) -> Waited:
-    """Returns Times ``number`` steps, each on the next batch of ``batches``."""
+    """Times ``number`` steps, each on the next batch of ``batches``."""
     on_device = device.type == "cuda"
     events: list[tuple[Any, Any]] = []
     host_s = 0.0
