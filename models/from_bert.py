@@ -157,7 +157,7 @@ def vlbert(model: VlBert, state: Mapping[str, Tensor]) -> list[Link]:
     """Links the body, the word head, and for matching the next-sentence head."""
     return [
         *vlbert_body(model, state),
-        *mlm_head_links(),
+        *(mlm_head_links() if model.mlm_head is not None else []),
         *(linked("match_head", NEXT_SENTENCE) if model.match_head is not None else []),
     ]
 

@@ -61,6 +61,8 @@ class VlBertConfig:
     text_only: bool = True  # rows without a picture, with a learnt vector in its place
     pooler: bool = False  # BERT's, on the first element
     matching: bool = False  # head for whether text and picture belong together
+    masked_words: bool = True  # head for masked words
+    masked_classes: bool = True  # head for masked regions' classes, and those regions' own token
     frozen_words: bool = False  # a constant word table, but for a copy of its first 1000 rows
     frozen_positions: bool = False
     dropout: float = 0.1

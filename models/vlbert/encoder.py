@@ -38,7 +38,8 @@ class VlBertBody(nn.Module):
             nn.Embedding(1, config.region_width) if masking == "appearance" else None
         )
         self.masked_vector = nn.Embedding(1, vector) if masking == "vector" else None
-        self.masked_token = nn.Embedding(1, width) if masking in ("appearance", "pixels") else None
+        has_token = config.masked_classes and masking in ("appearance", "pixels")
+        self.masked_token = nn.Embedding(1, width) if has_token else None
         self.text_only_vector = nn.Embedding(1, vector) if config.text_only else None
         self.text_embedding = TextEmbedding(
             config.vocab_size, config.num_positions, NUM_SEGMENTS, width, config.dropout

@@ -21,27 +21,46 @@ from vlmill.models.vlbert.encoder import VlBertBody
 BELONGS = 1  # the matching head's class of pairs that belong together
 
 
+def _without(head: str) -> str:
+    return (
+        f"this VL-BERT was built with {head}=False and has no such head; build it with {head}=True"
+    )
+
+
 class VlBert(VlBertBody):
-    """Holds the encoder with heads for masked words, masked regions and maybe matching."""
+    """Holds the encoder with heads for masked words, masked regions and matching, as configured."""
 
     def __init__(self, config: VlBertConfig) -> None:
         super().__init__(config)
-        self.mlm_head = MlmHead(config.width, config.vocab_size, config.act)
-        self.class_head = RegionHead(
-            config.width, config.num_region_classes, config.act, norm=False
+        width, act = config.width, config.act
+        self.mlm_head = MlmHead(width, config.vocab_size, act) if config.masked_words else None
+        self.class_head = (
+            RegionHead(width, config.num_region_classes, act, norm=False)
+            if config.masked_classes
+            else None
         )
-        self.match_head = nn.Linear(config.width, 2) if config.matching else None
+        self.match_head = nn.Linear(width, 2) if config.matching else None
         for head in (self.mlm_head, self.class_head, self.match_head):
             if head is not None:
                 init_bert(head, config.init_std)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Gives logits over the vocabulary (masked language modelling with visual clues)."""
+        """Gives logits over the vocabulary (masked language modelling with visual clues).
+
+        Raises ValueError if the model has no such head.
+        """
+        if self.mlm_head is None:
+            raise ValueError(_without("masked_words"))
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
-        """Gives logits over the detector's classes (masked RoI classification)."""
+        """Gives logits over the detector's classes (masked RoI classification).
+
+        Raises ValueError if the model has no such head.
+        """
+        if self.class_head is None:
+            raise ValueError(_without("masked_classes"))
         logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
         return logits
 

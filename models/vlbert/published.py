@@ -76,11 +76,12 @@ def _choice_links(classifier: str, ours: str) -> list[Link]:
 
 
 def _pretraining_links(model: VlBert, ours: str) -> list[Link]:
-    keymap = [
-        *mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions"),
-        *linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense"),
-        *linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred"),
-    ]
+    keymap = []
+    if model.mlm_head is not None:
+        keymap += mlm_head_links(f"{ours}mlm_head", "vlbert.mlm_head.predictions")
+    if model.class_head is not None:
+        keymap += linked(f"{ours}class_head.transform.dense", "vlbert.mvrc_head.transform.dense")
+        keymap += linked(f"{ours}class_head.decoder", "vlbert.mvrc_head.region_cls_pred")
     if model.match_head is not None:
         keymap += linked(
             f"{ours}match_head", "vlbert.relationsip_head.caption_image_relationship"
@@ -105,7 +106,7 @@ def _body_links(body: VlBertBody, ours: str, theirs: str) -> list[Link]:
     }
     named = {o: f"{theirs}.{t}" for o, t in tables.items()} | single
     decoder = (f"{theirs}.mlm_head.predictions.decoder.weight",)
-    has_decoder = isinstance(body, VlBert)
+    has_decoder = isinstance(body, VlBert) and body.mlm_head is not None
     keymap = [
         Link(
             f"{ours}{name}.weight",

@@ -100,6 +100,8 @@ def _body(
     return VlBertConfig(
         **fields,
         matching=matching,
+        masked_words=bool(network.get("WITH_MLM_LOSS", True)),
+        masked_classes=bool(network.get("WITH_MVRC_LOSS", True)),
         text_only=name.endswith("Multitask"),
         masked_region="appearance" if keeps_feature else "pixels",
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.heads import Transform
+from vlmill.models.layers.heads import MlmHead, RegionHead, Transform
 from vlmill.models.layers.operators import Linear
 from vlmill.models.vlbert.config import VlBertRefcocoConfig, VlBertVcrConfig, VlBertVqaConfig
 from vlmill.models.vlbert.encoder import VlBertBody
@@ -65,6 +65,12 @@ def load_body(body: VlBertBody, pretrained: VlBert) -> None:
     body.load_state_dict(target | {name: source[name] for name in target if name in source})
 
 
+def copy_transform(head: TaskHead, pretrained: MlmHead | RegionHead | None) -> None:
+    """Starts a task's transform from a pretraining head's; without one it stays as it is."""
+    if pretrained is not None:
+        head.transform.load_state_dict(pretrained.transform.state_dict())
+
+
 class VlBertVqa(nn.Module):
     """Reads the answer off a [MASK] behind the question (figure 2 b)."""
 
@@ -108,7 +114,7 @@ class VlBertVqa(nn.Module):
                 f"piece; want num_answers={self.config.num_answers} with one each at least"
             )
         load_body(self.body, pretrained)
-        self.head.transform.load_state_dict(pretrained.mlm_head.transform.state_dict())
+        copy_transform(self.head, pretrained.mlm_head)
         table = self.body.text_embedding.word.weight
         means = [table[torch.tensor(pieces)].mean(dim=0) for pieces in answers]
         self.head.decoder.weight.copy_(torch.stack(means))
@@ -141,7 +147,7 @@ class VlBertRefcoco(nn.Module):
     def start_from(self, pretrained: VlBert) -> None:
         """Copies body and transform from pretraining."""
         load_body(self.body, pretrained)
-        self.head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
+        copy_transform(self.head, pretrained.class_head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +254,7 @@ class VlBertVcr(nn.Module):
         A matching head's "belongs" less "does not" starts the answer head, if that is one layer.
         """
         load_body(self.body, pretrained)
-        self.category_head.transform.load_state_dict(pretrained.class_head.transform.state_dict())
+        copy_transform(self.category_head, pretrained.class_head)
         segments = self.body.text_embedding.segment.weight
         segments[1] = segments[0]
         if (head := pretrained.match_head) is not None and self.config.classifier == "1fc":

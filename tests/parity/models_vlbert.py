@@ -59,9 +59,7 @@ def is_whole(golden: GoldenSet, kind: str) -> bool:
     """Whether the weights are of every part that our network has."""
     if not kind.split()[-1].startswith("ResNet"):
         return False
-    network, place = golden.config["network"], golden.folder / "config.json"
-    for switch in ("WITH_MLM_LOSS", "WITH_MVRC_LOSS"):
-        expect(network.get(switch, True), f"{place}: {switch} is off, our network has its head")
+    network = golden.config["network"]
     return not kind.startswith("vcr") or bool(network.get("ENABLE_CNN_REG_LOSS", True))
 
 
@@ -220,10 +218,7 @@ def pretraining(case: Case) -> None:
     captions = len(case["in.text"])
     states = States(model)
     encoded = states.run(lambda: model(inputs, pack=False))
-    words = on_grid(model.mlm_logits, states.given[-1][:, : inputs.tokens.shape[1]])
-    classes = on_grid(model.region_class_logits, encoded.regions[:captions])
-    losses = {"mvrc_loss": region_loss(case, classes)}
-    outputs = {"mvrc_logits": uncut(classes, inputs.region_mask[:captions])}
+    outputs, losses = region_outputs(case, encoded.regions[:captions], inputs)
     if "out.relationship_logits" in case:
         outputs["relationship_logits"] = matching = model.match_logits(encoded.pooled[:captions])
         losses["relationship_loss"] = mean_cross_entropy(matching, case["in.relationship_label"])
@@ -235,17 +230,39 @@ def pretraining(case: Case) -> None:
             inputs.masked_regions,
             pack=False,
         )
-    if "out.mlm_logits" in case:
-        outputs["mlm_logits"] = words
-        losses["mlm_loss"] = word_loss(case, words, case["in.mlm_labels"])
-    else:
-        labels = stacked([case["in.mlm_labels"], *texts_alone(case, "mlm_labels")], -1)
-        for key, rows in (("wvc", slice(captions)), ("aux", slice(captions, None))):
-            outputs[f"mlm_label_{key}"] = labels[rows]
-            outputs[f"mlm_logits_{key}"] = words[rows]
-            losses[f"mlm_loss_{key}"] = word_loss(case, words[rows], labels[rows])
+    word_outputs, word_losses = word_parts(case, states.given[-1][:, : inputs.tokens.shape[1]])
+    finish(case, outputs | word_outputs, losses | word_losses)
+
+
+Parts = tuple[dict[str, Tensor], dict[str, Tensor]]  # outputs and losses
+
+
+def region_outputs(case: Case, hidden: Tensor, inputs: VLInputs) -> Parts:
+    """Of masked regions; a loss that is off is 0."""
+    if case.model.class_head is None:
+        return {}, {"mvrc_loss": hidden.new_zeros(())}
+    classes = on_grid(case.model.region_class_logits, hidden)
+    outputs = {"mvrc_logits": uncut(classes, inputs.region_mask[: len(hidden)])}
+    if "out.mvrc_label" in case:
         outputs["mvrc_label"] = case["in.mvrc_labels"]
-    finish(case, outputs, losses)
+    return outputs, {"mvrc_loss": region_loss(case, classes)}
+
+
+def word_parts(case: Case, hidden: Tensor) -> Parts:
+    """Of masked words: captions', or captions' and those of texts alone; off it is 0."""
+    if case.model.mlm_head is None:
+        return {}, {"mlm_loss": hidden.new_zeros(())}
+    words = on_grid(case.model.mlm_logits, hidden)
+    if "out.mlm_logits" in case:
+        return {"mlm_logits": words}, {"mlm_loss": word_loss(case, words, case["in.mlm_labels"])}
+    captions = len(case["in.text"])
+    outputs, losses = {}, {}
+    labels = stacked([case["in.mlm_labels"], *texts_alone(case, "mlm_labels")], -1)
+    for key, rows in (("wvc", slice(captions)), ("aux", slice(captions, None))):
+        outputs[f"mlm_label_{key}"] = labels[rows]
+        outputs[f"mlm_logits_{key}"] = words[rows]
+        losses[f"mlm_loss_{key}"] = word_loss(case, words[rows], labels[rows])
+    return outputs, losses
 
 
 def word_loss(case: Case, logits: Tensor, labels: Tensor) -> Tensor:

@@ -202,19 +202,17 @@ def _vlbert(config: VlBertConfig) -> Network:
     beside = _text_embedding(config.vocab_size, config.num_positions, NUM_SEGMENTS, width)
     beside += _linear(8 * config.num_wavelengths + config.region_width, vector)
     beside += 2 * width  # [IMG] and [END]
-    beside += {
-        "appearance": config.region_width + width,
-        "vector": vector,
-        "pixels": width,
-        "none": 0,
-    }[config.masked_region]
+    beside += {"appearance": config.region_width, "vector": vector}.get(config.masked_region, 0)
+    has_token = config.masked_classes and config.masked_region in ("appearance", "pixels")
+    beside += width if has_token else 0
     beside += vector if config.text_only else 0
     beside += NUM_SPECIAL_WORDS * width if config.frozen_words else 0
     beside += 2 * (_norm(width) if config.visual_norm else 1)
     beside += 2 * _linear(vector, width) if vector != width else 0
     beside += _linear(width, width) if config.pooler else 0
-    beside += _word_head(width, config.vocab_size)
-    beside += _linear(width, width) + _linear(width, config.num_region_classes)
+    beside += _word_head(width, config.vocab_size) if config.masked_words else 0
+    if config.masked_classes:
+        beside += _linear(width, width) + _linear(width, config.num_region_classes)
     beside += _linear(width, 2) if config.matching else 0
     layer = _post_norm(width, config.intermediate_width)
     return Network(beside, (Stack("both", config.num_layers, layer),))

@@ -121,6 +121,24 @@ def test_what_no_published_model_is_is_refused(config: dict[str, Any], message: 
         configure(config)
 
 
+def test_losses_that_are_off_have_no_head() -> None:
+    network = {"WITH_MLM_LOSS": False, "WITH_MVRC_LOSS": False, "IMAGE_FEAT_PRECOMPUTED": True}
+    asked = configure({"class": MULTITASK, "network": network})
+    assert asked == vlbert_base(masked_words=False, masked_classes=False)
+    model = tiny_model(masked_words=False, masked_classes=False)
+    state = export_reference("vl-bert", model)
+    heads = ("vlbert.mlm_head", "vlbert.mvrc_head", "object_mask_word_embedding")
+    assert not [name for name in state if name.startswith(heads)]
+    assert "object_mask_visual_embedding.weight" in state
+    loaded = load_reference("vl-bert", state, model.config)
+    for head, logits in (
+        ("masked_words", loaded.mlm_logits),
+        ("masked_classes", loaded.region_class_logits),
+    ):
+        with pytest.raises(ValueError, match=f"was built with {head}=False"):
+            logits(torch.zeros(1, 24))
+
+
 @pytest.mark.parametrize(
     "config",
     [
