@@ -23,6 +23,7 @@ FIELDS = {
     "intermediate_size": "intermediate_width",
     "hidden_act": "act",
     "max_position_embeddings": "num_positions",
+    "type_vocab_size": "num_segments",
     "visual_size": "visual_width",
     "visual_region_classes": "num_region_classes",
     "visual_ln": "visual_norm",
@@ -39,7 +40,6 @@ FIELDS = {
 FIXED = {
     "object_word_embed_mode": 2,
     "obj_pos_id_relative": True,
-    "type_vocab_size": 3,
 }
 FIXED_NETWORK = {"IMAGE_SEMANTIC": False, "BLIND": False, "NO_OBJ_ATTENTION": False}
 FIXED_REGIONS = {"aligned": False, "sampling_ratio": 1, "spatial_scale": 1 / 16}
