@@ -98,7 +98,10 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (published({"object_word_embed_mode": 1}), "object_word_embed_mode=1: only 2 is"),
+        (
+            {"class": "vcr ResNetVLBERT", "vlbert": {"object_word_embed_mode": 1}},
+            "object_word_embed_mode=1: only 2 is",
+        ),
         (published({"type_vocab_size": 2}), "num_segments=2: want 3 or more"),
         (published({"hidden_act": "tanh"}), "no activation 'tanh'"),
         (published({}, IMAGE_SEMANTIC=True), "IMAGE_SEMANTIC=True"),
@@ -120,6 +123,11 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
 def test_what_no_published_model_is_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure(config)
+
+
+def test_only_two_tasks_read_how_a_region_gets_its_token() -> None:
+    asked = configure(published({"object_word_embed_mode": 3}, IMAGE_FEAT_PRECOMPUTED=True))
+    assert asked == vlbert_base(text_only=False)
 
 
 def test_a_longer_segment_table_comes_back() -> None:
