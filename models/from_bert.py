@@ -139,7 +139,8 @@ def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     code). RoBERTa's one segment serves for A and B, and in a task's model for C.
     """
     rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
-    keymap = text_embedding_links(segment_rows=None if rows == 3 else 2)
+    whole = rows == body.config.num_segments
+    keymap = text_embedding_links(segment_rows=None if whole else rows)
     if f"{REPEATED}{rows}" in state:
         keymap = [
             replace(link, theirs=(f"{REPEATED}{rows}",)) if SEGMENTS in link.theirs else link

@@ -23,8 +23,7 @@ Geometry = Literal["centre", "corners"]
 MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
 # A task's classifier: a word head's transform and a linear layer, one linear layer, or two of them.
 Classifier = Literal["mlm", "1fc", "2fc"]
-NUM_SEGMENTS = 3  # A and B for text, C for regions and [END]
-VISUAL_SEGMENT = 2
+VISUAL_SEGMENT = 2  # C, of regions and [END]; A and B are for text
 NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
 MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255, taken off end to end
 EXPANSION = 4  # a bottleneck's outputs by its inner channels
@@ -44,6 +43,7 @@ class VlBertConfig:
     intermediate_width: int = 3072
     act: str = "gelu"  # of layers and heads
     num_positions: int = 512  # rows of BERT's position table
+    num_segments: int = 3  # rows of the segment table: A and B for text, C for regions and [END]
     position_offset: int = 0  # row of the first position; 2 in RoBERTa's table
     region_width: int = 2048
     visual_width: int | None = None  # of a region's vector r; None: H, as in every published model
@@ -75,6 +75,11 @@ class VlBertConfig:
         check_activation(self.act)
         check_shares(self, "dropout", "attention_dropout")
         check_std(self)
+        if self.num_segments <= VISUAL_SEGMENT:
+            raise ValueError(
+                f"num_segments={self.num_segments}: want {VISUAL_SEGMENT + 1} or more, of which "
+                f"row {VISUAL_SEGMENT} is the regions'"
+            )
         if self.visual_width is not None and self.visual_width < 1:
             raise ValueError(f"visual_width={self.visual_width}: want a positive number or None")
         for name, kind in (("geometry", Geometry), ("masked_region", MaskedRegion)):

@@ -16,7 +16,6 @@ from vlmill.models.layers.packing import Compaction, compact, layout_of
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, Places, side_by_side
 from vlmill.models.vlbert.config import (
-    NUM_SEGMENTS,
     NUM_SPECIAL_WORDS,
     VISUAL_SEGMENT,
     VlBertConfig,
@@ -42,7 +41,7 @@ class VlBertBody(nn.Module):
         self.masked_token = nn.Embedding(1, width) if has_token else None
         self.text_only_vector = nn.Embedding(1, vector) if config.text_only else None
         self.text_embedding = TextEmbedding(
-            config.vocab_size, config.num_positions, NUM_SEGMENTS, width, config.dropout
+            config.vocab_size, config.num_positions, config.num_segments, width, config.dropout
         )
         self.special_words = nn.Embedding(NUM_SPECIAL_WORDS, width) if config.frozen_words else None
         self.end_token = nn.Embedding(1, width)
@@ -87,7 +86,9 @@ class VlBertBody(nn.Module):
         the CPU, values that mean nothing (`VLInputs.check`).
         """
         inputs.check(
-            vocab_size=self.config.vocab_size, num_segments=NUM_SEGMENTS, need_regions=False
+            vocab_size=self.config.vocab_size,
+            num_segments=self.config.num_segments,
+            need_regions=False,
         )
         vectors = self.embed_regions(
             inputs.region_features,

@@ -23,6 +23,7 @@ FIELDS = {
     "intermediate_size": "intermediate_width",
     "hidden_act": "act",
     "max_position_embeddings": "num_positions",
+    "type_vocab_size": "num_segments",
     "visual_size": "visual_width",
     "visual_region_classes": "num_region_classes",
     "visual_ln": "visual_norm",
@@ -36,11 +37,7 @@ FIELDS = {
     "initializer_range": "init_std",
 }
 # What no published model sets otherwise, and nothing here does.
-FIXED = {
-    "object_word_embed_mode": 2,
-    "obj_pos_id_relative": True,
-    "type_vocab_size": 3,
-}
+FIXED = {"obj_pos_id_relative": True}
 FIXED_NETWORK = {"IMAGE_SEMANTIC": False, "BLIND": False, "NO_OBJ_ATTENTION": False}
 FIXED_REGIONS = {"aligned": False, "sampling_ratio": 1, "spatial_scale": 1 / 16}
 
@@ -65,6 +62,8 @@ def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
     data = data if isinstance(data, Mapping) else {}  # a list where several are pretrained on
     task = name.split()[0] if " " in name else str(data.get("DATASET", "")).split("_")[0]
     task = task.lower() if task.lower() in ("vqa", "refcoco", "refcoco+", "vcr") else "pretraining"
+    if task in ("vqa", "vcr") and (mode := settings.get("object_word_embed_mode", 2)) != 2:
+        raise ValueError(f"object_word_embed_mode={mode!r}: only 2 is supported")  # else unread
     pixels = not network.get("IMAGE_FEAT_PRECOMPUTED", config.get("NETWORK") is None)
     body = _body(settings, network, config, task, name, pixels)
     model = _task(task, body, config, network)

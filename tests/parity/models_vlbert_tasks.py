@@ -129,18 +129,15 @@ def refcoco(case: Case) -> None:
 
 
 def choice_text(case: Case, switches: dict[str, Any]) -> TaskText:
-    """Each question with each of its choices, the choice first where the set was recorded so."""
-    expect(
-        not switches.get("QA_ONE_SENT"),
-        f"{case.golden.folder / 'config.json'}: QA_ONE_SENT is on, our texts are two sentences",
-    )
+    """Each question with each of its choices, in the order and sentences of the recording."""
     in_picture = not switches.get("NO_GROUNDING")
     pairs = []
     for question, choices in zip(case["in.question"], case["in.answer_choices"], strict=True):
         for choice in choices:
             pair = pairs_of(question, in_picture), pairs_of(choice, in_picture)
             pairs.append(pair[::-1] if switches.get("ANSWER_FIRST") else pair)
-    return vcr_text(pairs, special_ids(case))
+    one_sentence = bool(switches.get("QA_ONE_SENT"))
+    return vcr_text(pairs, special_ids(case), one_sentence=one_sentence)
 
 
 def vcr(case: Case) -> None:

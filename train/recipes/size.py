@@ -15,7 +15,6 @@ from vlmill.models.interbert.config import InterBertConfig
 from vlmill.models.vilbert.config import SingleStreamConfig, VilbertConfig
 from vlmill.models.vlbert.config import (
     EXPANSION,
-    NUM_SEGMENTS,
     NUM_SPECIAL_WORDS,
     RegionCnnConfig,
     VlBertConfig,
@@ -199,7 +198,7 @@ def _single_stream(config: SingleStreamConfig) -> Network:
 
 def _vlbert(config: VlBertConfig) -> Network:
     width, vector = config.width, config.vector_width
-    beside = _text_embedding(config.vocab_size, config.num_positions, NUM_SEGMENTS, width)
+    beside = _text_embedding(config.vocab_size, config.num_positions, config.num_segments, width)
     beside += _linear(8 * config.num_wavelengths + config.region_width, vector)
     beside += 2 * width  # [IMG] and [END]
     beside += {"appearance": config.region_width, "vector": vector}.get(config.masked_region, 0)

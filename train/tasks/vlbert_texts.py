@@ -56,20 +56,24 @@ def vqa_text(questions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
 
 
 def vcr_text(
-    pairs: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]], ids: SpecialIds
+    pairs: Sequence[tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]],
+    ids: SpecialIds,
+    *,
+    one_sentence: bool = False,
 ) -> TaskText:
     """Returns ``[CLS] question [SEP] choice [SEP]``, the choice segment B.
 
     Each word piece comes with the row of the region that it speaks of, 0 for none in particular.
+    ``one_sentence`` (the released code's QA_ONE_SENT): ``[CLS] question choice [SEP]``, segment A.
     """
+    cls, sep = (ids.cls, 0), (ids.sep, 0)
     rows = []
     for question, choice in pairs:
-        text = _row(
-            [ids.cls, *(piece for piece, _ in question), ids.sep],
-            [*(piece for piece, _ in choice), ids.sep],
-        )
-        regions = [0, *(region for _, region in question), 0]
-        rows.append((*text[:2], [*regions, *(region for _, region in choice), 0]))
+        first, second = [cls, *question, sep], [*choice, sep]
+        if one_sentence:
+            first, second = [cls, *question, *choice, sep], []
+        text = _row([piece for piece, _ in first], [piece for piece, _ in second])
+        rows.append((*text[:2], [region for _, region in [*first, *second]]))
     return _padded(rows)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.vlbert.cases import lively, tiny_config, tiny_model
+from tests.models.vlbert.cases import changed, lively, random_batch, tiny_config, tiny_model
 from tests.models.vlbert.test_end_to_end import tiny_end_to_end
 
 from vlmill.models.convert.keymap import CheckpointMismatch
@@ -98,7 +98,11 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (published({"object_word_embed_mode": 1}), "object_word_embed_mode=1: only 2 is"),
+        (
+            {"class": "vcr ResNetVLBERT", "vlbert": {"object_word_embed_mode": 1}},
+            "object_word_embed_mode=1: only 2 is",
+        ),
+        (published({"type_vocab_size": 2}), "num_segments=2: want 3 or more"),
         (published({"hidden_act": "tanh"}), "no activation 'tanh'"),
         (published({}, IMAGE_SEMANTIC=True), "IMAGE_SEMANTIC=True"),
         (published({}, IMAGE_NUM_LAYERS=18), "IMAGE_NUM_LAYERS=18: want one of 50, 101"),
@@ -119,6 +123,23 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
 def test_what_no_published_model_is_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure(config)
+
+
+def test_only_two_tasks_read_how_a_region_gets_its_token() -> None:
+    asked = configure(published({"object_word_embed_mode": 3}, IMAGE_FEAT_PRECOMPUTED=True))
+    assert asked == vlbert_base(text_only=False)
+
+
+def test_a_longer_segment_table_comes_back() -> None:
+    settings = {"type_vocab_size": 5, "hidden_act": "swish"}
+    asked = configure(published(settings, IMAGE_FEAT_PRECOMPUTED=True))
+    assert asked == vlbert_base(text_only=False, num_segments=5, act="swish")
+    model = tiny_model(num_segments=5)
+    state = export_reference("vl-bert", model)
+    assert state["vlbert.token_type_embeddings.weight"].shape == (5, 24)
+    loaded = load_reference("vl-bert", state, model.config)
+    batch = changed(random_batch(), segments=torch.full((3, 6), 4))
+    assert torch.equal(loaded.eval()(batch).text, model(batch).text)
 
 
 def test_losses_that_are_off_have_no_head() -> None:

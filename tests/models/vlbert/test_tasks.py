@@ -36,6 +36,10 @@ def test_texts_by_hand() -> None:
     assert choices.tokens.tolist() == [[2, 9, 3, 8, 7, 3], [2, 9, 3, 6, 3, 0]]
     assert choices.segments.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0]]
     assert choices.text_regions.tolist() == [[0, 2, 0, 0, 1, 0], [0, 2, 0, 3, 0, 0]]
+    one = vcr_text([([(9, 2)], [(8, 0), (7, 1)]), ([], [(6, 3)])], IDS, one_sentence=True)
+    assert one.tokens.tolist() == [[2, 9, 8, 7, 3], [2, 6, 3, 0, 0]]
+    assert one.text_regions.tolist() == [[0, 2, 0, 1, 0], [0, 3, 0, 0, 0]]
+    assert not one.segments.any()
     assert vqa_text([], IDS).tokens.shape == (0, 0)
     assert vqa_text([[]], IDS).tokens.tolist() == [[2, 3, 4, 3]]
 

@@ -30,7 +30,9 @@ SWITCHED = {
     "vilbert": preset("vilbert-small", regress_features=True, co_width=64, visual_width=128),
     "vl-bert": preset("vl-bert-small", visual_width=64, visual_norm=False, frozen_words=True),
     "vl-bert, nothing masked": preset("vl-bert-small", masked_region="none"),
-    "vl-bert, matching alone": preset("vl-bert-small", masked_words=False, masked_classes=False),
+    "vl-bert, matching alone": preset(
+        "vl-bert-small", masked_words=False, masked_classes=False, num_segments=4
+    ),
     "vl-bert, end to end": preset(
         "vl-bert-base-end-to-end",
         model=preset("vl-bert-small", region_width=64, masked_region="pixels"),
