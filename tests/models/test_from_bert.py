@@ -417,6 +417,7 @@ def test_vlbert_starts_from_roberta_whose_segment_serves_for_both() -> None:
     assert torch.equal(rows[0], segment) and torch.equal(rows[1], segment)
     assert torch.equal(rows[2], new_row)
     assert all(torch.equal(row, segment) for row in body.text_embedding.segment.weight)
+    assert model.mlm_head is not None
     assert torch.equal(model.mlm_head.transform.dense.bias, state["lm_head.dense.bias"])
     assert origins["layers.0.attention.out.bias"].names
     tokens = torch.randint(2, 50, (2, 7))

@@ -206,6 +206,7 @@ def test_a_new_model_is_bert_plus_end() -> None:
     assert model.masked_feature is not None and not model.masked_feature.weight.any()
     bound = model.region_vectors.projection.in_features**-0.5
     assert 0.9 * bound < model.region_vectors.projection.weight.abs().max() <= bound
+    assert model.class_head is not None
     assert abs(model.class_head.transform.dense.weight.std().item() - 0.02) < 0.003
 
 

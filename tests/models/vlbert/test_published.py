@@ -22,6 +22,7 @@ from vlmill.models.vlbert.config import (
     vlbert_large,
     vlbert_large_end_to_end,
 )
+from vlmill.models.vlbert.model import VlBert
 
 configure, build = FAMILIES["vl-bert"].configure, FAMILIES["vl-bert"].build
 MULTITASK = "ResNetVLBERTForPretrainingMultitask"
@@ -152,6 +153,7 @@ def test_losses_that_are_off_have_no_head() -> None:
     assert not [name for name in state if name.startswith(heads)]
     assert "object_mask_visual_embedding.weight" in state
     loaded = load_reference("vl-bert", state, model.config)
+    assert isinstance(loaded, VlBert)
     for head, logits in (
         ("masked_words", loaded.mlm_logits),
         ("masked_classes", loaded.region_class_logits),

@@ -67,9 +67,8 @@ def test_vqa_starts_with_the_words_of_its_answers() -> None:
     torch.testing.assert_close(
         model.eval().body(inputs()).text, pretrained(inputs()).text, atol=1e-5, rtol=1e-5
     )
-    assert torch.equal(
-        model.head.transform.dense.weight, pretrained.mlm_head.transform.dense.weight
-    )
+    taken = pretrained.get_parameter("mlm_head.transform.dense.weight")
+    assert torch.equal(model.get_parameter("head.transform.dense.weight"), taken)
     for answers in ([[7]], [[7], []]):
         with pytest.raises(ValueError, match="want num_answers=2 with one each"):
             model.start_from(pretrained, answers)
@@ -99,9 +98,8 @@ def test_refcoco_never_chooses_padding() -> None:
     assert logits.shape == (3, 5)
     assert torch.equal(logits.isinf(), ~padded.region_mask)
     model.start_from(pretrained := tiny_model())
-    assert torch.equal(
-        model.head.transform.dense.weight, pretrained.class_head.transform.dense.weight
-    )
+    taken = pretrained.get_parameter("class_head.transform.dense.weight")
+    assert torch.equal(model.get_parameter("head.transform.dense.weight"), taken)
 
 
 def choices(**changes: Any) -> ChoiceInputs:
@@ -153,7 +151,8 @@ def test_vcr_is_one_sequence_a_choice() -> None:
 def test_vcr_scores_choices_with_two_layers() -> None:
     config = VlBertVcrConfig(body=WITH_POOLER, classifier="2fc", classifier_width=5)
     two, pretrained = VlBertVcr(config), tiny_model()
-    first, second = two.answer_hidden.dense, two.answer_head
+    first, second = two.get_submodule("answer_hidden.dense"), two.answer_head
+    assert isinstance(first, torch.nn.Linear)
     assert (first.out_features, second.in_features) == (5, 5)
     two.start_from(pretrained)  # neither layer has the matching head's shape
     pooled = pooled_of(two.eval(), choices())
