@@ -186,7 +186,7 @@ def test_regression_takes_features(target: dict[str, Any]) -> None:
             },
             "v_target_size=1601, v_feature_size=2048",
         ),
-        ("vl-bert", {"vlbert": {"type_vocab_size": 2}}, "type_vocab_size=2: only 3"),
+        ("vl-bert", {"vlbert": {"type_vocab_size": 2}}, "num_segments=2: want 3 or more"),
         ("vl-bert", {"network": {"NO_OBJ_ATTENTION": True}}, "NO_OBJ_ATTENTION=True: only False"),
         (
             "vl-bert",
