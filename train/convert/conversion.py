@@ -25,6 +25,8 @@ from vlmill.models.published import (
 from vlmill.models.registry import variant_of
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.digests import file_input
+from vlmill.schemas.files.inputs import Input
 from vlmill.train.checkpoints.files import (
     TrainingRecord,
     load_checkpoint,
@@ -77,7 +79,9 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     if args.to == "reference":
         _export(args, converted.model)
     else:
-        print(_write(args, converted, tokenizer))
+        files = {"--checkpoint": weights, "--backbone": args.backbone, "--vocab": path}
+        inputs = [file_input(flag, file) for flag, file in files.items() if file is not None]
+        print(_write(args, converted, tokenizer, inputs))
     return 0
 
 
@@ -194,7 +198,12 @@ def _vocabulary_of(args: argparse.Namespace, model: Any, tokenizer: Tokenizer | 
     return tokenizer
 
 
-def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer | None) -> str:
+def _write(
+    args: argparse.Namespace,
+    converted: Converted,
+    tokenizer: Tokenizer | None,
+    inputs: Sequence[Input],
+) -> str:
     """Write ours, as a checkpoint's folder or weights alone; a sentence on it."""
     model, output = converted.model, args.output
     if output.suffix == SUFFIX:
@@ -216,5 +225,6 @@ def _write(args: argparse.Namespace, converted: Converted, tokenizer: Tokenizer 
         training=TrainingRecord(
             recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
         ),
+        inputs=inputs,
     )
     return f"{output}: {variant}, {summary(converted)}"

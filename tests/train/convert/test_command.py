@@ -175,6 +175,20 @@ def test_the_same_arguments_write_the_same_bytes(published: Path, tmp_path: Path
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_the_lineage_names_the_published_files(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert convert(published, "--output", str(tmp_path / "ours")) == 0
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "ours"), "--lineage"]) == 0
+    told = capsys.readouterr().out
+    assert "pytorch_model.bin: ok" in told and "vocab.txt: ok" in told
+    with (published / "pytorch_model.bin").open("ab") as file:
+        file.write(b"more")
+    assert main(["show", str(tmp_path / "ours"), "--lineage"]) == 1
+    assert "pytorch_model.bin: changed" in capsys.readouterr().out
+
+
 def test_pretraining_goes_on_from_what_was_started_from_bert(
     published: Path, tmp_path: Path, tables: Tables, recipe: Recipe, capsys: Any
 ) -> None:
