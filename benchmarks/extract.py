@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from peers import public_extractor
 from PIL import Image
-from shell import parse_form
+from shell import parse_form, result_line
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
@@ -212,9 +212,7 @@ def difference(row: RegionRow, regions: public_extractor.Regions, scale: float) 
 
 def line(name: str, value: float, unit: str, **more: float | None) -> None:
     """One result."""
-    empty = dict.fromkeys(("peer", "ratio", "limit", "fraction_of_limit"))
-    result = {"name": name, "value": value, "unit": unit, **empty, **more}
-    print(json.dumps(result), flush=True)
+    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
 
 
 def peak_gb() -> float:

@@ -27,7 +27,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from shell import parse_form
+from shell import parse_form, result_line
 
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import pair_id_of
@@ -194,9 +194,6 @@ def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> 
     """Print a result as JSON."""
     gigabytes = BOXES * WIDTH * 2 / 1e9
     about = {
-        "name": f"loader/{name}",
-        "value": round(rate.wall * gigabytes, 3),
-        "unit": "GB/s",
         "pictures_per_second": round(rate.wall, 1),
         "pictures_per_cpu_second": round(rate.cpu, 1),
         "peer": None if peer is None else "lmdb",
@@ -207,7 +204,8 @@ def line(name: str, rate: Rate, limit: Rate, peer: Rate | None, **more: Any) -> 
         "fraction_of_limit": round(rate.wall / limit.wall, 3),
         "fraction_of_limit_cpu": round(rate.cpu / limit.cpu, 3),
     }
-    print(json.dumps(about | more), flush=True)
+    value = round(rate.wall * gigabytes, 3)
+    print(json.dumps(result_line(f"loader/{name}", value, "GB/s", **about, **more)), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
