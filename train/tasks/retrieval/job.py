@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.features import global_widths_of
@@ -140,8 +138,7 @@ def _open_pictures(
     if options.regions is None:
         raise InputError(f"--regions is missing: a {loaded.variant} reads regions")
     if options.images is not None:
-        # The report's: what is wrong with their table shows before the work.
-        read_table(options.images, IMAGES, columns=["image_id"], flag="--images")
+        ImageReader(options.images)  # the report's: what is wrong with them shows before the work
     regions = RegionReader(options.regions)
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
