@@ -8,6 +8,7 @@ index of the pictures.
 import shutil
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,7 @@ class _PairFilter:
         self._joins = [
             Join(table.index, asking="--pairs", holding=_flag(table)) for table in tables
         ]
-        self._repeated, self._came = _repeated_keys(which.pairs), set[str]()
+        self._came: set[str] = set()
 
     def places(self, rows: list[dict[str, Any]]) -> list[int]:
         """Returns the row of each pair's picture; ABSENT if one of the tables has none."""
@@ -226,6 +227,11 @@ class _PairFilter:
     def summaries(self) -> list[str]:
         """Returns what met by name, a line for each table."""
         return [summary for join in self._joins if (summary := join.summary())]
+
+    @cached_property
+    def _repeated(self) -> frozenset[int]:
+        """Reads all ids once, where reject reasons are asked for: `unit_keys` asks none."""
+        return _repeated_keys(self._which.pairs)
 
     def _came_before(self, pair_id: str) -> bool:
         if not self._repeated or key64(pair_id) not in self._repeated:
