@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,14 @@ from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder
 from vlmill.models.vlmo.published import block_links
 
+# Which feed-forward parts become BEiT's: the images' (sec. 3.4), or every one (the ablation
+# without texts of their own).
+Experts = Literal["image", "all"]
 TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, side by side
 
 
 def initialise_from_beit(
-    model: nn.Module, source: Mapping[str, Any] | str | Path
+    model: nn.Module, source: Mapping[str, Any] | str | Path, experts: Experts = "image"
 ) -> dict[str, Origin]:
     """Copies BEiT's weights into a new model; says where each parameter now comes from.
 
@@ -30,26 +33,40 @@ def initialise_from_beit(
     Attention, its norms, layer scales, vision experts and patches become BEiT's; so does the
     image's part of the relative table, at the model's resolution, where a table that BEiT's layers
     share serves every layer, and the final norm, which only masked image modelling has. All else
-    stays as it was built: text, language and vision-language experts, types, heads.
+    stays as it was built: text, types, heads and, unless ``experts`` is "all", language and
+    vision-language experts.
 
     Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
-    another model or an unreadable file, and FileNotFoundError.
+    another model, a ViT's weights or an unreadable file, and FileNotFoundError.
+    """
+    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
+    theirs = canonical(state)
+    if any(name.endswith(("attn.qkv.bias", "attn.key.bias")) for name in theirs):
+        raise ValueError("these are a ViT's weights, whose keys have a bias; give --family vit")
+    return initialise_from_patches(model, theirs, "BEiT", experts)
+
+
+def initialise_from_patches(
+    model: nn.Module, state: dict[str, Tensor], family: str, experts: Experts
+) -> dict[str, Origin]:
+    """Copies what a transformer over patches has, under the names of BEiT's released code.
+
+    ``family`` is its name, for errors; else as `initialise_from_beit`.
     """
     encoder = getattr(model, "encoder", None)
     if not isinstance(encoder, VlmoEncoder):
-        raise ValueError(f"{type(model).__name__} does not start from BEiT; VLMo does")
-    state = read_state(Path(source)) if isinstance(source, str | Path) else unwrapped(source)
-    theirs = with_tables(canonical(state), encoder.config)
-    links = beit_links(encoder.config)
+        raise ValueError(f"{type(model).__name__} does not start from {family}; VLMo does")
+    theirs = with_tables(state, encoder.config)
+    links = beit_links(encoder.config, experts)
     table = import_state(model, links, theirs)
     if table.mismatched:
         raise CheckpointMismatch(
-            f"{len(table.mismatched)} of BEiT's tensors have other shapes than the model's; build "
-            "it with the sizes of that BEiT",
+            f"{len(table.mismatched)} of {family}'s tensors have other shapes than the model's; "
+            f"build it with the sizes of that {family}",
             table,
         )
     if not table.loaded:
-        raise CheckpointMismatch("nothing in the checkpoint is BEiT's", table)
+        raise CheckpointMismatch(f"nothing in the checkpoint is {family}'s", table)
     return loaded_origins(model, links, table)
 
 
@@ -67,7 +84,7 @@ def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tenso
     return tensors
 
 
-def beit_links(config: VlmoConfig) -> list[Link]:
+def beit_links(config: VlmoConfig, experts: Experts = "image") -> list[Link]:
     """Says what of the model is which of BEiT's tensors, under the released code's names."""
     patches = "encoder.patch_embedding"
     keymap = [
@@ -81,10 +98,12 @@ def beit_links(config: VlmoConfig) -> list[Link]:
         rows = num_image_rows(config.side)
         keymap.append(Link("encoder.relative.table", (TABLES,), rows=rows))
     for number in range(config.num_layers):
+        takes_all = experts == "all" or not config.modality_experts
+        names = config.experts_of(number) if takes_all else ("image",)
         keymap += block_links(
             f"encoder.layers.{number}",
             f"blocks.{number}",
-            {"image": ("norm2", "mlp")},
+            {name: ("norm2", "mlp") for name in names},
             scaled=config.layer_scale is not None,
         )
     return keymap

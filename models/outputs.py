@@ -4,10 +4,10 @@ B pairs, T tokens, R regions, N labelled positions; Ht, Hv, P widths that depend
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
 
@@ -24,6 +24,7 @@ class Encoded:
     pooled: Float[Tensor, "B P"]
 
 
+@runtime_checkable
 class RegionModel(Protocol):
     """Encodes text and regions, and has the pretraining heads.
 
@@ -36,6 +37,11 @@ class RegionModel(Protocol):
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
         """Gives logits over the vocabulary."""
+        ...
+
+    @property
+    def class_decoder(self) -> nn.Linear | None:
+        """Gives the layer whose rows are the detector's classes; None without that head."""
         ...
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +131,29 @@ def load_reference(
     return read_reference(family, state_dict_or_path, config)[0]
 
 
-def export_reference(family: str, model: nn.Module) -> dict[str, Tensor]:
+def export_reference(
+    family: str, model: nn.Module, *, without: Collection[str] = ()
+) -> dict[str, Tensor]:
     """The weights of ``model`` under the official repository's names.
 
-    Raises ValueError for an unknown family.
+    ``without``: tensors of ours that may stay behind, though they are trained. Raises ValueError
+    for an unknown family, for others that the layout has no place for, and for a name among these
+    that is none of them.
     """
     parts = _family(family)
-    return export_state(model.state_dict(), parts.links(model)) | parts.rebuilt(model)
+    links, tensors = parts.links(model), model.state_dict()
+    homeless = tensors.keys() - {link.ours for link in links}
+    if missing := sorted(homeless - set(without)):
+        raise ValueError(
+            f"the layout of {family} has no place for {', '.join(missing)}; leave them out by "
+            "name where the reader can do without"
+        )
+    if placed := sorted(set(without) - homeless):
+        raise ValueError(
+            f"{placed[0]} cannot stay behind: only what the layout of {family} has no place for "
+            f"can ({', '.join(sorted(homeless)) or 'nothing'})"
+        )
+    return export_state(tensors, links) | parts.rebuilt(model)
 
 
 __all__ = [

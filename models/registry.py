@@ -6,7 +6,14 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from vlmill.models.beit.config import BeitConfig, beit_base, beit_large
+from vlmill.models.beit.config import (
+    BeitConfig,
+    beit_base,
+    beit_base_paper,
+    beit_base_plus,
+    beit_large,
+    beit_large_paper,
+)
 from vlmill.models.bert.config import BertConfig, bert_base, bert_large, bert_small
 from vlmill.models.config_checks import nearest
 from vlmill.models.imagebert.config import (
@@ -22,6 +29,7 @@ from vlmill.models.interbert.config import (
     interbert_chinese,
     interbert_paper,
     interbert_released,
+    interbert_single_stream,
     interbert_small,
 )
 from vlmill.models.vilbert.config import (
@@ -48,6 +56,7 @@ from vlmill.models.vlbert.config import (
     vlbert_large,
     vlbert_large_end_to_end,
     vlbert_paper,
+    vlbert_paper_end_to_end,
     vlbert_small,
 )
 from vlmill.models.vlmo.config import (
@@ -131,7 +140,10 @@ def variant_of(model: object) -> str | None:
 
 PRESETS: dict[str, Callable[..., Any]] = {
     "beit-base": beit_base,
+    "beit-base-paper": beit_base_paper,
+    "beit-base-plus": beit_base_plus,
     "beit-large": beit_large,
+    "beit-large-paper": beit_large_paper,
     "bert-base": bert_base,
     "bert-large": bert_large,
     "bert-small": bert_small,
@@ -140,6 +152,7 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "interbert-chinese": interbert_chinese,
     "interbert-paper": interbert_paper,
     "interbert-released": interbert_released,
+    "interbert-single-stream": interbert_single_stream,
     "interbert-small": interbert_small,
     "vilbert-12in1": vilbert_12in1,
     "vilbert-base": vilbert_base,
@@ -156,6 +169,7 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "vl-bert-base": vlbert_base,
     "vl-bert-base-end-to-end": vlbert_base_end_to_end,
     "vl-bert-base-paper": vlbert_paper,
+    "vl-bert-base-paper-end-to-end": vlbert_paper_end_to_end,
     "vl-bert-large": vlbert_large,
     "vl-bert-large-end-to-end": vlbert_large_end_to_end,
     "vl-bert-small": vlbert_small,

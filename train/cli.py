@@ -34,7 +34,8 @@ example:
 The same with --dry-run tells what it would cost, and writes nothing.
 A table is a folder, a file or a glob. The same command on the same --output continues a run that
 was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
-step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
+step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init. SIGTERM and SIGUSR1
+save and exit with status 0, or what --stopped-status says.
 
 Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps, batch_size,
 optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
@@ -127,7 +128,9 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         help="a recipe's name (see `train-vl recipes`), and changes to its fields",
     )
     parser.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of RECIPE")
-    parser.add_argument("--pairs", required=True, metavar="TABLE", help="image-text pairs")
+    parser.add_argument(
+        "--pairs", metavar="TABLE", help="image-text pairs; recipes of pictures alone need none"
+    )
     parser.add_argument("--regions", metavar="TABLE", help="regions of the pictures")
     parser.add_argument("--images", metavar="TABLE", help="the pictures, for recipes of pixels")
     parser.add_argument(
@@ -143,12 +146,20 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
+    parser.add_argument(
+        "--stopped-status",
+        type=int,
+        default=0,
+        metavar="N",
+        help="exit status of a run that a signal has stopped and that has saved (default: 0), for "
+        "scripts that start it again",
+    )
     add_cost_arguments(parser)
 
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
-    require_sources(recipe, regions=args.regions, images=args.images)
+    require_sources(recipe, pairs=args.pairs, regions=args.regions, images=args.images)
     if args.init is not None:
         find_checkpoint(args.init, "--init")
     # pyarrow and torch take their time: not before the arguments are known to be good.
@@ -158,7 +169,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     require_tables({f"--{name}": getattr(args, name) for name in tables})
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
-    from vlmill.train.run.loop import NonFiniteLoss
+    from vlmill.train.run.loop import NonFiniteLoss, Stopped
 
     inputs = Inputs(
         pairs=args.pairs,
@@ -177,6 +188,10 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         said = pretrain(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
         if said:  # by the first of several processes
             print(said)
+    except Stopped as error:
+        print(error)
+        stopped: int = args.stopped_status
+        return stopped
     except NonFiniteLoss as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

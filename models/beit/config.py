@@ -77,6 +77,36 @@ def beit_large(**changes: Any) -> BeitConfig:
     return BeitConfig(**(large | changes))
 
 
+# VLMo's paper has learned absolute positions and no layer scale (arXiv:2111.02358, sec. 3.1), and
+# so what it starts from.
+PAPER: dict[str, Any] = {
+    "relative_positions": False,
+    "absolute_positions": True,
+    "layer_scale": None,
+}
+
+
+def beit_base_paper(**changes: Any) -> BeitConfig:
+    """Gives the base model with the positions of VLMo's paper, 92.1 million parameters."""
+    return beit_base(**(PAPER | changes))
+
+
+def beit_large_paper(**changes: Any) -> BeitConfig:
+    """Gives the large model with the positions of VLMo's paper, 311.7 million parameters."""
+    return beit_large(**(PAPER | changes))
+
+
+def beit_base_plus(**changes: Any) -> BeitConfig:
+    """Gives the narrow and deep model of VLMo's base-plus, 90.4 million parameters."""
+    plus: dict[str, Any] = {
+        "width": 544,
+        "num_layers": 24,
+        "num_heads": 16,
+        "intermediate_width": 2176,
+    }
+    return beit_base(**(PAPER | plus | changes))
+
+
 def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:
     """Changes ``config`` for classes: mean pooling, one relative table a layer."""
     return dataclasses.replace(

@@ -36,6 +36,11 @@ class BertConfig:
         check_shares(self, "dropout", "attention_dropout")
         check_activation(self.act)
 
+    @property
+    def max_text_tokens(self) -> int:
+        """Counts the tokens that the position table has room for."""
+        return self.num_positions
+
 
 def bert_base(**changes: Any) -> BertConfig:
     """Gives 12 layers of 768, 109.5 million parameters below the heads; ``changes`` are fields."""

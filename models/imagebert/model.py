@@ -176,6 +176,11 @@ class ImageBert(nn.Module):
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
+    @property
+    def class_decoder(self) -> nn.Linear:
+        """Gives the layer whose rows are the detector's classes."""
+        return self.class_head
+
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
         """Gives logits over the detector's classes (masked object classification)."""
         logits: Float[Tensor, "N K"] = self.class_head(region_hidden)

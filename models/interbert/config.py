@@ -80,6 +80,14 @@ def interbert_paper(**changes: Any) -> InterBertConfig:
     return InterBertConfig(**changes)
 
 
+def interbert_single_stream(**changes: Any) -> InterBertConfig:
+    """Gives the paper's model without extraction modules, its single-stream baseline.
+
+    BERT over both, pooled as InterBERT is [choice]; 114.5 million parameters.
+    """
+    return InterBertConfig(**({"num_text_layers": 0, "num_visual_layers": 0} | changes))
+
+
 def interbert_released(**changes: Any) -> InterBertConfig:
     """Gives the released code's 6 + 6 + 6 layers, 157.0 million parameters."""
     released: dict[str, Any] = {

@@ -75,6 +75,11 @@ class PairHeads(nn.Module):
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
+    @property
+    def class_decoder(self) -> nn.Linear | None:
+        """Gives the layer whose rows are the detector's classes; None if the head regresses."""
+        return None if self.regress_features else self.region_head.decoder
+
     def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
         """Gives masked regions' logits over the detector's classes, background first.
 

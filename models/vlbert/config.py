@@ -276,6 +276,16 @@ def vlbert_base_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
     return VlBertEndToEndConfig(**({"model": vlbert_base(masked_region="pixels")} | changes))
 
 
+def vlbert_paper_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
+    """Gives the article's base model from pixels, all of it trained (sec. 3.3), 157.6 million
+    parameters.
+
+    Masked regions lose their pixels, and their vectors are replaced besides.
+    """
+    paper: dict[str, Any] = {"model": vlbert_paper(), "cnn": RegionCnnConfig(frozen_stages=0)}
+    return VlBertEndToEndConfig(**(paper | changes))
+
+
 def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
     """Gives the released large model from pixels, 384.6 million parameters."""
     return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))

@@ -54,6 +54,11 @@ class VlBert(VlBertBody):
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
+    @property
+    def class_decoder(self) -> nn.Linear | None:
+        """Gives the layer whose rows are the detector's classes; None without that head."""
+        return None if self.class_head is None else self.class_head.decoder
+
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
         """Gives logits over the detector's classes (masked RoI classification).
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
 
+SHARED = "shared"  # the one feed-forward part of a layer without experts
+
 
 @dataclass(frozen=True, kw_only=True)
 class VlmoConfig:
@@ -21,6 +23,8 @@ class VlmoConfig:
     num_heads: int = 12
     intermediate_width: int = 3072
     first_vl_layer: int = 10  # from here on layers have the vision-language expert, too
+    # False: one feed-forward part for all, the standard Transformer of an ablation.
+    modality_experts: bool = True
     image_size: int = 224
     patch_size: int = 16
     num_images: int = 1  # of one text: 2 for NLVR2
@@ -47,6 +51,11 @@ class VlmoConfig:
                 f"first_vl_layer={self.first_vl_layer} is above num_layers={self.num_layers}; "
                 "give num_layers for a model without vision-language experts"
             )
+        if not self.modality_experts and self.first_vl_layer < self.num_layers:
+            raise ValueError(
+                f"modality_experts=False leaves no vision-language expert: want first_vl_layer="
+                f"{self.num_layers}, not {self.first_vl_layer}"
+            )
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size={self.image_size} is no multiple of patch_size={self.patch_size}"
@@ -65,6 +74,12 @@ class VlmoConfig:
     def side(self) -> int:
         """Counts the patches along a side."""
         return self.image_size // self.patch_size
+
+    def experts_of(self, layer: int) -> tuple[str, ...]:
+        """Names the feed-forward parts of a layer, counted from 0 (sec. 3.2)."""
+        if not self.modality_experts:
+            return (SHARED,)
+        return ("text", "image", *(("vl",) if layer >= self.first_vl_layer else ()))
 
 
 def vlmo_base(**changes: Any) -> VlmoConfig:

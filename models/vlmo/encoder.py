@@ -24,7 +24,7 @@ from vlmill.models.layers.relative_position import (
 )
 from vlmill.models.outputs import Encoded
 from vlmill.models.places import Cells, Places
-from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.config import SHARED, VlmoConfig
 
 EPS = 1e-6  # of the layer norms inside the transformer; text embeddings and word head have BERT's
 TEXT_TYPE, IMAGE_TYPE = 0, 1  # rows of the type table; further images have the rows after
@@ -60,7 +60,7 @@ class VlmoEncoder(nn.Module):
                 width,
                 config.num_heads,
                 config.intermediate_width,
-                experts=("text", "image", *(("vl",) if number >= config.first_vl_layer else ())),
+                experts=config.experts_of(number),
                 layer_scale=config.layer_scale,
                 drop_path=config.drop_path * number / last,
                 eps=EPS,
@@ -198,7 +198,9 @@ class VlmoEncoder(nn.Module):
         )
         hidden = layout.pack(torch.cat([text, image], dim=1))
         top, end = self.config.first_vl_layer, self.config.num_layers
-        route = (("text", text_rows), ("image", image_rows))
+        route: Route = (("text", text_rows), ("image", image_rows))
+        if not self.config.modality_experts:
+            route = ((SHARED, text_rows + image_rows),)
         hidden = self.run_layers(hidden, layout, bias, route, range(top))
         hidden = self.finish(hidden, layout, bias, "vl", range(top, end))
         return Encoded(
@@ -222,10 +224,11 @@ class VlmoEncoder(nn.Module):
         through the vision-language experts (released code).
         """
         top, end = self.config.first_vl_layer, self.config.num_layers
-        hidden = layout.pack(embedded)
-        route, last = ((modality, hidden.shape[-2]),), range(top, end)
+        hidden, last = layout.pack(embedded), range(top, end)
+        expert = modality if self.config.modality_experts else SHARED
+        route = ((expert, hidden.shape[-2]),)
         below = self.run_layers(hidden, layout, bias, route, range(top))
-        alone = self.finish(below, layout, bias, modality, last)
+        alone = self.finish(below, layout, bias, expert, last)
         if not also_fused:
             return alone, None
         return alone, self.finish(below, layout, bias, "vl", last)

@@ -121,7 +121,8 @@ class Vlmo(nn.Module):
 
     def _unit(self, head: str, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B H"]:
         self._need("contrast")
-        return F.normalize(self.contrast_heads[head](hidden[:, 0]), dim=-1)
+        # In float32 under autocast too: bfloat16's vectors have lengths from 0.998 to 1.002.
+        return F.normalize(self.contrast_heads[head](hidden[:, 0]).float(), dim=-1)
 
     def encode_text(
         self,

@@ -8,13 +8,19 @@ from torch import Tensor, nn
 
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.keymap import Link, linked
-from vlmill.models.vlmo.config import VlmoConfig, VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.config import SHARED, VlmoConfig, VlmoNlvr2Config, VlmoVqaConfig
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.stages import RESIZED, resize
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
 LAYER_SCALE = 0.1  # what the released code starts with; a checkpoint brings its own values
-EXPERTS = {"text": "text", "image": "imag", "vl": "vl"}
+# What the norm and the layers of each expert are called; without experts, as BEiT's.
+EXPERTS = {
+    "text": ("norm2_text", "mlp_text"),
+    "image": ("norm2_imag", "mlp_imag"),
+    "vl": ("norm2_vl", "mlp_vl"),
+    SHARED: ("norm2", "mlp"),
+}
 
 # Keys of the released code's configuration, and our fields.
 FIELDS = {
@@ -120,12 +126,10 @@ def encoder_links(encoder: nn.Module, ours: str = "encoder") -> list[Link]:
     if config.relative_positions:
         keymap.append(_one(f"{ours}.relative.table", "relative_position_bias_table"))
     for number in range(config.num_layers):
-        has = EXPERTS if number >= config.first_vl_layer else {k: EXPERTS[k] for k in FIRST_EXPERTS}
-        experts = {name: (f"norm2_{theirs}", f"mlp_{theirs}") for name, theirs in has.items()}
         keymap += block_links(
             f"{ours}.layers.{number}",
             f"transformer.blocks.{number}",
-            experts,
+            {name: EXPERTS[name] for name in config.experts_of(number)},
             scaled=config.layer_scale is not None,
         )
     return keymap
@@ -136,7 +140,6 @@ TEXT = {
     "position": "position_embeddings",
     "segment": "token_type_embeddings",
 }
-FIRST_EXPERTS = ("text", "image")
 
 
 def block_links(

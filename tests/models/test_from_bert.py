@@ -229,7 +229,7 @@ def test_the_text_side_is_berts_at_the_published_size(variant: str, tmp_path: Pa
     same_texts(model, text_side, theirs, 30522)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("build", [vilbert_large_model, vlbert_large_model])
 def test_the_text_side_is_berts_at_the_large_size(
     build: Callable[[], tuple[nn.Module, TextSide]], tmp_path: Path

@@ -20,9 +20,10 @@ from vlmill.models.published import export_reference, load_reference, read_refer
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.models.vlmo.published import links
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
-from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
+from vlmill.train.objectives.contrast import contrast_and_matching
+from vlmill.train.objectives.losses import mean_cross_entropy
 from vlmill.train.optim.groups import is_trained
-from vlmill.train.recipes.vlmo import vlmo_texts_base
+from vlmill.train.recipes.vlmo import vlmo_texts
 
 BEIT_WEIGHTS = "beit_weights.safetensors"
 ITM_WEIGHTS = ("itm.weights_t2i", "itm.weights_i2t")
@@ -111,7 +112,7 @@ def compare_stages(golden: GoldenSet, results: Results, model: Vlmo) -> None:
     filled["relative_position_bias_table"] = num_image_rows(model.config.side)
     other = [n for n, rows in filled.items() if not torch.equal(begun[n][:rows], after[n][:rows])]
     expect(not other, f"{golden.weights}: not what BEiT gives: {', '.join(other)}")
-    (stage_of_texts,) = vlmo_texts_base().stages
+    (stage_of_texts,) = vlmo_texts("base").stages
     weights = [name for name, _ in model.named_parameters()]
     frozen = {name for name in weights if not is_trained(name, stage_of_texts.trained)}
     theirs_frozen = export_state({name: torch.empty(0) for name in frozen}, links(model))
@@ -218,7 +219,7 @@ def pretraining(case: Case) -> Tensor:
         outputs["itm_logits"] = step.match_logits
         outputs["itm_logits_positive"] = step.match_logits[: len(batch.tokens)]
         outputs["itm_labels"] = match_labels(len(batch.tokens)).float()
-        outputs["loss.itm"] = matching_loss(step.match_logits)
+        outputs["loss.itm"] = mean_cross_entropy(step.match_logits, step.match_classes)
         total = total + outputs["loss.itm"]
     if config.mlm:
         outputs["mlm_logits"] = model.mlm_logits(step.masked_text)

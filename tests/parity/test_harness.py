@@ -272,36 +272,26 @@ def test_parts_are_chosen_by_the_index() -> None:
 
 
 @pytest.mark.slow
-def test_the_report_is_written_also_when_a_set_fails(
+def test_the_report_has_what_several_workers_compared_also_when_a_set_fails(
     copy_set: CopySet, pytestconfig: pytest.Config
 ) -> None:
     """The command itself, in another process: exit status and FILE."""
     golden = copy_set("frcnn/ops")
     key = shift(golden, "pool15x20.out.caffe")
-    index = {"sets": {golden.name: golden.entry}}
-    (golden.root / "index.json").write_text(json.dumps(index))
+    whole = [copy_set(g.name) for g in read_index(GOLDEN, "training") if "optim" in g.name]
+    sets = {each.name: each.entry for each in (golden, *whole)}
+    (golden.root / "index.json").write_text(json.dumps({"sets": sets}))
     report = golden.root / "report.json"
     test = Path(__file__).parent / "test_parity.py"
-    command = [sys.executable, "-m", "pytest", "-q", str(test), "--golden", str(golden.root)]
-    command += ["--part", "detector", "--report", str(report)]
+    command = [sys.executable, "-m", "pytest", "-q", str(test), "-n", "2"]
+    command += ["--golden", str(golden.root), "--part", "detector", "--part", "training"]
+    command += ["--report", str(report)]
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, check=False)
     assert done.returncode == 1, done.stdout
     written = json.loads(report.read_text())
-    assert set(written) == {"frcnn/ops"} and written["frcnn/ops"]["status"] == "failed"
+    assert set(written) == set(sets) and len(whole) > 2
+    assert written["frcnn/ops"]["status"] == "failed"
     assert not written["frcnn/ops"]["tensors"][key]["ok"]
     assert sum(not tensor["ok"] for tensor in written["frcnn/ops"]["tensors"].values()) == 1
-
-
-@pytest.mark.slow
-def test_the_report_has_what_several_workers_compared(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    report, test = tmp_path / "report.json", Path(__file__).parent / "test_parity.py"
-    command = [sys.executable, "-m", "pytest", "-q", str(test), "-n", "2", "-k", "optim"]
-    command += ["--part", "training", "--part", "detector", "--report", str(report)]
-    done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout
-    written = json.loads(report.read_text())
-    expected = {g.name for g in read_index(GOLDEN, "training") if "optim" in g.name}
-    assert set(written) == expected and len(expected) > 2
-    assert all(entry["status"] == "passed" and entry["tensors"] for entry in written.values())
+    for each in whole:
+        assert written[each.name]["status"] == "passed" and written[each.name]["tensors"]

@@ -19,7 +19,8 @@ from vlmill.models.inputs import PixelInputs
 from vlmill.models.published import load_reference
 from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.published import links
-from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
+from vlmill.train.objectives.contrast import contrast_and_matching
+from vlmill.train.objectives.losses import mean_cross_entropy
 
 
 def two_ranks(golden: GoldenSet, results: Results) -> None:
@@ -84,5 +85,5 @@ def outputs(
         "weights_i2t": for_images,
         "itc_loss": contrast.loss.detach(),
         "itm_logits": matching.detach(),
-        "itm_loss": matching_loss(matching).detach(),
+        "itm_loss": mean_cross_entropy(matching, made.match_classes).detach(),
     } | {name: grad for name, grad in gradients.items() if grad is not None}

@@ -16,7 +16,7 @@ from vlmill.train.recipes import RECIPES, Recipe
 from vlmill.train.recipes.plain import to_yaml
 from vlmill.train.run.log import read_log
 
-CLOCK = ("samples_per_second", "mfu")
+CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_recipes_are_listed_and_shown(
     assert main(["recipes", "show", "imagebert-small"]) == 0
     (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
     inputs = tables.write()
-    arguments = ["--pairs", inputs.pairs, "--regions", str(inputs.regions), "--output"]
+    arguments = ["--pairs", tables.pairs, "--regions", str(inputs.regions), "--output"]
     shown = ["pretrain", "--config", str(tmp_path / "mine.yaml"), *arguments]
     assert main([*shown, str(tmp_path / "a"), "steps=0"]) == 0
     named = ["pretrain", "imagebert-small", *arguments, str(tmp_path / "b"), "steps=0"]
@@ -52,7 +52,7 @@ def test_options_and_changes_may_come_in_any_order(
     tables: Tables, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = tables.write()
-    words = ["pretrain", "steps=1", "--pairs", inputs.pairs, "seed=5", "--config", config]
+    words = ["pretrain", "steps=1", "--pairs", tables.pairs, "seed=5", "--config", config]
     words += ["--output", str(tmp_path / "out"), "--regions", str(inputs.regions), "batch_size=2"]
     assert main(words) == 0
     assert "tiny: 1 steps on 12 pairs" in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_wrong_arguments_exit_with_2_and_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     inputs = tables.write()
-    given = ["--pairs", inputs.pairs, "--regions", str(inputs.regions)]
+    given = ["--pairs", tables.pairs, "--regions", str(inputs.regions)]
     assert main(["pretrain", *given, "--output", str(tmp_path / "out"), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
@@ -141,7 +141,7 @@ def test_a_run_killed_by_the_system_continues_bit_for_bit(
         "--config",
         config,
         "--pairs",
-        inputs.pairs,
+        tables.pairs,
         "--regions",
         str(inputs.regions),
     ]

@@ -14,22 +14,29 @@ CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt",)
 SUFFIX = ".safetensors"
 # What a new model can start from: the names of `vlmill.train.convert.conversion.STARTS`.
-STARTS = ("beit", "bert")
+STARTS = ("beit", "bert", "vit")
+# With --family beit or vit, which of VLMo's feed-forward parts start from it.
+EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 
 
 def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Raises InputError for arguments that contradict each other or name what is not there."""
     if args.output is None and (args.to == "reference" or not args.explain):
         raise InputError("--output: say where to write, or --explain to read only")
+    if args.preset is None and args.family == "vit":
+        raise InputError("--family vit: there is no ViT of ours; start one of VLMo, --as PRESET")
     if args.preset is not None and args.family not in STARTS:
         known = " or ".join(sorted(STARTS))
         raise InputError(f"--as {args.preset}: models start from --family {known}")
     if args.preset is not None and args.to == "reference":
         raise InputError("--as and --to reference: write ours first, then convert that")
+    if args.without and args.to != "reference":
+        raise InputError(f"--without {args.without[0]}: want --to reference with it")
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
         raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+    _check_experts(args, chosen_experts(words))
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
     if stray := [word for word in words if "=" not in word]:
@@ -40,6 +47,26 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         _require_free(args.output)
     if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
         weights_file(args.checkpoint)
+
+
+def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
+    if experts is None:
+        return
+    if args.preset is None or args.family not in ("beit", "vit"):
+        raise InputError(f"{EXPERTS_FIELD}={experts}: only with --family beit or vit, and --as")
+    if experts not in EXPERTS:
+        raise InputError(f"{EXPERTS_FIELD}={experts}: want {' or '.join(EXPERTS)}")
+
+
+def chosen_experts(words: Sequence[str]) -> str | None:
+    """The last value of ``experts=`` among the words; None without."""
+    parted = [word.partition("=") for word in words]
+    return next((value for name, _, value in reversed(parted) if name == EXPERTS_FIELD), None)
+
+
+def preset_changes(words: Sequence[str]) -> list[str]:
+    """The words that change the preset's fields."""
+    return [word for word in words if word.partition("=")[0] != EXPERTS_FIELD]
 
 
 def _require_free(output: Path) -> None:

@@ -12,9 +12,11 @@ from vlmill.train.convert.arguments import check_arguments
 CONVENTIONS = ("released", "torchvision")
 # The names of `vlmill.models.published.FAMILIES`, which loads every model.
 FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
+# And a network that only starts one of ours.
+SOURCES = tuple(sorted((*FAMILIES, "vit")))
 
 CONVERT_HELP = """\
-Turn a published checkpoint into one of vlmill's, or back, or start a model from BERT or BEiT.
+Turn a published checkpoint into one of vlmill's, or back, or start a model from BERT, BEiT or ViT.
 
 examples:
   train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
@@ -31,6 +33,9 @@ examples:
   train-vl convert --family beit --checkpoint beit_base_patch16_224_pt22k.pth --as vlmo-base \\
       --vocab vocab.txt --output start/vlmo max_text_tokens=196
       VLMo from BEiT, for its second stage, texts alone.
+  train-vl convert --family vit --checkpoint vit-base/ --as vlmo-base-paper --vocab vocab.txt \\
+      --output start/vlmo experts=all
+      VLMo from a ViT, each feed-forward part of it (an ablation of the paper).
   train-vl convert --family bert --checkpoint bert-base-uncased/ --as vl-bert-base-end-to-end \\
       --backbone resnet101-pt-vgbua-0000.model --output start/vl-bert-end-to-end
       Its region network starts from a ResNet's weights, or from a detector's.
@@ -52,7 +57,11 @@ detectors of extract-rois. Names do not say how a ResNet was trained: without
 stride in the 1x1; torchvision's own weights need --backbone-conventions torchvision and
 cnn.stride_in_1x1=false.
 
-families: {", ".join(FAMILIES)}
+experts=image (the default) starts VLMo's vision experts from BEiT or the ViT, experts=all its
+language and vision-language experts too. A ViT has the names of DeiT and timm, or of transformers'
+ViT and DeiT; only presets with absolute positions (vlmo-*-paper, vlmo-base-plus) take its own.
+
+families: {", ".join(FAMILIES)}; with --as also vit
 presets: {", ".join(sorted(PRESETS))}
 
 Memory: the checkpoint's size and about twice the model's.
@@ -64,7 +73,7 @@ def add_convert_arguments(parser: Parser) -> None:
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
     add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
-    add("--family", required=True, choices=FAMILIES, metavar="FAMILY")
+    add("--family", required=True, choices=SOURCES, metavar="FAMILY")
     add("--checkpoint", required=True, type=Path, metavar="FILE", help="what is converted")
     add(
         "--config",
@@ -89,6 +98,14 @@ def add_convert_arguments(parser: Parser) -> None:
     )
     add("--seed", type=int, default=0, metavar="N", help="with --as: of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
+    add(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --to reference: a tensor of ours that stays behind, as their layout has no "
+        "place for it; may come again",
+    )
     add("--output", type=Path, metavar="DIR|FILE.safetensors")
     add("--explain", action="store_true", help="print where each parameter comes from")
 

@@ -1,20 +1,23 @@
-"""``train-vl convert`` takes published checkpoints in and out, and starts models from BERT."""
+"""``train-vl convert`` takes published checkpoints in and out, and starts models from others."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.models import PRESETS, VARIANTS, preset
-from vlmill.models.bert.published import DECODER_BIAS
+from vlmill.models.beit.published import BEIT
+from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
+from vlmill.models.from_vit import canonical as vit_names
+from vlmill.models.from_vit import initialise_from_vit
 from vlmill.models.published import (
     FAMILIES,
     CheckpointMismatch,
@@ -39,6 +42,8 @@ from vlmill.train.convert.arguments import (
     SUFFIX,
     VOCABULARIES,
     beside,
+    chosen_experts,
+    preset_changes,
     weights_file,
 )
 from vlmill.train.convert.backbone import check_backbone, start_region_network
@@ -47,10 +52,22 @@ from vlmill.train.convert.published import read_published_config, read_weights
 from vlmill.train.loading.vocabulary import read_vocabulary
 from vlmill.train.recipes.plain import flatten, override, to_plain
 
+
+class Start(NamedTuple):
+    """A network that new models start from: ``prepare`` gives its tensors their usual names,
+    ``ignored`` are patterns of those that carry nothing, ``initialise`` copies them.
+    """
+
+    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    ignored: tuple[str, ...]
+    initialise: Callable[..., dict[str, Origin]]
+
+
 # What a new model can start from; `arguments` has the names.
-STARTS: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Origin]]] = {
-    "beit": initialise_from_beit,
-    "bert": initialise_from_bert,
+STARTS: dict[str, Start] = {
+    "beit": Start(BEIT.prepare, BEIT.ignored, initialise_from_beit),
+    "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
+    "vit": Start(vit_names, (), initialise_from_vit),
 }
 TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
 
@@ -119,20 +136,22 @@ def _configuration(path: Path, words: Sequence[str]) -> Any:
 def _start(
     args: argparse.Namespace, weights: Path, words: Sequence[str], tokenizer: Tokenizer | None
 ) -> Converted:
-    """A new model that starts from BERT or BEiT."""
-    state = FAMILIES[args.family].prepare(read_weights(weights))
-    config = override(_with_vocabulary(preset(args.preset), state, tokenizer), words)
+    """A new model that starts from BERT, BEiT or a ViT."""
+    start, experts = STARTS[args.family], chosen_experts(words)
+    state = start.prepare(read_weights(weights))
+    changes = preset_changes(words)
+    config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
     check_backbone(args, config)
     torch.manual_seed(args.seed)
     variant = next(v for v in VARIANTS.values() if v.config is type(config))
     model: nn.Module = variant.model(config).eval()
     try:
-        origins = STARTS[args.family](model, state)
+        origins = start.initialise(model, state, *([] if experts is None else [experts]))
     except CheckpointMismatch:
         raise
     except ValueError as error:
         raise InputError(f"--as {args.preset}: {error}") from None
-    unused = unused_tensors(state, origins, (*FAMILIES[args.family].ignored, *TIED))
+    unused = unused_tensors(state, origins, (*start.ignored, *TIED))
     if args.backbone is not None:
         of_network, beside_it = start_region_network(args, model)
         origins, unused = origins | of_network, unused + beside_it
@@ -173,8 +192,12 @@ def _ours(args: argparse.Namespace) -> nn.Module:
 
 def _export(args: argparse.Namespace, model: nn.Module) -> None:
     """Write ``model`` in the official layout."""
+    try:
+        exported = export_reference(args.family, model, without=args.without)
+    except ValueError as error:
+        raise InputError(f"--to reference: {error} (--without NAME)") from None
     # The layout has parts of our tensors, and some twice, which the file format refuses.
-    tensors = {name: t.clone() for name, t in export_reference(args.family, model).items()}
+    tensors = {name: t.clone() for name, t in exported.items()}
     with atomic_path(args.output) as temporary:
         save_tensors(tensors, temporary)
     print(f"{args.output}: {len(tensors)} tensors in the layout of {args.family}")

@@ -1,4 +1,4 @@
 """Devices and processes are set up, measured and brought together here.
 
-Reading order: ``setup``, ``gather`` (across processes) and ``throughput``.
+Reading order: ``setup``, ``gather`` (across processes), ``memory`` and ``throughput``.
 """

@@ -7,21 +7,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows [W, B, D]; backward adds what every process has for one's own."""
+    """All processes' rows; backward adds what every process has for one's own."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
+    def forward(ctx: Any, local: Float[Tensor, " B *rest"]) -> Float[Tensor, "W B *rest"]:
         parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, local.contiguous())
         return torch.stack(parts)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Float[Tensor, "W B *rest"]) -> Float[Tensor, " B *rest"]:
         summed = grads[0].contiguous()
         dist.all_reduce(summed)
         return summed[dist.get_rank()]
@@ -32,13 +33,15 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def is_shared(local: Tensor) -> bool:
+def is_shared(local: Shaped[Tensor, " B *rest"]) -> bool:
     """Whether other processes hold such rows too; what has no values is never sent."""
     return world_size() > 1 and local.device.type != "meta"
 
 
-def gather_first(local: Tensor, *, exact: bool = True) -> Tensor:
-    """The rows [W * B, ...] of all processes, one's own first, the others in the order of ranks.
+def gather_first(
+    local: Shaped[Tensor, " B *rest"], *, exact: bool = True
+) -> Shaped[Tensor, " WB *rest"]:
+    """The rows of all processes, W times B, one's own first, the others in the order of ranks.
 
     Every process has to give as many. ``exact``: gradients flow to all processes, so that their
     mean is that of one process with all pairs. Without it they flow to one's own rows alone, as in
@@ -57,11 +60,13 @@ def gather_first(local: Tensor, *, exact: bool = True) -> Tensor:
     return torch.cat([parts[rank], *parts[:rank], *parts[rank + 1 :]])
 
 
-def whole(value: Tensor) -> Tensor:
+def whole(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
+def laid_out_like(
+    value: Shaped[Tensor, "*shape"], parameter: Shaped[Tensor, "..."]
+) -> Shaped[Tensor, "*shape"]:
     """``value`` on the parameter's device, and divided among processes as the parameter is."""
     if isinstance(value, DTensor):
         return value

@@ -14,8 +14,7 @@ from vlmill.models.inputs import PictureRegions, PixelInputs, VLInputs
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.pictures.boxed import picture_regions_of
 from vlmill.train.loading.stored import StoredFeatures
-
-NAMED = 8  # pictures that a message names
+from vlmill.train.loading.undecodable import NAMED, Undecodable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,8 @@ class Batch:
     ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
     ``patch_mask`` bool [B, n, n] of masked picture modelling, whose places ``masked_patches`` int64
     counts row by row. ``picture_regions``: the pictures of all rows but the texts alone, for a
-    model that computes the regions' features itself.
+    model that computes the regions' features itself. ``picture_keys`` int64 [B]: equal for pairs of
+    one picture; a text alone has one of its own.
     """
 
     inputs: VLInputs
@@ -53,6 +53,7 @@ class Batch:
     masked_patches: Int[Tensor, " Q"] | None = None
     num_texts: int = 0
     picture_regions: PictureRegions | None = None
+    picture_keys: Int[Tensor, " B"] | None = None
 
     def pixel_inputs(self, *, masked: bool) -> PixelInputs:
         """Texts, ``masked`` or as they are, with their pictures' pixels."""
@@ -73,16 +74,19 @@ class HostBatch:
     `collate` makes it of samples, small enough to be sent between processes: the features of the
     pictures ``image_ids`` lie where ``stored`` says. `features.read_features` gives it with these
     among the ``tensors``, as they are stored, and nothing in ``stored``. ``num_classes`` are those
-    of a whole distribution of which the highest probabilities are kept.
+    of a whole distribution of which the highest probabilities are kept. Of pictures that are
+    ``undecodable`` others have taken the places.
     """
 
     tensors: dict[str, Tensor]
     pair_ids: tuple[str, ...]
+    sources: tuple[str, ...] = ()  # of the pairs
     whole_image: str = "none"
     image_ids: tuple[str, ...] = ()
     stored: tuple[StoredFeatures, ...] = ()
     num_texts: int = 0
     num_classes: int | None = None
+    undecodable: tuple[Undecodable, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays: PyTorch would send each tensor in a piece of shared memory of its own.
@@ -152,6 +156,7 @@ class HostBatch:
             masked_patches=tensors.get("masked_patches"),
             num_texts=self.num_texts,
             picture_regions=picture_regions_of(tensors),
+            picture_keys=tensors.get("picture_keys"),
         )
 
     def _features(

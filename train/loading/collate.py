@@ -55,9 +55,13 @@ def collate(
     arrays["matching"] = np.array(
         [sample.matching for sample in samples[: len(samples) - num_texts]], dtype=np.float32
     )
+    keys = [sample.picture_key for sample in samples if sample.picture_key is not None]
+    if len(keys) == len(samples):
+        arrays["picture_keys"] = np.array(keys, dtype=np.uint64).view(np.int64)
     return HostBatch(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
         pair_ids=tuple(sample.pair_id for sample in samples),
+        sources=tuple(sample.source for sample in samples),
         whole_image=feeding.whole_image,
         image_ids=tuple(regions.row.image_id for regions in pictures),
         stored=tuple(regions.features for regions in pictures),

@@ -18,6 +18,7 @@ from vlmill.train.loading.stage_batches import PretrainBatches
 AHEAD = 1
 # Plans that a worker sends at once: a message of its own for each would cost 8 us a picture.
 TOGETHER = 8
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm sends either
 GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
 
 
@@ -68,7 +69,8 @@ def _stay_for_a_while(worker: int) -> None:
     run that saves and goes on later needs its workers until it has saved.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_S))
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: signal.alarm(GRACE_S))
 
 
 class _Plans(Dataset[list[HostBatch | InputError]]):

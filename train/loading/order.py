@@ -4,18 +4,22 @@ The pairs of all epochs form one endless list of places. Nothing here depends on
 was asked before, so that any batch can be made by itself.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.mixture import Counts, Mixture
 from vlmill.train.loading.random import permutation, stream_starts
 from vlmill.train.recipes.spec import Loading
 
 ORDER_STAGE = 1 << 18  # apart from the stages whose pairs draw masks and negatives
 WINDOW_KEY = 1 << 32  # apart from the keys of an epoch's order
+
+Visited = tuple[Ids, Counts]  # rows, and which visit of its pair each is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,7 @@ class Visit:
     epoch: int
     row: int
     near: Ids
+    repeat: int = 0  # which visit of the pair it is in its epoch, where sources are mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,8 @@ class PairOrder:
 
     ``rows`` are their rows in the table, in the order in which their pictures lie; ``lengths``, by
     which batches of like lengths are sorted, is of all rows of the table; ``size`` is of a batch.
-    An epoch of up to ``loading.window`` pairs is shuffled as a whole.
+    An epoch of up to ``loading.window`` pairs is shuffled as a whole. A ``mixture`` of ``rows``
+    says which of them each epoch visits, and how often; else each once.
     """
 
     rows: Ids
@@ -42,9 +48,10 @@ class PairOrder:
     seed: int
     stage: int
     size: int
+    mixture: Mixture | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        cached = ("_windows", "_blocks", "_buckets")
+        cached = ("_visited", "_windows", "_blocks", "_buckets")
         return {name: value for name, value in vars(self).items() if name not in cached}
 
     def batch(self, index: int) -> list[Visit]:
@@ -58,25 +65,58 @@ class PairOrder:
 
     def visit(self, place: int) -> Visit:
         """The pair at a place of the endless list, buckets left aside."""
-        epoch, within = divmod(place, len(self.rows))
+        epoch, within = divmod(place, self.count)
         window, at = divmod(within, self._window)
-        near = self._windows(epoch, window)
-        return Visit(epoch=epoch, row=int(near[at]), near=near)
+        near, repeats = self._windows(epoch, window)
+        return Visit(epoch=epoch, row=int(near[at]), near=near, repeat=int(repeats[at]))
+
+    def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
+        """The pairs that may take the place of pair ``slot`` of batch ``index``, best first; the
+        batch is one of ``parts`` of a step.
+
+        Pairs that come next in the list and are not in the step are dealt to all of its places, so
+        that no two take the same one, and none need know which others are vacant: the list decides,
+        whatever the number of parts. Where an epoch is shorter than two steps these may not go
+        round: then any of them, and last those of the step again.
+        """
+        first = index - index % parts
+        place, step = (index - first) * self.size + slot, parts * self.size
+        # Within two epochs' lengths every pair comes, wherever they begin.
+        behind = range(first + parts, first + parts - (-2 * self.count // self.size))
+
+        def others() -> Iterator[Visit]:
+            met = {visit.row for at in range(first, first + parts) for visit in self.batch(at)}
+            return _of_new_rows((visit for at in behind for visit in self.batch(at)), met)
+
+        yield from itertools.islice(others(), place, None, step)
+        few = list(others())
+        turn = place % max(len(few), 1)
+        yield from (*few[turn:], *few[:turn])
+        yield from (visit for at in behind for visit in self.batch(at))
 
     def epoch(self, number: int) -> Iterator[int]:
         """The rows of an epoch in their order."""
-        first = number * len(self.rows)
-        return (self.visit(place).row for place in range(first, first + len(self.rows)))
+        first = number * self.count
+        return (self.visit(place).row for place in range(first, first + self.count))
+
+    @property
+    def count(self) -> int:
+        """Visits of an epoch."""
+        return len(self.rows) if self.mixture is None else self.mixture.in_an_epoch
 
     @property
     def _window(self) -> int:
         """Pairs in a window: whole blocks, or the epoch."""
-        if len(self.rows) <= self.loading.window:
-            return max(len(self.rows), 1)
+        if self.count <= self.loading.window:
+            return max(self.count, 1)
         return max(self.loading.window // self.loading.block, 1) * self.loading.block
 
     @cached_property
-    def _windows(self) -> Callable[[int, int], Ids]:
+    def _visited(self) -> Callable[[int], Visited]:
+        return lru_cache(maxsize=2)(self._make_visited)
+
+    @cached_property
+    def _windows(self) -> Callable[[int, int], Visited]:
         return lru_cache(maxsize=2)(self._make_window)
 
     @cached_property
@@ -94,21 +134,28 @@ class PairOrder:
     def _make_blocks(self, epoch: int) -> Ids:
         """The epoch's blocks in their order. The last one, if shorter, stays at the end: places
         must be known without the order."""
-        whole = len(self.rows) // self.loading.block
+        whole = self.count // self.loading.block
         return np.append(self._permutation(epoch, 0, whole), whole)
 
-    def _make_window(self, epoch: int, window: int) -> Ids:
-        """The rows of a window in their order: a pure function, small beside the epoch."""
-        count, size, block = len(self.rows), self._window, self.loading.block
+    def _make_visited(self, epoch: int) -> Visited:
+        """What an epoch visits, in the order of ``rows``."""
+        if self.mixture is None:
+            return self.rows, np.zeros(len(self.rows), dtype=np.uint16)
+        return self.mixture.epoch(self.seed, self.stage, epoch)
+
+    def _make_window(self, epoch: int, window: int) -> Visited:
+        """The visits of a window in their order: a pure function, small beside the epoch."""
+        count, size, block = self.count, self._window, self.loading.block
+        rows, repeats = self._visited(epoch)
         if size >= count:
-            return self.rows[self._permutation(epoch, 0, count)]
+            order = self._permutation(epoch, 0, count)
+            return rows[order], repeats[order]
         first = window * size // block
-        parts = [
-            self.rows[at * block : (at + 1) * block]
-            for at in self._blocks(epoch)[first : first + size // block].tolist()
-        ]
-        rows = np.concatenate(parts)
-        return rows[self._permutation(epoch, WINDOW_KEY + window, len(rows))]
+        blocks = self._blocks(epoch)[first : first + size // block]
+        places = (blocks[:, None] * block + np.arange(block)).ravel()
+        places = places[places < count]  # the last block may be shorter
+        order = places[self._permutation(epoch, WINDOW_KEY + window, len(places))]
+        return rows[order], repeats[order]
 
     def _make_bucket(self, group: int) -> Ids:
         """Places of a group of batches, batch by batch.
@@ -121,3 +168,11 @@ class PairOrder:
         lengths = self.lengths[[self.visit(place).row for place in places.tolist()]]
         batches = places[np.argsort(lengths, kind="stable")].reshape(self.loading.bucket, -1)
         return batches[self._permutation(group, 2 * WINDOW_KEY, len(batches))].ravel()
+
+
+def _of_new_rows(visits: Iterable[Visit], met: set[int]) -> Iterator[Visit]:
+    """Yields the first visit of each row that was not ``met`` before."""
+    for visit in visits:
+        if visit.row not in met:
+            met.add(visit.row)
+            yield visit

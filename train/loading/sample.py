@@ -76,10 +76,12 @@ class Sample:
     """
 
     pair_id: str
+    source: str = ""
     text: MaskedTokens = NO_TEXT
     regions: SampledRegions | None = None
     pixels: Arrays = field(default_factory=dict)
     matching: bool = True
+    picture_key: int | None = None  # 64 bits, the same for the pairs of a picture; None: unknown
 
 
 IGNORED = -100
@@ -203,7 +205,9 @@ def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: 
 def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
     """Texts of [CLS] ... [SEP] one after the other without these, the first ``longest`` pieces.
 
-    At most ``longest`` texts are read: all may be empty.
+    VL-BERT's code joins lines until they have as many words, and cuts that to as many pieces. A
+    word is a piece or more, so that these are the same ones, and no line is read for its words
+    that lie behind them. At most ``longest`` texts are read: all may be empty.
     """
     pieces, count = list[Ids](), 0
     for text in islice(texts, longest):

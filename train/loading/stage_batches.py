@@ -1,5 +1,6 @@
 """Batches by number: batch ``i`` of a stage is a pure function of the tables and the seed."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +10,22 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.chosen import StagePairs, stage_rows, text_rows
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
+from vlmill.train.loading.mixture import ROUND_EPOCH, mixture_of
 from vlmill.train.loading.order import PairOrder, Visit
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.pictures.boxed import boxed_picture
-from vlmill.train.loading.pictures.crop import training_pictures
+from vlmill.train.loading.pictures.crop import UndecodablePicture, training_pictures
 from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.sample import (
     Sample,
@@ -34,6 +38,7 @@ from vlmill.train.loading.sample import (
 )
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Tolerance, Undecodable
 from vlmill.train.recipes.spec import Stage
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
@@ -63,9 +68,10 @@ class PretrainBatches(Dataset[HostBatch]):
     processes: int = 1
     longest: int = 512  # tokens that the model takes
     global_features: bool = False  # whether it takes those of whole pictures
+    tolerance: Tolerance | None = None  # for undecodable pictures; None: any number
 
     def __getstate__(self) -> dict[str, object]:
-        opened = ("table", "order", "texts", "_block_masking", "_columns", "_join")
+        opened = ("table", "order", "texts", "_pairs", "_block_masking", "_columns", "_join")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     @cached_property
@@ -85,8 +91,10 @@ class PretrainBatches(Dataset[HostBatch]):
         if loading.bucket > 1:
             regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
             lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
+        rows = stage_rows(self.table, self.stage, self.splits)
         return PairOrder(
-            rows=self.table.rows_of(self.stage.sources, self.stage.feeding.kind, self.splits),
+            rows=rows,
+            mixture=mixture_of(self.table, rows, self.stage.mixture),
             lengths=lengths,
             loading=loading,
             seed=self.seed,
@@ -97,8 +105,10 @@ class PretrainBatches(Dataset[HostBatch]):
     @cached_property
     def texts(self) -> PairOrder:
         """In which order it visits the texts that come along with its pairs."""
+        rows = text_rows(self.table, self.stage, self.splits)
         return PairOrder(
-            rows=self.table.rows_of(self.stage.sources, "text", self.splits),
+            rows=rows,
+            mixture=mixture_of(self.table, rows, self.stage.mixture),
             lengths=None,
             loading=self.stage.loading,
             seed=self.seed,
@@ -109,6 +119,12 @@ class PretrainBatches(Dataset[HostBatch]):
     @property
     def _texts_of_a_batch(self) -> int:
         return self.stage.feeding.text_rows // self.stage.accumulation // self.processes
+
+    @cached_property
+    def _pairs(self) -> StagePairs:
+        visited = np.zeros(len(self.table), dtype=np.bool_)
+        visited[self.order.rows] = True
+        return StagePairs(table=self.table, visited=visited)
 
     @cached_property
     def _block_masking(self) -> BlockMasking:
@@ -125,7 +141,7 @@ class PretrainBatches(Dataset[HostBatch]):
     def __getitem__(self, index: int) -> HostBatch:
         """Batch number ``index`` of the stage, its features left in their files."""
         masking = self.stage.masking
-        samples = self.sampled(self.order.batch(index))
+        samples, undecodable = self._readable(index)
         if self._texts_of_a_batch and len(self.texts.rows):
             samples += self._texts_alone(self.texts.batch(index))
         batch = collate(
@@ -138,7 +154,32 @@ class PretrainBatches(Dataset[HostBatch]):
             global_features=self.global_features,
         )
         self._read_ahead(batch)
-        return batch
+        return dataclasses.replace(batch, undecodable=undecodable) if undecodable else batch
+
+    def _readable(self, index: int) -> tuple[list[Sample], tuple[Undecodable, ...]]:
+        """The samples of batch ``index``, others in the places of those that cannot be decoded.
+
+        Which ones follows from the order and the pictures alone, for any number of workers and in
+        a run that is resumed. Raises InputError for more than the ``tolerance``, and where no
+        picture is left.
+        """
+        samples, undecodable = list[Sample](), list[Undecodable]()
+        parts = self.stage.accumulation * self.processes
+        for slot, sample in enumerate(self.sampled(self.order.batch(index))):
+            spares = self.order.spares(index, slot, parts)
+            while isinstance(sample, Undecodable):
+                undecodable.append(sample)
+                if self.tolerance is not None:
+                    self.tolerance.check({one.image_id: None for one in undecodable})
+                spare = next(spares, None)
+                if spare is None:
+                    raise InputError(
+                        f"--images: no picture of stage {self.stage.name} can be decoded "
+                        f"({sample.image_id}: {sample.why}); give other pictures"
+                    )
+                (sample,) = self.sampled([spare])
+            samples.append(sample)
+        return samples, tuple(undecodable)
 
     def assembled(self, index: int) -> HostBatch:
         """Batch number ``index`` with its features.
@@ -164,10 +205,11 @@ class PretrainBatches(Dataset[HostBatch]):
     def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
         """Each visit's own random numbers."""
         keys = self.table.pair_keys[[visit.row for visit in visits]]
-        return streams(self.seed, stage, [visit.epoch for visit in visits], keys)
+        epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
+        return streams(self.seed, stage, epochs, keys)
 
-    def sampled(self, visits: Sequence[Visit]) -> list[Sample]:
-        """The samples of visits."""
+    def sampled(self, visits: Sequence[Visit]) -> list[Sample | Undecodable]:
+        """The samples of visits, or the pictures that they lack."""
         draws_of = self._draws(visits, self.stage_number)
         pairings = [self._pairing(v, draws) for v, draws in zip(visits, draws_of, strict=True)]
         texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
@@ -183,7 +225,7 @@ class PretrainBatches(Dataset[HostBatch]):
         return choose_pairing(
             visit.row,
             visit.near,
-            self.table,
+            self._pairs,
             draws,
             negative_share=self.stage.negative_share,
             hard_share=self.stage.hard_negative_share,
@@ -192,24 +234,34 @@ class PretrainBatches(Dataset[HostBatch]):
 
     def _sample(
         self, visit: Visit, text: MaskedTokens, pairing: tuple[int, int, bool], draws: Uniforms
-    ) -> Sample:
-        """A masked text with the picture that it is paired with."""
+    ) -> Sample | Undecodable:
+        """A masked text with the picture that it is paired with, if that can be decoded."""
         _, image_row, matching = pairing
         at, kind = int(self.table.image_rows[image_row]), self.stage.feeding.kind
         regions, pixels = None, Arrays()
         if kind in ("regions", "picture-regions"):
             text, regions = self._regions(text, at, draws)
-        if kind == "picture-regions":
-            assert regions is not None
-            pixels = self._boxed(regions, image_row)
-        elif kind in ("pixels", "pictures"):
-            pixels = self._pixels(at, image_row, draws)
+        try:
+            if kind == "picture-regions":
+                assert regions is not None
+                pixels = self._boxed(regions, image_row)
+            elif kind in ("pixels", "pictures"):
+                pixels = self._pixels(at, image_row, draws)
+        except UndecodablePicture as error:
+            return Undecodable(
+                pair_id=self.table.pair_id(image_row),
+                image_id=error.image_id,
+                reason=error.cause.reason,
+                why=error.cause.detail,
+            )
         return Sample(
             pair_id=self.table.pair_id(visit.row),
+            source=self.table.source(visit.row),
             text=text,
             regions=regions,
             pixels=pixels,
             matching=matching,
+            picture_key=self.table.picture_key(image_row),
         )
 
     def _texts_alone(self, visits: Sequence[Visit]) -> list[Sample]:
@@ -217,7 +269,12 @@ class PretrainBatches(Dataset[HostBatch]):
         texts = [self._lengthened(visit.row) for visit in visits]
         masked = self._masked(texts, draws_of, specials=False)
         return [
-            Sample(pair_id=self.table.pair_id(visit.row), text=text)
+            Sample(
+                pair_id=self.table.pair_id(visit.row),
+                source=self.table.source(visit.row),
+                text=text,
+                picture_key=self.table.picture_key(visit.row),
+            )
             for visit, text in zip(visits, masked, strict=True)
         ]
 

@@ -23,7 +23,7 @@ from vlmill.models.places import Cells, first_cells
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.train.devices.gather import gather_first, is_shared, world_size
 from vlmill.train.loading.random import stream_starts, uniforms
-from vlmill.train.objectives.losses import contrast, mean_cross_entropy
+from vlmill.train.objectives.losses import contrast, contrast_logits
 
 NEGATIVES = 1 << 20  # apart from the streams of stages
 PLACE_BITS = 32  # of a pair's place among those of all processes
@@ -33,18 +33,32 @@ PLACE_BITS = 32  # of a pair's place among those of all processes
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def negative_weights(scores: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
+def negative_weights(
+    scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
+) -> Float[Tensor, "B C"]:
     """How likely each candidate is as a hard negative: the softmax without the right ones.
 
     scores: contrastive logits against candidates, of which number b is row b's partner and no
-    negative (sec. 3.3). Rows do not sum to 1. Raises ValueError without a second candidate.
+    negative (sec. 3.3), nor are those that are ``excluded``. Rows do not sum to 1. A row without
+    any negative has its partner alone: finding such rows out would make a device wait. Raises
+    ValueError without a second candidate.
     """
     if scores.shape[1] < 2:
         raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
     partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
     # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
     smallest = torch.finfo(torch.float32).tiny
-    return scores.detach().float().softmax(dim=1).clamp_min(smallest).masked_fill(partners, 0.0)
+    weights = scores.detach().float().softmax(dim=1).clamp_min(smallest)
+    if excluded is None:
+        return weights.masked_fill(partners, 0.0)
+    right = partners | excluded
+    return torch.where(right.all(1, keepdim=True), partners, weights.masked_fill(right, 0.0))
+
+
+def same_pictures(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
+    """Which text and image of different pairs belong together: the pairs' pictures have one key."""
+    others = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
+    return (keys[:, None] == keys[None]) & others
 
 
 def draw_negatives(
@@ -110,31 +124,45 @@ class GlobalContrast:
     """The contrast of one's own pairs with all.
 
     scores: the logits of every image with every text by the first pair of vectors. loss: of the one
-    or two pairs of vectors, their mean.
+    or two pairs of vectors, their mean. excluded: which images and texts of different pairs are no
+    negatives; symmetric.
     """
 
     scores: Float[Tensor, "C C"]
     loss: Float[Tensor, ""]
+    excluded: Bool[Tensor, "C C"] | None = None
 
     def weights(self, pairs: int) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """How likely each image is drawn for one's own texts, and each text for one's images."""
-        return negative_weights(self.scores.T[:pairs]), negative_weights(self.scores[:pairs])
+        excluded = None if self.excluded is None else self.excluded[:pairs]
+        of_images = negative_weights(self.scores.T[:pairs], excluded)
+        return of_images, negative_weights(self.scores[:pairs], excluded)
 
 
 def global_contrast(
-    model: Vlmo, text: Contrast, image: Contrast, *, exact: bool = True
+    model: Vlmo,
+    text: Contrast,
+    image: Contrast,
+    picture_keys: Int[Tensor, " B"] | None = None,
+    *,
+    exact: bool = True,
 ) -> GlobalContrast:
-    """Contrast of one's own vectors [B, H] with all; ``exact`` as in `gather.gather_first`."""
+    """Contrast of one's own vectors [B, H] with all; ``exact`` as in `gather.gather_first`.
+
+    Pairs of one of the ``picture_keys`` are no negatives of each other; without keys every pair has
+    a picture of its own.
+    """
     texts, images = (gather_first(one.own, exact=exact) for one in (text, image))
+    excluded = None if picture_keys is None else same_pictures(gather_first(picture_keys))
     scale = model.log_scale.exp()
-    losses = [contrast(texts, images, scale)]
+    losses = [contrast(texts, images, scale, excluded)]
     fused_scale = model.fused_scale()
     if fused_scale is not None:
         assert text.fused is not None and image.fused is not None
         fused = [gather_first(one, exact=exact) for one in (text.fused, image.fused)]
-        losses.append(contrast(fused[0], fused[1], fused_scale))
-    scores = scale * images.float() @ texts.float().T
-    return GlobalContrast(scores=scores, loss=torch.stack(losses).mean())
+        losses.append(contrast(fused[0], fused[1], fused_scale, excluded))
+    scores = contrast_logits(images, texts, scale)
+    return GlobalContrast(scores=scores, loss=torch.stack(losses).mean(), excluded=excluded)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +171,9 @@ class ContrastAndMatching:
 
     text, image: one's own unit vectors. contrast: theirs with all processes'. masked_text: last
     hidden states of the masked texts with their own images. match_logits: of the true pairs, of
-    texts with drawn images, and of drawn texts with images, in this order; class 1 is a match.
-    The last two have no rows where they were not asked for.
+    texts with drawn images, and of drawn texts with images, in this order. match_classes: theirs; 1
+    is a match, which what is drawn is where a pair has no negative and is taken once more. The last
+    three have no rows where they were not asked for.
     """
 
     text: Contrast
@@ -152,6 +181,7 @@ class ContrastAndMatching:
     contrast: GlobalContrast
     masked_text: Float[Tensor, "B T H"]
     match_logits: Float[Tensor, "B3 2"]
+    match_classes: Int[Tensor, " B3"]
 
 
 def contrast_and_matching(
@@ -160,6 +190,7 @@ def contrast_and_matching(
     masked_tokens: Int[Tensor, "B T"] | None = None,
     draw: Draw = draw_negatives,
     *,
+    picture_keys: Int[Tensor, " B"] | None = None,
     match: bool = True,
     exact: bool = True,
     pack: bool = True,
@@ -169,7 +200,8 @@ def contrast_and_matching(
     Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
     true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
     ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
-    pair's scores. ``exact`` as in `gather.gather_first`, of the contrast's vectors.
+    pair's scores. ``picture_keys`` as in `global_contrast`; ``exact`` as in `gather.gather_first`,
+    of the contrast's vectors.
 
     Raises ValueError for masked texts of another shape, a single pair among all processes, and a
     head that the configuration leaves out.
@@ -190,13 +222,16 @@ def contrast_and_matching(
         pack=pack,
     )
     images = model.contrast_image(image, bias=bias and [one[:, longest:, longest:] for one in bias])
-    of_all = global_contrast(model, texts, images, exact=exact)
+    of_all = global_contrast(model, texts, images, picture_keys, exact=exact)
     more = longest - length
     mask = F.pad(inputs.token_mask, (0, more))
     true, *passes = (Pairs(F.pad(text, (0, 0, 0, more)), mask, image) for text in embedded)
     num_masked = len(passes) * pairs
+    classes = inputs.tokens.new_zeros(0)
     if match:
-        passes += [true, *_negatives(model, inputs, true, *draw(*of_all.weights(pairs)))]
+        drawn = draw(*of_all.weights(pairs))
+        passes += [true, *_negatives(model, inputs, true, *drawn)]
+        classes = _match_classes(*drawn)
     joint = _joint(model, passes, num_masked, bias, pack=pack) if passes else None
     return ContrastAndMatching(
         text=texts,
@@ -206,6 +241,7 @@ def contrast_and_matching(
         match_logits=model.match_logits(joint.pooled[num_masked:])
         if match and joint is not None
         else image.new_zeros(0, 2),
+        match_classes=classes,
     )
 
 
@@ -263,8 +299,7 @@ def _joint(
     return model.encoder.fuse(text, mask, image, bias=bias, pack=pack, read=read)
 
 
-def matching_loss(logits: Float[Tensor, "B3 2"]) -> Float[Tensor, ""]:
-    """Mean of the cross-entropy of `ContrastAndMatching.match_logits`; class 1 is a match."""
-    pairs = len(logits) // 3
-    belongs = torch.arange(3 * pairs, device=logits.device) < pairs
-    return mean_cross_entropy(logits, belongs.long())
+def _match_classes(images: Int[Tensor, " B"], texts: Int[Tensor, " B"]) -> Int[Tensor, " B3"]:
+    """1 for the true pairs, and for what is drawn where it is one's partner: there was no other."""
+    partners = torch.arange(len(images), device=images.device)
+    return torch.cat([torch.ones_like(images), images == partners, texts == partners])

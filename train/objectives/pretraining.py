@@ -1,4 +1,6 @@
-"""The objectives of pretraining on a batch.  B pairs, N masked words, M masked regions.
+"""The objectives of pretraining on a batch.
+
+B pairs, N masked words, M masked regions, K classes, W places of words of width H, J objectives.
 
 Every loss is a mean; :func:`label_counts` says over how many labels, from what the batch's masks
 are alone, so that means of parts can be weighted to the mean of the whole.
@@ -9,19 +11,20 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models import Beit, VLInputs, Vlmo
+from vlmill.models import Beit, Bert, VLInputs, Vlmo
 from vlmill.models.outputs import Encoded, RegionModel
 from vlmill.models.registry import variant_of
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, without_pixels
 from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.pictures.tokenizer import PictureTokens
 from vlmill.train.objectives.contrast import (
     Draw,
     contrast_and_matching,
     draw_negatives,
     drawn_by,
-    matching_loss,
 )
 from vlmill.train.objectives.losses import (
     IGNORED,
@@ -34,8 +37,6 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.recipes.spec import Objectives
 from vlmill.train.recipes.variants import named, training_of
-
-PictureTokens = Callable[[Tensor], Tensor]  # `tokenizer.PictureTokenizer.reader`
 
 
 def weighted(weights: Objectives) -> tuple[str, ...]:
@@ -74,15 +75,18 @@ class Options:
     """What some losses need beside model and batch.
 
     ``picture_tokens`` gives masked picture modelling its targets, ``draw`` VLMo's matching its
-    negatives. Without ``pack`` padding is computed too.
+    negatives. ``same_picture_negatives``: other captions of a pair's picture are negatives of it,
+    too. Without ``pack`` padding is computed too.
     """
 
     picture_tokens: PictureTokens | None = None
     draw: Draw = draw_negatives
+    same_picture_negatives: bool = False
     pack: bool = True
 
 
-Losses = Callable[[Any, Batch, Objectives, Options], dict[str, Tensor]]
+Named = dict[str, Float[Tensor, ""]]  # each loss by its objective
+Losses = Callable[[Any, Batch, Objectives, Options], Named]
 DEFAULTS = Options()
 
 
@@ -98,7 +102,7 @@ def losses_of(model: nn.Module) -> Losses:
 
 def region_losses(
     model: RegionModel, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> dict[str, Tensor]:
+) -> Named:
     """Losses of a model on regions: words, regions and pairs, each where the recipe weighs it."""
     encoded = model(batch.inputs, pack=options.pack)
     return _of_encoded(model, batch, weights, encoded)
@@ -106,7 +110,7 @@ def region_losses(
 
 def end_to_end_losses(
     model: VlBertEndToEnd, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> dict[str, Tensor]:
+) -> Named:
     """The same where the model computes the regions' features (VL-BERT)."""
     variant = cast(RegionModel, model.model)
     encoded = variant(with_features(model, batch), pack=options.pack)
@@ -130,9 +134,7 @@ def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
     )
 
 
-def _of_encoded(
-    model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
-) -> dict[str, Tensor]:
+def _of_encoded(model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded) -> Named:
     """MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
@@ -154,7 +156,7 @@ def _of_encoded(
 
 def picture_losses(
     model: Beit, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> dict[str, Tensor]:
+) -> Named:
     """Masked picture modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
     if options.picture_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs pictures and a picture_tokenizer")
@@ -165,12 +167,13 @@ def picture_losses(
     return {"mim": mean_cross_entropy(logits, targets)}
 
 
-SOFT = {"mrkl": mean_divergence, "mrce": mean_soft_cross_entropy}
+SoftLoss = Callable[[Float[Tensor, "M K"], Float[Tensor, "M K"]], Float[Tensor, ""]]
+SOFT: dict[str, SoftLoss] = {"mrkl": mean_divergence, "mrce": mean_soft_cross_entropy}
 
 
 def _from_distributions(
-    loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, batch: Batch
-) -> Tensor:
+    loss: SoftLoss, logits: Float[Tensor, "M K"], batch: Batch
+) -> Float[Tensor, ""]:
     """The loss by distributions, or by classes where there are none: all certain, it is the same.
 
     The detector may know fewer classes than the model has room for.
@@ -182,10 +185,10 @@ def _from_distributions(
 
 
 def _word_losses(
-    model: Any, words: Tensor, end: int, batch: Batch, weights: Objectives
-) -> dict[str, Tensor]:
+    model: Any, words: Float[Tensor, "W H"], end: int, batch: Batch, weights: Objectives
+) -> Named:
     """MLM over the words of pairs, those before place ``end``, and over texts alone."""
-    losses: dict[str, Tensor] = {}
+    losses: Named = {}
     if not (weights.mlm or weights.text_mlm):
         return losses
     logits = model.mlm_logits(words[batch.masked_tokens])
@@ -197,9 +200,18 @@ def _word_losses(
     return losses
 
 
+def text_losses(
+    model: Bert, batch: Batch, weights: Objectives, options: Options = DEFAULTS
+) -> Named:
+    """Masked words of texts alone (Devlin et al. 2018, sec. 3.1, task 1)."""
+    inputs = batch.inputs
+    encoded = model(inputs.tokens, inputs.token_mask, real=inputs.real_tokens, pack=options.pack)
+    return _word_losses(model, encoded.text.flatten(0, 1), 0, batch, weights)
+
+
 def vlmo_losses(
     model: Vlmo, batch: Batch, weights: Objectives, options: Options = DEFAULTS
-) -> dict[str, Tensor]:
+) -> Named:
     """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
     inputs, mask, pack = batch.inputs, batch.inputs.token_mask, options.pack
     if batch.pixels is None:
@@ -215,14 +227,15 @@ def vlmo_losses(
         batch.pixel_inputs(masked=False),
         tokens,
         options.draw,
+        picture_keys=None if options.same_picture_negatives else batch.picture_keys,
         match=bool(weights.itm),
         pack=pack,
     )
-    losses: dict[str, Tensor] = {}
+    losses: Named = {}
     if weights.itc:
         losses["itc"] = step.contrast.loss
     if weights.itm:
-        losses["itm"] = matching_loss(step.match_logits)
+        losses["itm"] = mean_cross_entropy(step.match_logits, step.match_classes)
     if weights.mlm:
         words = step.masked_text.flatten(0, 1)
         losses |= _word_losses(model, words, len(words), batch, weights)
@@ -241,24 +254,34 @@ class PretrainingStep(nn.Module):
         weights: Objectives,
         picture_tokens: PictureTokens | None = None,
         *,
+        same_picture_negatives: bool = False,
         pack: bool = True,
     ) -> None:
         super().__init__()
         self.model, self.weights, self.pack = model, weights, pack
         self.picture_tokens = picture_tokens
+        self.same_picture_negatives = same_picture_negatives
         self.names, self.losses = weighted(weights), losses_of(model)
 
     def forward(
-        self, batch: Batch, shares: Tensor, numbers: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self,
+        batch: Batch,
+        shares: Float[Tensor, " J"],
+        numbers: Float[Tensor, "2 B"] | None = None,
+    ) -> tuple[Float[Tensor, ""], Named]:
         """The weighted sum, and each loss unweighted.
 
-        ``shares`` float32, one for each of ``names``: the batch's of all labels. A tensor, as a
-        compiled step would be compiled again for every new number. ``numbers`` [2, B] draw VLMo's
-        negatives; without, PyTorch's generator does.
+        ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
+        step would be compiled again for every new number. ``numbers`` draw VLMo's negatives;
+        without, PyTorch's generator does.
         """
         draw = draw_negatives if numbers is None else drawn_by(numbers)
-        options = Options(picture_tokens=self.picture_tokens, draw=draw, pack=self.pack)
+        options = Options(
+            picture_tokens=self.picture_tokens,
+            draw=draw,
+            same_picture_negatives=self.same_picture_negatives,
+            pack=self.pack,
+        )
         unshared = self.losses(self.model, batch, self.weights, options)
         of_all = dict(zip(self.names, shares.unbind(), strict=True))
         losses = {name: loss * of_all[name] for name, loss in unshared.items()}

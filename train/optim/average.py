@@ -1,6 +1,6 @@
 """Keeps the moving average of a model's weights (InterBERT's fine-tuning; rate 0.9999 there)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,37 +10,43 @@ from vlmill.train.devices.gather import laid_out_like
 
 
 class MovingAverage:
-    """``shadow`` follows a model's trained parameters: shadow <- rate shadow + (1 - rate) weight.
+    """``shadow`` follows a model's weights: shadow <- rate shadow + (1 - rate) weight.
 
-    It starts as a copy of them and is not corrected for that.
+    It starts as a copy of them and is not corrected for that. It follows the parameters called
+    ``names``, or those that are trained when it is made; a stage that freezes some of them changes
+    nothing here: the average of a weight that stays goes on towards it.
     """
 
-    def __init__(self, model: nn.Module, rate: float) -> None:
+    def __init__(self, model: nn.Module, rate: float, names: Container[str] | None = None) -> None:
         if not 0 <= rate <= 1:
             raise ValueError(f"rate={rate}: want a number from 0 to 1")
         self.rate = rate
-        self.shadow = {name: p.detach().clone() for name, p in _trained(model)}
+        self.shadow = {
+            name: p.detach().clone()
+            for name, p in model.named_parameters()
+            if (p.requires_grad if names is None else name in names)
+        }
 
     def follow(self, model: nn.Module) -> None:
         """Go where the model went: to its device, and divided among processes as it is."""
-        for name, parameter in _trained(model):
+        for name, parameter in self._followed(model):
             self.shadow[name] = laid_out_like(self.shadow[name], parameter.detach())
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take in the weights after an optimiser's step."""
-        weights = [p.detach() for _, p in _trained(model)]
+        weights = [p.detach() for _, p in self._followed(model)]
         torch._foreach_lerp_(list(self.shadow.values()), weights, 1 - self.rate)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Gives the model the average's weights within the context, and its own after it."""
-        weights = {name: p.detach().clone() for name, p in _trained(model)}
-        _put(model, self.shadow)
+        weights = {name: p.detach().clone() for name, p in self._followed(model)}
+        self._put(model, self.shadow)
         try:
             yield
         finally:
-            _put(model, weights)
+            self._put(model, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the average by parameter name."""
@@ -53,12 +59,12 @@ class MovingAverage:
         for name, value in state.items():
             self.shadow[name].copy_(value)
 
+    def _followed(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Gives the model's parameters in the order of ``shadow``."""
+        parameters = dict(model.named_parameters())
+        return ((name, parameters[name]) for name in self.shadow)
 
-def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-
-
-@torch.no_grad()
-def _put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    for name, parameter in _trained(model):
-        parameter.copy_(weights[name])
+    @torch.no_grad()
+    def _put(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._followed(model):
+            parameter.copy_(weights[name])

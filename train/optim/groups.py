@@ -1,6 +1,7 @@
 """A recipe's optimiser is made here, with the groups of parameters that decay alike."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,10 @@ from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.schemas.errors import InputError
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.recipes.spec import Optimizer
+
+BERT_BODY = ("bert.embeddings.", "bert.encoder.layer.")
+# Query, key and value are one tensor here and three in the codes of BERT and what comes of it.
+QUERY_KEY_VALUE = re.compile(r"(^|[._])qkv\.(weight|bias)$")
 
 
 def is_trained(name: str, parts: Sequence[str]) -> bool:
@@ -30,13 +35,16 @@ def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimize
 
 
 def names_from_bert(model: nn.Module) -> set[str]:
-    """Returns the parameters that a BERT checkpoint has, too. Raises InputError for a variant
-    without.
+    """Returns the parameters that are BERT's embeddings and layers: those that the scripts train at
+    a share of the rate.
+
+    Its pooler and heads start from BERT too, where a variant takes them, and have the full rate:
+    the scripts' lists of names end before them. Raises InputError for a variant that takes nothing.
     """
     links = BERT_SOURCES.get(type(model))
     if links is None:
         raise InputError(f"optimizer.bert_rate: {type(model).__name__} takes nothing from BERT")
-    return {link.ours for link in links(model, {})}
+    return {link.ours for link in links(model, {}) if link.theirs[0].startswith(BERT_BODY)}
 
 
 def make_optimizer(
@@ -68,8 +76,8 @@ def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
     match decay:
         case "everything":
             return True
-        case "inverted":
-            return parameter.ndim <= 1
+        case "inverted":  # the norms of co-attention have other names there, but for their biases
+            return name.endswith(("bias", "norm.weight"))
         case "vlmo":
             exempt = "bias" in name or "relative." in name or name.endswith("norm.weight")
             return not exempt
@@ -97,6 +105,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Returns the groups of an optimiser: ``params``, ``lr``, ``weight_decay`` and ``names``.
 
+    ``joins`` says how many tensors of the published codes each parameter is (`BertAdam`).
+
     Parameters that are not trained are left out. Heads come last, full rates before other ones,
     and of those decayed parameters before the others. ``rate`` is the factor of ``lr``.
     """
@@ -104,9 +114,10 @@ def parameter_groups(
     for name, parameter in named:
         if parameter.requires_grad:
             treatment = rule(name, parameter)
-            group = groups.setdefault(treatment, {"params": [], "names": []})
+            group = groups.setdefault(treatment, {"params": [], "names": [], "joins": []})
             group["params"].append(parameter)
             group["names"].append(name)
+            group["joins"].append(3 if QUERY_KEY_VALUE.search(name) else 1)
     order = sorted(groups, key=lambda t: (t.head, t.rate != 1, t.rate, not t.decayed))
     return [
         groups[treatment]

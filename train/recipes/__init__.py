@@ -3,8 +3,10 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 
 from vlmill.schemas.errors import InputError
+from vlmill.train.recipes.bert import bert_base_recipe, bert_large_recipe, bert_small_recipe
 from vlmill.train.recipes.imagebert import (
     imagebert,
     imagebert_cc,
@@ -20,13 +22,16 @@ from vlmill.train.recipes.interbert import (
     interbert_random_negatives,
     interbert_released_recipe,
     interbert_single_masks,
+    interbert_single_stream_recipe,
     interbert_small_recipe,
+    interbert_without_bert,
 )
 from vlmill.train.recipes.plain import override
 from vlmill.train.recipes.spec import (
     Feeding,
     Loading,
     Masking,
+    MixedSource,
     Objectives,
     Optimizer,
     Recipe,
@@ -34,7 +39,10 @@ from vlmill.train.recipes.spec import (
 )
 from vlmill.train.recipes.vilbert import (
     vilbert,
+    vilbert_large_layers,
+    vilbert_layers,
     vilbert_paper,
+    vilbert_share,
     vilbert_single_stream,
     vilbert_small_recipe,
 )
@@ -45,17 +53,18 @@ from vlmill.train.recipes.vlbert import (
     vl_bert_end_to_end_large,
     vl_bert_large,
     vl_bert_paper,
+    vl_bert_paper_end_to_end,
     vl_bert_small_recipe,
 )
-from vlmill.train.recipes.vlmo import (
-    vlmo_base_paper_recipe,
-    vlmo_base_recipe,
-    vlmo_images_base,
-    vlmo_images_large,
-    vlmo_large_recipe,
-    vlmo_small_recipe,
-    vlmo_texts_base,
-    vlmo_texts_large,
+from vlmill.train.recipes.vlmo import vlmo_images, vlmo_pairs, vlmo_small_recipe, vlmo_texts
+from vlmill.train.recipes.vlmo_ablations import (
+    vlmo_base_without_texts,
+    vlmo_vit,
+    vlmo_vit_itc,
+    vlmo_vit_itc_itm,
+    vlmo_vit_itc_mlm,
+    vlmo_vit_standard,
+    vlmo_vit_without_vl_experts,
 )
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -64,15 +73,27 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "imagebert-small": imagebert_small_recipe,
     "interbert-small": interbert_small_recipe,
     "vlmo-small": vlmo_small_recipe,
+    "bert-small": bert_small_recipe,
+    "bert-base": bert_base_recipe,
+    "bert-large": bert_large_recipe,
     "vilbert": vilbert,
     "vilbert-paper": vilbert_paper,
     "vilbert-single-stream": vilbert_single_stream,
+    "vilbert-2-layers": partial(vilbert_layers, 2),
+    "vilbert-4-layers": partial(vilbert_layers, 4),
+    "vilbert-8-layers": partial(vilbert_layers, 8),
+    "vilbert-large": partial(vilbert_large_layers, 6),
+    "vilbert-large-2-layers": partial(vilbert_large_layers, 2),
+    "vilbert-large-4-layers": partial(vilbert_large_layers, 4),
+    "vilbert-25-percent": partial(vilbert_share, 25),
+    "vilbert-50-percent": partial(vilbert_share, 50),
     "vl-bert": vl_bert,
     "vl-bert-captions": vl_bert_captions,
     "vl-bert-large": vl_bert_large,
     "vl-bert-end-to-end": vl_bert_end_to_end,
     "vl-bert-end-to-end-large": vl_bert_end_to_end_large,
     "vl-bert-paper": vl_bert_paper,
+    "vl-bert-paper-end-to-end": vl_bert_paper_end_to_end,
     "imagebert": imagebert,
     "imagebert-lait": imagebert_lait,
     "imagebert-cc": imagebert_cc,
@@ -82,15 +103,32 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "interbert": interbert,
     "interbert-random-negatives": interbert_random_negatives,
     "interbert-single-masks": interbert_single_masks,
+    "interbert-without-bert": interbert_without_bert,
+    "interbert-single-stream": interbert_single_stream_recipe,
     "interbert-released": interbert_released_recipe,
     "interbert-chinese": interbert_chinese_recipe,
-    "vlmo-images-base": vlmo_images_base,
-    "vlmo-images-large": vlmo_images_large,
-    "vlmo-texts-base": vlmo_texts_base,
-    "vlmo-texts-large": vlmo_texts_large,
-    "vlmo-base": vlmo_base_recipe,
-    "vlmo-base-paper": vlmo_base_paper_recipe,
-    "vlmo-large": vlmo_large_recipe,
+    "vlmo-images-base": partial(vlmo_images, "base"),
+    "vlmo-images-base-plus": partial(vlmo_images, "base-plus"),
+    "vlmo-images-large": partial(vlmo_images, "large"),
+    "vlmo-images-base-paper": partial(vlmo_images, "base-paper"),
+    "vlmo-images-large-paper": partial(vlmo_images, "large-paper"),
+    "vlmo-texts-base": partial(vlmo_texts, "base"),
+    "vlmo-texts-base-plus": partial(vlmo_texts, "base-plus"),
+    "vlmo-texts-large": partial(vlmo_texts, "large"),
+    "vlmo-texts-base-paper": partial(vlmo_texts, "base-paper"),
+    "vlmo-texts-large-paper": partial(vlmo_texts, "large-paper"),
+    "vlmo-base": partial(vlmo_pairs, "base"),
+    "vlmo-base-plus": partial(vlmo_pairs, "base-plus"),
+    "vlmo-large": partial(vlmo_pairs, "large"),
+    "vlmo-base-paper": partial(vlmo_pairs, "base-paper"),
+    "vlmo-large-paper": partial(vlmo_pairs, "large-paper"),
+    "vlmo-base-without-texts": vlmo_base_without_texts,
+    "vlmo-vit": vlmo_vit,
+    "vlmo-vit-itc": vlmo_vit_itc,
+    "vlmo-vit-itc-mlm": vlmo_vit_itc_mlm,
+    "vlmo-vit-itc-itm": vlmo_vit_itc_itm,
+    "vlmo-vit-standard": vlmo_vit_standard,
+    "vlmo-vit-without-vl-experts": vlmo_vit_without_vl_experts,
 }
 
 
@@ -103,9 +141,13 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]()
 
 
-def require_sources(recipe: Recipe, *, regions: str | None, images: str | None) -> None:
-    """Raises InputError where the recipe reads regions or pictures and none are named."""
+def require_sources(
+    recipe: Recipe, *, pairs: str | None, regions: str | None, images: str | None
+) -> None:
+    """Raises InputError where the recipe reads texts, regions or pictures and none are named."""
     feeds = [stage.feeding for stage in recipe.stages]
+    if pairs is None and any(feeding.kind != "pictures" for feeding in feeds):
+        raise InputError(f"--pairs is missing: {recipe.name} learns from texts")
     if regions is None and any(feeding.reads_regions for feeding in feeds):
         raise InputError(f"--regions is missing: {recipe.name} learns from regions")
     if images is None and any(feeding.reads_pictures for feeding in feeds):
@@ -138,6 +180,7 @@ __all__ = [
     "Feeding",
     "Loading",
     "Masking",
+    "MixedSource",
     "Objectives",
     "Optimizer",
     "Recipe",

@@ -1,11 +1,12 @@
 """``train-vl recipes``: what each recipe needs and costs, computed without training anything."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vlmill.train.recipes.size import Network, network_of
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.recipes.spec import MixedSource, Recipe, Stage
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
 # Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
@@ -73,23 +74,42 @@ def length_of(stage: Stage) -> str:
     """A stage's steps, from its epochs where the size of its data is known."""
     if stage.steps is not None:
         return f"{stage.steps:,} steps"
-    known = [PUBLISHED_PAIRS[source] for source in stage.sources if source in PUBLISHED_PAIRS]
+    weights = {mixed.source: mixed.weight for mixed in stage.mixture}
+    known = {s: PUBLISHED_PAIRS[s] for s in stage.sources if s in PUBLISHED_PAIRS}
     assert stage.epochs is not None
-    if not known:
+    if not known or any(mixed.captions_per_picture for mixed in stage.mixture):
         return f"{stage.epochs:g} epochs"
-    steps = stage.epochs * sum(known) / stage.batch_size
-    return f"{stage.epochs:g} epochs ({steps:,.0f} steps)"
+    pairs = sum(known.values())
+    share = min(stage.share, (stage.max_pairs or math.inf) / pairs)
+    visits = share * sum(count * weights.get(source, 1.0) for source, count in known.items())
+    return f"{stage.epochs:g} epochs ({stage.length(round(visits)):,} steps)"
+
+
+def said_sources(stage: Stage) -> str:
+    """What a stage reads, with the rules by which sources are mixed."""
+    rules = {mixed.source: mixed for mixed in stage.mixture}
+    names = stage.sources or (KINDS.get(stage.feeding.kind, "pairs"), *rules)
+    return ", ".join(_said_source(name, rules.get(name)) for name in names)
+
+
+def _said_source(name: str, rule: MixedSource | None) -> str:
+    if rule is None:
+        return name
+    most = rule.captions_per_picture
+    captions = f", {most} captions a picture" if most else ""
+    return f"{name} ({rule.weight:g} times{captions})"
 
 
 def describe(recipe: Recipe) -> list[str]:
     """The lines of a recipe in the list."""
     cost = cost_of(recipe)
     stages = "; then ".join(
-        f"{length_of(stage)} of {stage.batch_size} "
-        + (", ".join(stage.sources) or KINDS.get(stage.feeding.kind, "pairs"))
+        f"{length_of(stage)} of {stage.batch_size} " + said_sources(stage)
         for stage in recipe.stages
     )
-    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a pair"
+    kinds = {stage.feeding.kind for stage in recipe.stages}
+    one = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"
+    memory = f"{_size(cost.fixed_bytes)} + {_size(cost.pair_bytes)} a {one.removesuffix('s')}"
     lines = [
         f"{recipe.name:27} {recipe.about}",
         f"    {stages}; {cost.parameters / 1e6:.1f} million parameters, {memory}",

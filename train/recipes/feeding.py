@@ -1,7 +1,14 @@
 """What the published runs feed their models, and how they mask it. Marked [code] where only the
 released code says it, [choice] where neither paper nor code does."""
 
+from dataclasses import replace
+
 from vlmill.train.recipes.spec import Feeding, Masking
+
+
+def bert_feeding() -> Feeding:
+    """Texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
+    return Feeding(kind="text")
 
 
 def imagebert_feeding() -> Feeding:
@@ -15,6 +22,11 @@ def vilbert_feeding() -> Feeding:
     The distribution over the detector's classes is the target (sec. 3.1).
     """
     return Feeding(max_tokens=36, max_regions=36, whole_image="mean", region_targets="distribution")
+
+
+def vilbert_retrieval_feeding() -> Feeding:
+    """Fine-tuned on texts of 30 tokens, 99 regions and the picture [code]."""
+    return replace(vilbert_feeding(), max_tokens=30, max_regions=99)
 
 
 def vilbert_masking() -> Masking:
@@ -55,6 +67,16 @@ def interbert_feeding(*, released: bool = False) -> Feeding:
         whole_image="mean",
         region_targets="distribution" if released else "class",
     )
+
+
+def interbert_retrieval_feeding() -> Feeding:
+    """Fine-tuned on texts of 30 tokens [code] and up to 100 regions (arXiv:2003.13198, sec. 4)."""
+    return replace(interbert_feeding(), max_tokens=30, max_regions=100)
+
+
+def interbert_released_feeding() -> Feeding:
+    """What the released checkpoints were fed."""
+    return interbert_feeding(released=True)
 
 
 def interbert_masking(*, released: bool = False) -> Masking:

@@ -8,6 +8,7 @@ from vlmill.train.recipes.feeding import imagebert_feeding
 from vlmill.train.recipes.small import small_recipe
 from vlmill.train.recipes.spec import Optimizer, Recipe, Stage
 
+LAIT_PAIRS = 2_000_000  # of its 10 million (sec. 5.2)
 GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of needs
 
 
@@ -33,7 +34,10 @@ def imagebert() -> Recipe:
         name="imagebert",
         variant="imagebert",
         model=imagebert_base(),
-        stages=(imagebert_stage("lait", "lait"), imagebert_stage("cc-sbu", "cc", "sbu")),
+        stages=(
+            replace(imagebert_stage("lait", "lait"), max_pairs=LAIT_PAIRS),
+            imagebert_stage("cc-sbu", "cc", "sbu"),
+        ),
         about="ImageBERT on LAIT, then on Conceptual Captions and SBU",
         needs="--init from BERT: train-vl convert --family bert --as imagebert-base",
         save_every=10_000,
@@ -54,7 +58,8 @@ def imagebert_one_stage(name: str, about: str, *sources: str) -> Recipe:
 
 def imagebert_lait() -> Recipe:
     """Table 3, row 1."""
-    return imagebert_one_stage("imagebert-lait", "LAIT alone", "lait")
+    recipe = imagebert_one_stage("imagebert-lait", "LAIT alone", "lait")
+    return replace(recipe, stages=(replace(recipe.stages[0], max_pairs=LAIT_PAIRS),))
 
 
 def imagebert_cc() -> Recipe:
@@ -87,10 +92,11 @@ def imagebert_cc_sbu_global() -> Recipe:
 
 
 def imagebert_mixed() -> Recipe:
-    """Table 3, row 4: all three at once."""
-    return imagebert_one_stage(
+    """Table 3, row 4: all three at once, of LAIT the sample that is in ``--pairs``."""
+    recipe = imagebert_one_stage(
         "imagebert-mixed", "LAIT, Conceptual Captions and SBU at once", "lait", "cc", "sbu"
     )
+    return replace(recipe, needs=f"{LAIT_PAIRS:,} pairs of LAIT; {recipe.needs}")
 
 
 def imagebert_small_recipe() -> Recipe:

@@ -6,6 +6,7 @@ from vlmill.models.interbert.config import (
     interbert_chinese,
     interbert_paper,
     interbert_released,
+    interbert_single_stream,
     interbert_small,
 )
 from vlmill.train.recipes.feeding import (
@@ -26,6 +27,7 @@ def interbert_stage() -> Stage:
         name="cc-sbu-coco",
         sources=("cc", "sbu", "coco"),
         epochs=20,  # sec. 4.2
+        epoch_steps="floor",  # [code]
         batch_size=512,  # sec. 4.2
         negative_text_share=1.0,  # [code]: captions are replaced, not pictures
         hard_negative_share=0.2,  # sec. 3.2: of the negatives, from TF-IDF's hard ones
@@ -70,6 +72,27 @@ def interbert_single_masks() -> Recipe:
         name="interbert-single-masks",
         stages=(replace(interbert_stage(), masking=interbert_single_masking()),),
         about="InterBERT without masked segments and groups (ablation)",
+    )
+
+
+def interbert_without_bert() -> Recipe:
+    """From random weights (ablation on VCR): no ``--init``."""
+    return replace(
+        interbert(),
+        name="interbert-without-bert",
+        about="InterBERT from random weights (ablation)",
+        needs="--negatives",
+    )
+
+
+def interbert_single_stream_recipe() -> Recipe:
+    """Without extraction modules, trained in the same way (the baseline of the tasks on text)."""
+    return replace(
+        interbert(),
+        name="interbert-single-stream",
+        model=interbert_single_stream(),
+        about="InterBERT without extraction modules, the single-stream baseline",
+        needs=f"--negatives; {BERT} interbert-single-stream",
     )
 
 

@@ -255,8 +255,11 @@ def _vlmo(config: VlmoConfig) -> Network:
     if config.mlm:
         beside += _word_head(width, config.vocab_size) + config.vocab_size * width
     scaled = config.layer_scale is not None
-    two, three = (_pre_norm(width, config.intermediate_width, n, scaled=scaled) for n in (2, 3))
-    stacks = (Stack("both", config.first_vl_layer, two), Stack("both", num_fused, three))
+    lower, upper = (
+        _pre_norm(width, config.intermediate_width, len(config.experts_of(n)), scaled=scaled)
+        for n in (0, config.first_vl_layer)
+    )
+    stacks = (Stack("both", config.first_vl_layer, lower), Stack("both", num_fused, upper))
     return Network(beside, stacks)
 
 

@@ -1,5 +1,6 @@
 """What a recipe is made of; what a paper fixes is stated in the recipe that uses it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
@@ -8,6 +9,7 @@ from vlmill.models import VARIANTS
 from vlmill.schemas.splits import split_name
 from vlmill.train.recipes.variants import training_of
 
+MOST_VISITS = 1000  # of a pair in an epoch
 FEWEST_TOKENS = 3  # [CLS], a word, [SEP]
 
 
@@ -71,7 +73,7 @@ class Feeding:
     region_targets: Literal["class", "distribution"] = "class"
     flip: float = 0.0  # share of pictures that are mirrored; of regions, their boxes alone
     text_rows: int = 0  # texts without a picture that come with the pairs of a step (VL-BERT)
-    text_row_tokens: int = 64  # their length
+    text_row_tokens: int = 64  # their length in pieces, without [CLS] and [SEP]
     # Pixels: side, share of the area that a crop takes, RandAugment, jitter of colours, and the
     # side of the second picture, for the tokenizer of pictures (null: none).
     image_size: int = 224
@@ -144,13 +146,17 @@ class Optimizer:
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
-    # On matrices alone, on everything (VL-BERT), inverted: on biases and layer norms alone (a
-    # mistake of the scripts of ViLBERT and InterBERT, with --init only, as there), or as the codes
+    # On matrices alone, on everything (VL-BERT), inverted: on biases and layer norms alone, but not
+    # on the weights of co-attention's norms (mistakes of the scripts of ViLBERT and InterBERT, with
+    # --init only, as there), or as the codes
     # of VLMo (experts' norms and scales too, relative positions not) and BEiT (matrices, but
     # neither positions nor the class token).
     decay: Literal["matrices", "everything", "inverted", "vlmo", "beit"] = "matrices"
-    clip: float = 1.0  # largest norm of the gradient, of each tensor's for bert-adam; 0: no limit
-    bert_rate: float = 1.0  # share of the rate for what BERT has, too (ViLBERT: 0.1), with --init
+    # Largest norm of the gradient, for bert-adam of each tensor's of the published codes, in which
+    # query, key and value are three; 0: no limit.
+    clip: float = 1.0
+    # Share of the rate for BERT's embeddings and layers, with --init (ViLBERT: 0.1).
+    bert_rate: float = 1.0
     # Up in a line over the warm-up, then down in a line, by a cosine, or not at all.
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup: float = 0.1  # share of the steps, without its fraction
@@ -163,6 +169,11 @@ class Optimizer:
     def __post_init__(self) -> None:
         if min(self.lr, self.eps) <= 0 or min(self.weight_decay, self.clip) < 0:
             raise ValueError("optimizer: want lr, eps above 0 and weight_decay, clip from 0 up")
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"optimizer.lr={self.lr:g} times weight_decay={self.weight_decay:g}: want less "
+                "than 1, or a step's decay takes all of a weight"
+            )
         for name in ("beta1", "beta2", "warmup", "bert_rate", "end"):
             _share(f"optimizer.{name}", getattr(self, name))
         if self.warmup_steps is not None and self.warmup_steps < 0:
@@ -192,6 +203,34 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixedSource:
+    """How often an epoch visits the pairs of one source.
+
+    Without such a rule it visits each once. Which pairs an epoch repeats or leaves out is drawn
+    anew in every epoch; it visits as many as any other.
+    """
+
+    source: str  # of the column ``source``
+    # Visits of a pair: 2 visits each twice, 0.25 a quarter of them, 2.5 each twice and half of them
+    # once more.
+    weight: float = 1.0
+    # So many captions of a picture are drawn in the place of all (of each visit, with a weight).
+    captions_per_picture: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight <= MOST_VISITS:
+            raise ValueError(
+                f"weight={self.weight} of source {self.source}: want more than 0 and at most "
+                f"{MOST_VISITS}; `sources` leaves a source out"
+            )
+        if self.captions_per_picture is not None and self.captions_per_picture < 1:
+            raise ValueError(
+                f"captions_per_picture={self.captions_per_picture} of source {self.source}: want "
+                "at least 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A pass over one kind of pairs, with a fresh optimiser and schedule."""
 
@@ -201,20 +240,45 @@ class Stage:
     # The parameters that are trained: their names hold one of these. All if empty.
     trained: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
+    # Sources that are visited more or less often, or with fewer captions of a picture.
+    mixture: tuple[MixedSource, ...] = ()
     # The splits that it trains on and validates on, whatever their case; pairs without a split
     # count as train. If empty: by the table of names (`vlmill.schemas.splits`).
     train_splits: tuple[str, ...] = ()
     validation_splits: tuple[str, ...] = ()
+    # The share of its pairs that it visits, chosen by a hash of their ids: the same ones for every
+    # seed, and a smaller share is a part of a larger one. ``max_pairs`` is the most of these.
+    share: float = 1.0
+    max_pairs: int | None = None
     steps: int | None = None  # its length; null: ``epochs`` says it
     epochs: float | None = None
+    # An epoch's steps: as many as its pairs fill, the last one with the next epoch's (exact), those
+    # that they fill alone (floor, the scripts of ViLBERT and InterBERT), or one more for the rest
+    # (ceil, VL-BERT's). Pairs come in one endless list either way.
+    epoch_steps: Literal["exact", "floor", "ceil"] = "exact"
     accumulation: int = 1  # parts that a step is computed in
     negative_share: float = 0.5  # pairs whose caption or picture is replaced
     negative_text_share: float = 0.5  # of those, the caption (ViLBERT, VL-BERT, InterBERT: all)
     hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
+    # Whether another caption of a pair's picture is a negative of it, in contrast and among the
+    # hard negatives that are drawn by it (VLMo's code).
+    same_picture_negatives: bool = False
     feeding: Feeding = Feeding()
     objectives: Objectives = Objectives()
     masking: Masking = Masking()
     loading: Loading = Loading()
+
+    def length(self, pairs: int) -> int:
+        """Its steps with so many pairs: ``steps``, or those of its epochs, one at least of any."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        of_epoch = pairs / self.batch_size
+        if self.epoch_steps == "floor":
+            of_epoch = max(math.floor(of_epoch), bool(pairs))
+        elif self.epoch_steps == "ceil":
+            of_epoch = math.ceil(of_epoch)
+        return math.ceil(self.epochs * of_epoch)
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
@@ -224,6 +288,9 @@ class Stage:
         for name in ("batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
+        _share("share", self.share)
+        if self.share == 0 or (self.max_pairs is not None and self.max_pairs < 1):
+            raise ValueError(f"share={self.share} max_pairs={self.max_pairs}: want more than 0")
         if self.batch_size % self.accumulation:
             raise ValueError(
                 f"batch_size={self.batch_size} is no multiple of accumulation={self.accumulation}"
@@ -233,9 +300,22 @@ class Stage:
                 f"feeding.text_rows={self.feeding.text_rows} is no multiple of accumulation="
                 f"{self.accumulation}"
             )
+        self._check_mixture()
         _share("negative_share", self.negative_share)
         _share("negative_text_share", self.negative_text_share)
         _share("hard_negative_share", self.hard_negative_share)
+
+    def _check_mixture(self) -> None:
+        names = [mixed.source for mixed in self.mixture]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"mixture names {', '.join(sorted(twice))} twice; say it once")
+        if self.sources and (other := [name for name in names if name not in self.sources]):
+            raise ValueError(
+                f"mixture names {', '.join(other)}, sources are {', '.join(self.sources)}; name "
+                "what the stage reads"
+            )
+        if self.feeding.kind == "text" and any(m.captions_per_picture for m in self.mixture):
+            raise ValueError("mixture: texts alone have no captions_per_picture; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +340,8 @@ class Recipe:
     save_every: int = 1000  # steps between checkpoints; each stage ends with one
     keep_checkpoints: int = 2  # the last ones, and the best
     log_every: int = 10
+    # Where its curves are shown; the log has all of them.
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     workers: int = 0  # processes that load batches; any number gives the same batches
     precision: Literal["no", "bf16", "fp16"] = "no"
     # Steps after which pairs of the validation splits are measured, 0: never; of a table without
@@ -267,6 +349,9 @@ class Recipe:
     # is the best.
     validate_every: int = 0
     validation_pairs: int = 1000  # the most that are measured
+    # Share of the pictures that may be undecodable: others take their pairs' places. More of them
+    # end the run.
+    max_bad: float = 0.01
     average: float = 0.0  # rate of a moving average of the weights, for evaluation; 0: none
     compile: bool = False  # torch.compile translates the step
     # Each layer is computed again in the backward pass instead of keeping what it needs.
@@ -293,11 +378,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _share("average", self.average)
+        _share("max_bad", self.max_bad)
         if self.validate_every < 0 or self.validation_pairs < 1:
             raise ValueError("want validate_every from 0 up and validation_pairs above 0")
         if not self.stages:
             raise ValueError(f"recipe {self.name} has no stage")
         self._check_splits()
+        self._check_variant()
+        self._check_classes()
         if len({stage.name for stage in self.stages}) < len(self.stages):
             raise ValueError(f"recipe {self.name}: two stages have the same name")
         for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
@@ -305,6 +393,33 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
         if self.workers < 0 or self.seed < 0:
             raise ValueError("workers and seed cannot be negative")
+
+    def _check_variant(self) -> None:
+        """Every stage feeds and asks what the variant reads and has heads for."""
+        training = training_of(self.variant)
+        for number, stage in enumerate(self.stages):
+            if training.kind and stage.feeding.kind != training.kind:
+                raise ValueError(
+                    f"stages.{number}.feeding.kind={stage.feeding.kind}: a {self.variant} reads "
+                    f"{training.kind} alone; set it to {training.kind}"
+                )
+            for name, weight in vars(stage.objectives).items():
+                if weight and training.objectives and name not in training.objectives:
+                    known = ", ".join(training.objectives)
+                    raise ValueError(
+                        f"stages.{number}.objectives.{name}={weight:g}: a {self.variant} learns "
+                        f"{known} alone; set it to 0"
+                    )
+
+    def _check_classes(self) -> None:
+        """A head's classes have one number in all stages: with distributions 0 is background."""
+        kinds = {s.feeding.region_targets: s.name for s in self.stages if s.feeding.reads_regions}
+        if len(kinds) > 1:
+            said = " and ".join(f"{kind} in stage {name}" for kind, name in sorted(kinds.items()))
+            raise ValueError(
+                f"feeding.region_targets is {said}: one head cannot number classes both with and "
+                "without background; set the same in all stages"
+            )
 
     def _check_splits(self) -> None:
         """No pair is both trained on and validated on, be it in another stage."""

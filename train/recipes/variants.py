@@ -1,4 +1,5 @@
-"""What training does in a variant's own way: one row for each that is no plain region model.
+"""What training and evaluation do in a variant's own way: one row for each that is no plain region
+model.
 
 Functions stand here by name, and are loaded when they are asked for: a list of recipes takes no
 torch.
@@ -6,37 +7,47 @@ torch.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
 # What VLMo's stages and its BEiT have in common; lengths, resolutions, heads, experts may differ.
 OF_VLMO = (
     *("width", "num_layers", "num_heads", "intermediate_width", "patch_size"),
-    *("relative_text_span", "relative_positions", "absolute_positions"),
+    *("relative_text_span", "relative_positions", "absolute_positions", "modality_experts"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantTraining:
-    """How a variant is trained; the defaults are those of a plain region model."""
+    """How a variant is trained and ranks; the defaults are those of a plain region model."""
 
     # Its losses on a batch, in the form of the first one of that file.
     losses: str = "vlmill.train.objectives.pretraining.region_losses"
     # What a published checkpoint was fed at the end of its pretraining.
     feeding: str = "vlmill.train.recipes.spec.Feeding"
-    # The field of its configuration that holds the sizes of words and regions, where a network of
-    # its own makes the regions' features; the configuration itself if empty.
+    # The model inside it, and the field of its configuration, that has words and regions: where a
+    # network of its own makes the regions' features, or a task's heads stand on it. Empty: itself.
     body: str = ""
+    makes_features: bool = False  # whether that network makes them
+    # The head that says how well a text and a picture fit, and the method that asks it, of what the
+    # body has pooled.
+    match_head: str = "match_head"
+    match_logit: str = "match_logit"
     reads_text: bool = True
+    # The kind of feeding that it takes and the objectives that it learns; empty: what its heads do.
+    kind: str = ""
+    objectives: tuple[str, ...] = ()
     # Its stages differ in sizes, which come from the recipe; `--init` has to agree in these alone.
     # Empty: the configuration is `--init`'s.
     shared_sizes: tuple[str, ...] = ()
-    starts_from: tuple[str, ...] = ()  # which other variants' weights `--init` may bring
-    start: str = "vlmill.train.run.model.copy_weights"  # takes over the weights of `--init`
+    # Which other variants' weights `--init` may bring: the sizes are the recipe's then.
+    starts_from: tuple[str, ...] = ("bert",)
+    start: str = "vlmill.train.run.model.start_region_model"  # takes over the weights of `--init`
 
-    def body_of(self, config: Any) -> Any:
-        """The configuration that has the sizes of words and regions."""
-        return getattr(config, self.body) if self.body else config
+    def body_of(self, whole: Any) -> Any:
+        """The part of a model, or of its configuration, that has words and regions."""
+        return getattr(whole, self.body) if self.body else whole
 
     def with_sizes(self, config: Any, **sizes: int) -> Any:
         """``config`` with other sizes of words and regions."""
@@ -49,18 +60,51 @@ TRAININGS: dict[str, VariantTraining] = {
     "beit": VariantTraining(
         losses="vlmill.train.objectives.pretraining.picture_losses",
         reads_text=False,
+        kind="pictures",
+        objectives=("mim",),
         shared_sizes=OF_VLMO,
+        starts_from=(),
+        start="vlmill.train.run.model.copy_weights",
+    ),
+    "bert": VariantTraining(
+        losses="vlmill.train.objectives.pretraining.text_losses",
+        feeding="vlmill.train.recipes.feeding.bert_feeding",
+        kind="text",
+        objectives=("text_mlm",),
+        starts_from=(),
+        start="vlmill.train.run.model.copy_weights",
     ),
     "imagebert": VariantTraining(feeding="vlmill.train.recipes.feeding.imagebert_feeding"),
-    "interbert": VariantTraining(feeding="vlmill.train.recipes.feeding.interbert_feeding"),
+    # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2).
+    "imagebert-retrieval": VariantTraining(
+        feeding="vlmill.train.recipes.feeding.imagebert_feeding",
+        body="trunk",
+        match_head="trunk.match_head",
+    ),
+    "interbert": VariantTraining(feeding="vlmill.train.recipes.feeding.interbert_released_feeding"),
+    # Fine-tuned with pretraining's head, too (arXiv:2003.13198, sec. 4; code).
+    "interbert-tasks": VariantTraining(
+        feeding="vlmill.train.recipes.feeding.interbert_retrieval_feeding",
+        body="trunk",
+        match_head="trunk.match_head",
+        match_logit="trunk.match_logit",
+    ),
     "vilbert": VariantTraining(feeding="vlmill.train.recipes.feeding.vilbert_feeding"),
     "vilbert-single-stream": VariantTraining(
         feeding="vlmill.train.recipes.feeding.vilbert_feeding"
+    ),
+    # The code trains a new head for retrieval, which is VCR's too, and not the one of pretraining.
+    "vilbert-tasks": VariantTraining(
+        feeding="vlmill.train.recipes.feeding.vilbert_retrieval_feeding",
+        body="trunk",
+        match_head="score_head",
+        match_logit="scores",
     ),
     "vl-bert": VariantTraining(feeding="vlmill.train.recipes.feeding.vlbert_feeding"),
     "vl-bert-end-to-end": VariantTraining(
         losses="vlmill.train.objectives.pretraining.end_to_end_losses",
         body="model",
+        makes_features=True,
     ),
     "vlmo": VariantTraining(
         losses="vlmill.train.objectives.pretraining.vlmo_losses",
@@ -75,6 +119,11 @@ TRAININGS: dict[str, VariantTraining] = {
 def training_of(variant: str | None) -> VariantTraining:
     """The variant's row; a plain region model's for one without."""
     return TRAININGS.get(variant or "", PLAIN)
+
+
+def part_of(model: Any, path: str) -> Any:
+    """The attribute at the end of a dotted path; None where one of its names is missing."""
+    return reduce(lambda part, name: getattr(part, name, None), path.split("."), model)
 
 
 def named(path: str) -> Any:

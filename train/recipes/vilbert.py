@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 
-from vlmill.models.vilbert.config import single_stream_base, vilbert_base, vilbert_small
+from vlmill.models.vilbert.config import (
+    single_stream_base,
+    vilbert_base,
+    vilbert_large,
+    vilbert_small,
+)
 from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking
 from vlmill.train.recipes.small import small_recipe
 from vlmill.train.recipes.spec import Masking, Objectives, Optimizer, Recipe, Stage
@@ -21,6 +26,7 @@ def vilbert_stage() -> Stage:
         name="cc",
         sources=("cc",),
         epochs=10,  # sec. 4 and [code]
+        epoch_steps="floor",  # [code]
         batch_size=512,  # sec. 4, over all devices; the code takes it for each process
         negative_text_share=1.0,  # [code]; "image or caption" in sec. 3.1
         hard_negative_share=0.0,
@@ -63,6 +69,39 @@ def vilbert_paper() -> Recipe:
     )
     about = "ViLBERT on Conceptual Captions, by the paper's text"
     return replace(vilbert(), name="vilbert-paper", stages=(stage,), about=about)
+
+
+def vilbert_layers(num_co_layers: int) -> Recipe:
+    """A row of table 2: another number of co-attention layers."""
+    return replace(
+        vilbert(),
+        name=f"vilbert-{num_co_layers}-layers",
+        model=vilbert_base(num_co_layers),
+        about=f"ViLBERT with {num_co_layers} co-attention layers (ablation of depth)",
+        needs=f"regions with distributions of classes; {BERT} vilbert-base-{num_co_layers}",
+    )
+
+
+def vilbert_large_layers(num_co_layers: int) -> Recipe:
+    """On BERT-large: the released configurations, trained as base is [choice]."""
+    size = "vilbert-large" if num_co_layers == 6 else f"vilbert-large-{num_co_layers}"
+    return replace(
+        vilbert(),
+        name=size if num_co_layers == 6 else f"{size}-layers",
+        model=vilbert_large(num_co_layers),
+        about=f"ViLBERT on BERT-large with {num_co_layers} co-attention layers",
+        needs=f"regions with distributions of classes; {BERT} {size} from BERT large",
+    )
+
+
+def vilbert_share(percent: int) -> Recipe:
+    """The ablation of data: a part of Conceptual Captions, for as many epochs [choice]."""
+    return replace(
+        vilbert(),
+        name=f"vilbert-{percent}-percent",
+        stages=(replace(vilbert_stage(), share=percent / 100),),
+        about=f"ViLBERT on {percent} % of Conceptual Captions (ablation of data)",
+    )
 
 
 def vilbert_single_stream() -> Recipe:

@@ -12,6 +12,7 @@ from vlmill.models.vlbert.config import (
     vlbert_large,
     vlbert_large_end_to_end,
     vlbert_paper,
+    vlbert_paper_end_to_end,
     vlbert_small,
 )
 from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
@@ -49,6 +50,7 @@ def vlbert_stage() -> Stage:
         name="cc",
         sources=("cc", "books", "wikipedia"),
         epochs=10,
+        epoch_steps="ceil",  # [code]
         batch_size=CAPTIONS,
         negative_share=0.0,  # no matching task
         feeding=vlbert_feeding(text_rows=CAPTIONS),
@@ -138,7 +140,8 @@ def vl_bert_paper() -> Recipe:
     """The article's first version (sec. 3.3, 4.1) on precomputed regions.
 
     Matching is a task, masked words are always [MASK], masked regions always hidden and their class
-    guessed. It trains its region network along; epochs, clipping and decay of all are [code].
+    guessed. It trains its region network along, as `vl_bert_paper_end_to_end`; epochs, clipping and
+    decay of all are [code].
     """
     stage = replace(
         vlbert_stage(),
@@ -159,6 +162,22 @@ def vl_bert_paper() -> Recipe:
         stages=(stage,),
         about="VL-BERT on Conceptual Captions, by the article's first version",
         needs=f"{BERT} vl-bert-base-paper",
+    )
+
+
+def vl_bert_paper_end_to_end() -> Recipe:
+    """The same from pixels, all of the region network trained (sec. 3.3, 4.1); precision [code]."""
+    recipe = vl_bert_paper()
+    stage = recipe.stages[0]
+    return replace(
+        recipe,
+        name="vl-bert-paper-end-to-end",
+        variant="vl-bert-end-to-end",
+        model=vlbert_paper_end_to_end(),
+        stages=(replace(stage, feeding=replace(stage.feeding, kind="picture-regions")),),
+        about="VL-BERT from pixels on Conceptual Captions, by the article's first version",
+        needs=f"--images; {BERT} vl-bert-base-paper-end-to-end {BACKBONE}",
+        precision="fp16",
     )
 
 

@@ -4,11 +4,26 @@ The first is BEiT (arXiv:2106.08254, sec. 3.1), and the others start from the ru
 of its output. Numbers stand in VLMo's section 4.1 where no other source is named.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, NamedTuple
 
-from vlmill.models.beit.config import beit_base, beit_large
-from vlmill.models.vlmo.config import text_stage, vlmo_base, vlmo_base_paper, vlmo_large, vlmo_small
+from vlmill.models.beit.config import (
+    beit_base,
+    beit_base_paper,
+    beit_base_plus,
+    beit_large,
+    beit_large_paper,
+)
+from vlmill.models.vlmo.config import (
+    text_stage,
+    vlmo_base,
+    vlmo_base_paper,
+    vlmo_base_plus,
+    vlmo_large,
+    vlmo_large_paper,
+    vlmo_small,
+)
 from vlmill.train.recipes.feeding import (
     vlmo_feeding,
     vlmo_masking,
@@ -16,9 +31,39 @@ from vlmill.train.recipes.feeding import (
     vlmo_text_feeding,
 )
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Objectives, Optimizer, Recipe, Stage
+from vlmill.train.recipes.spec import Loading, Objectives, Optimizer, Recipe, Stage
 
-Size = Literal["base", "large"]
+
+class Chain(NamedTuple):
+    """What the three stages of a size differ in from another size's.
+
+    ``beit`` and ``vlmo`` give the models, ``text_steps`` is the second stage's length, ``rate`` the
+    third stage's peak.
+    """
+
+    label: str
+    beit: Callable[[], Any]
+    vlmo: Callable[[], Any]
+    text_steps: int
+    rate: float
+
+
+# The large model's second stage has base's rate [choice]. Nothing is published of base-plus but its
+# sizes and the rates of the code: its first stage is base's, its second as long as the code's
+# instructions say [choice]. By the paper, all have absolute positions and unweighted losses.
+CHAINS: dict[str, Chain] = {
+    "base": Chain("base", beit_base, vlmo_base, 500_000, 2e-4),
+    "base-plus": Chain("base-plus", beit_base_plus, vlmo_base_plus, 200_000, 1e-4),
+    "large": Chain("large", beit_large, vlmo_large, 200_000, 5e-5),
+    "base-paper": Chain(
+        "base by the paper's text", beit_base_paper, vlmo_base_paper, 500_000, 2e-4
+    ),
+    "large-paper": Chain(
+        "large by the paper's text", beit_large_paper, vlmo_large_paper, 200_000, 5e-5
+    ),
+}
+# Published BEiTs have relative positions; others' second stages start from our own first.
+WITH_RELATIVE_POSITIONS = ("base", "large")
 # What the second stage trains, by parts of parameters' names [code]; the paper says everything but
 # attention and vision experts. The final norm is new there, so it has to learn.
 TRAINED_ON_TEXT = (
@@ -31,6 +76,9 @@ TRAINED_ON_TEXT = (
     "relative.table",
     "encoder.norm.",
 )
+# Pairs from anywhere: a picture's captions, 50 in Visual Genome, lie side by side in the table, and
+# those of one batch are candidates of each other.
+EVERYWHERE = Loading(block=1)
 NOTHING = {"mlm": 0.0, "moc": 0.0, "mrfr": 0.0, "itm": 0.0}
 
 
@@ -64,8 +112,8 @@ def vlmo_recipe(name: str, model: object, stage: Stage, about: str, needs: str) 
     )
 
 
-def vlmo_images(size: Size) -> Recipe:
-    """Stage 1: BEiT on ImageNet-22k. The rate is stated for base alone, for large a [choice]."""
+def vlmo_images(size: str) -> Recipe:
+    """Stage 1: BEiT on ImageNet-22k. The rate is stated for base alone, for the others [choice]."""
     stage = Stage(
         name="pictures",
         epochs=150,  # BEiT, sec. 3.1
@@ -84,31 +132,20 @@ def vlmo_images(size: Size) -> Recipe:
             end=1e-5 / 1.5e-3,
         ),
     )
-    model = beit_base() if size == "base" else beit_large()
-    about = f"VLMo {size}, stage 1 of 3: BEiT on ImageNet-22k"
-    needs = "--images; picture_tokenizer=FILE (DALL-E's encoder)"
-    return replace(vlmo_recipe(f"vlmo-images-{size}", model, stage, about, needs), variant="beit")
+    about = f"VLMo {CHAINS[size].label}, stage 1 of 3: BEiT on ImageNet-22k"
+    needs = "--images alone; picture_tokenizer=FILE (DALL-E's encoder)"
+    recipe = vlmo_recipe(f"vlmo-images-{size}", CHAINS[size].beit(), stage, about, needs)
+    return replace(recipe, variant="beit")
 
 
-def vlmo_images_base() -> Recipe:
-    """Base."""
-    return vlmo_images("base")
-
-
-def vlmo_images_large() -> Recipe:
-    """Large."""
-    return vlmo_images("large")
-
-
-def vlmo_texts(size: Size) -> Recipe:
+def vlmo_texts(size: str) -> Recipe:
     """Stage 2: texts alone; attention and vision experts stay as they are (sec. 3.4).
 
-    The rate of the large model is not stated: base's [choice]. The code's instructions say 200k
-    steps for base, too.
+    The code's instructions say 200k steps for base, too.
     """
     stage = Stage(
         name="texts",
-        steps=500_000 if size == "base" else 200_000,
+        steps=CHAINS[size].text_steps,
         batch_size=1024,
         trained=TRAINED_ON_TEXT,
         negative_share=0.0,
@@ -117,20 +154,13 @@ def vlmo_texts(size: Size) -> Recipe:
         objectives=Objectives(**NOTHING, text_mlm=1.0),
         optimizer=vlmo_optimizer(2e-4),
     )
-    model = text_stage(vlmo_base() if size == "base" else vlmo_large())
-    about = f"VLMo {size}, stage 2 of 3: Wikipedia and BookCorpus"
-    needs = f"texts (pairs without image_id); --init: vlmo-images-{size} or a published BEiT"
+    about = f"VLMo {CHAINS[size].label}, stage 2 of 3: Wikipedia and BookCorpus"
+    start = f"--init: vlmo-images-{size}"
+    if size in WITH_RELATIVE_POSITIONS:
+        start += " or a published BEiT"
+    model = text_stage(CHAINS[size].vlmo())
+    needs = f"texts (pairs without image_id); {start}"
     return vlmo_recipe(f"vlmo-texts-{size}", model, stage, about, needs)
-
-
-def vlmo_texts_base() -> Recipe:
-    """Base."""
-    return vlmo_texts("base")
-
-
-def vlmo_texts_large() -> Recipe:
-    """Large."""
-    return vlmo_texts("large")
 
 
 def vlmo_pairs_stage(lr: float) -> Stage:
@@ -143,45 +173,23 @@ def vlmo_pairs_stage(lr: float) -> Stage:
         negative_share=0.0,
         feeding=vlmo_feeding(),
         masking=vlmo_masking(),
+        loading=EVERYWHERE,
         # A quarter for words is [code]; the paper weighs nothing.
         objectives=Objectives(mlm=0.25, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
         optimizer=vlmo_optimizer(lr),
     )
 
 
-def vlmo_pairs(size: Size) -> Recipe:
-    """Stage 3 with the released code's model and weights of losses."""
-    model = vlmo_base() if size == "base" else vlmo_large()
-    stage = vlmo_pairs_stage(2e-4 if size == "base" else 5e-5)
-    about = f"VLMo {size}, stage 3 of 3: Conceptual Captions, SBU, COCO, Visual Genome"
-    return vlmo_recipe(f"vlmo-{size}", model, stage, about, f"--images; --init: vlmo-texts-{size}")
-
-
-def vlmo_base_recipe() -> Recipe:
-    """Base."""
-    return vlmo_pairs("base")
-
-
-def vlmo_large_recipe() -> Recipe:
-    """Large."""
-    return vlmo_pairs("large")
-
-
-def vlmo_base_paper_recipe() -> Recipe:
-    """By the paper: absolute positions, one contrastive pair, losses unweighted.
-
-    For its stages before, `vlmo-images-base` and `vlmo-texts-base` with the same positions.
-    """
-    stage = vlmo_pairs_stage(2e-4)
-    stage = replace(stage, objectives=replace(stage.objectives, mlm=1.0))
-    return replace(
-        vlmo_pairs("base"),
-        name="vlmo-base-paper",
-        model=vlmo_base_paper(),
-        stages=(stage,),
-        about="VLMo base, stage 3 of 3, by the paper's text",
-        needs="--images; --init: a second stage with absolute positions",
+def vlmo_pairs(size: str) -> Recipe:
+    """Stage 3 with the released code's weights of losses, or the paper's, which are all 1."""
+    stage = vlmo_pairs_stage(CHAINS[size].rate)
+    if size.endswith("-paper"):
+        stage = replace(stage, objectives=replace(stage.objectives, mlm=1.0))
+    about = (
+        f"VLMo {CHAINS[size].label}, stage 3 of 3: Conceptual Captions, SBU, COCO, Visual Genome"
     )
+    needs = f"--images; --init: vlmo-texts-{size}"
+    return vlmo_recipe(f"vlmo-{size}", CHAINS[size].vlmo(), stage, about, needs)
 
 
 def vlmo_small_recipe() -> Recipe:
@@ -203,6 +211,7 @@ def vlmo_small_recipe() -> Recipe:
             flip=0.0,
         ),
         masking=vlmo_masking(),
+        loading=EVERYWHERE,
         objectives=Objectives(mlm=0.25, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
         optimizer=Optimizer(lr=1e-3),
     )

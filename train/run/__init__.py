@@ -2,6 +2,6 @@
 
 Reading order: ``job`` (the stages of a recipe), ``inputs`` (tables and starting checkpoints),
 ``settings`` (what decides the output), ``sizes`` and ``model`` (what a run begins with),
-``runner``, ``batches``, ``loop`` (the step), ``validation``, ``saving``, ``stopping``, ``log`` and
-``report``.
+``runner``, ``batches``, ``loop`` (the step), ``rejecting``, ``validation``, ``saving``,
+``stopping``, ``log``, ``trackers`` and ``report``.
 """

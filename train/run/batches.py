@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,19 @@ from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.checkpoints.trained_on import NO_KEYS
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.chosen import stage_rows, text_rows
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.loop import StageRun
 from vlmill.train.run.saving import HELD_OUT, PREPARED
-from vlmill.train.run.validation import unaugmented
+from vlmill.train.run.validation import as_measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class RunBatches:
         parts = run.stage.accumulation * self.accelerator.num_processes
         return iter(
             batch_loader(
-                self._of(run, PREPARED, self.sources.splits.training),
+                self._of(run, PREPARED, self.sources.splits.training, self.tolerance),
                 done * parts + self.accelerator.process_index,
                 run.steps * parts,
                 workers=self.recipe.workers,
@@ -52,7 +55,7 @@ class RunBatches:
 
     def of_validation(self, run: StageRun) -> PretrainBatches:
         """The held-out pairs as the stage reads them, but for random changes to pictures."""
-        plain = dataclasses.replace(run, stage=unaugmented(run.stage))
+        plain = dataclasses.replace(run, stage=as_measured(run.stage))
         return self._of(plain, HELD_OUT, self.sources.splits.validation)
 
     def num_held_out(self, run: StageRun) -> int:
@@ -60,7 +63,7 @@ class RunBatches:
         if not self.recipe.validate_every:
             return 0
         table, splits = SampleTable(self.output / HELD_OUT), self.sources.splits.validation
-        return len(table.rows_of(run.stage.sources, run.stage.feeding.kind, splits[run.number]))
+        return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
 
     def keys_of(self, run: StageRun) -> tuple[Keys, Keys]:
         """The hashes of the pairs and of the pictures that the stage is trained on, all that its
@@ -68,15 +71,28 @@ class RunBatches:
         """
         stage, table = run.stage, SampleTable(self.output / PREPARED)
         splits = self.sources.splits.training[run.number]
-        rows = table.rows_of(stage.sources, stage.feeding.kind, splits)
+        rows = stage_rows(table, stage, splits)
         images = table.image_keys[rows[table.image_rows[rows] != ABSENT]]
         if stage.feeding.kind == "pictures":
             return NO_KEYS, images
         if stage.feeding.text_rows:
-            rows = np.concatenate([rows, table.rows_of(stage.sources, "text", splits)])
+            rows = np.concatenate([rows, text_rows(table, stage, splits)])
         return table.pair_keys[rows], images
 
-    def _of(self, run: StageRun, folder: str, splits: Sequence[Splits]) -> PretrainBatches:
+    @cached_property
+    def tolerance(self) -> Tolerance:
+        """How many of the pictures that are trained on may be undecodable."""
+        rows = SampleTable(self.output / PREPARED).image_rows
+        count = len(np.unique(rows[rows != ABSENT])) if self.sources.images is not None else 0
+        return Tolerance(pictures=count, share=self.recipe.max_bad)
+
+    def _of(
+        self,
+        run: StageRun,
+        folder: str,
+        splits: Sequence[Splits],
+        tolerance: Tolerance | None = None,
+    ) -> PretrainBatches:
         return PretrainBatches(
             samples=self.output / folder,
             splits=splits[run.number],
@@ -89,4 +105,5 @@ class RunBatches:
             processes=self.accelerator.num_processes,
             longest=self.recipe.max_text_tokens,
             global_features=bool(global_widths_of(self.recipe.model)),
+            tolerance=tolerance,
         )

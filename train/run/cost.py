@@ -70,6 +70,7 @@ def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) ->
             after_step=after_step,
             validate=dict,
             validate_every=0,
+            reject=runner.rejecting.note,
             stopping=lambda: times[-1] - times[0] >= limit_s,
         )
         with suppress(Stopped):  # at its limit

@@ -1,24 +1,27 @@
 """A run tried on a sample of its pairs, in a folder that goes when the first steps are measured."""
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.devices.setup import make_accelerator
+from vlmill.train.loading.store.pairs import PairTable, pair_batches
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.cost import checkpoints_bytes, measure
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
-from vlmill.train.run.job import open_runner, prepare
+from vlmill.train.run.job import open_runner, prepare, say_what_never_peaks
 from vlmill.train.run.runner import Runner
 
 SAMPLE_PAIRS = 4096
@@ -37,32 +40,78 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
     say_what_is_missing(recipe, inputs)
     sources = open_sources(inputs, recipe)
     with tempfile.TemporaryDirectory(prefix="vlmill-dry-run-") as scratch:
-        total, sampled = write_sample(inputs.pairs, Path(scratch) / "pairs")
+        total = sources.pairs.count
+        sampled = write_sample(
+            inputs.visited,
+            total,
+            Path(scratch) / "pairs",
+            whole_pictures=counts_captions(recipe),
+        )
         # Hard negatives cost a step no more than others, and their table is large.
         few = dataclasses.replace(inputs, pairs=str(Path(scratch) / "pairs"), negatives=None)
-        recipe = dataclasses.replace(recipe, validate_every=0)
+        recipe = of_sample(recipe, sampled / max(total, 1))
         small = dataclasses.replace(sources, inputs=few)
         output = Path(scratch) / "run"
         prepared = prepare(recipe, small, output, {}, fresh=False)
         assert prepared is not None  # a new folder holds no finished run
         runner = open_runner(recipe, small, output, prepared[2], accelerator)
+        say_what_never_peaks(runner.stages)
         return estimate_of(runner, sources, total, total / max(sampled, 1))
 
 
-def write_sample(pairs: str, folder: Path) -> tuple[int, int]:
-    """Writes every so-many-th pair to ``folder``; returns how many there are, and how many those.
+def counts_captions(recipe: Recipe) -> bool:
+    """Whether the length of an epoch depends on how many captions each picture has."""
+    return any(mixed.captions_per_picture for stage in recipe.stages for mixed in stage.mixture)
 
-    Memory: the sample.
+
+def write_sample(
+    pairs: PairTable, total: int, folder: Path, *, whole_pictures: bool = False
+) -> int:
+    """Writes every so-many-th of ``total`` pairs to ``folder``, as far as training reads them, and
+    the first of each source and split, so that none is missing; returns how many.
+
+    With ``whole_pictures`` all pairs of about every so-many-th picture, by the hash of its id, and
+    of texts alone by theirs. Memory: the sample.
     """
-    total = sum(pq.read_metadata(path).num_rows for path in find_shards(pairs, PAIRS, "--pairs"))
-    every, at, batches = max(1, -(-total // SAMPLE_PAIRS)), 0, []
-    for batch in iter_batches(pairs, PAIRS, flag="--pairs"):
-        first = -at % every
-        batches.append(batch.take(pa.array(range(first, batch.num_rows, every), pa.int64())))
+    every, at, rows = max(1, -(-total // SAMPLE_PAIRS)), 0, list[dict[str, Any]]()
+    empty = dict.fromkeys(PAIRS.schema.names)
+    met = set[tuple[str | None, str | None]]()
+    for batch in pair_batches(pairs):
+        firsts = first_places(batch)
+        new = [place for kind, place in firsts.items() if kind not in met]
+        met |= firsts.keys()
+        places = {*range(-at % every, batch.num_rows, every), *new}
+        if whole_pictures and every > 1:
+            ids = pc.coalesce(batch.column("image_id"), batch.column("pair_id")).to_pylist()
+            also = {ids[place] for place in new}
+            places = {i for i, name in enumerate(ids) if name in also or not key64(name) % every}
+        sampled = batch.take(pa.array(sorted(places), pa.int64()))
+        rows += [empty | row for row in sampled.to_pylist()]
         at += batch.num_rows
-    table = pa.Table.from_batches([b.cast(PAIRS.schema) for b in batches], schema=PAIRS.schema)
-    write_shard(folder, PAIRS, table)
-    return total, table.num_rows
+    write_shard(folder, PAIRS, rows)
+    return len(rows)
+
+
+def first_places(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None], int]:
+    """Where each source and split of ``pairs`` occurs first."""
+    kinds = pa.table(
+        {
+            "source": pairs.column("source"),
+            "split": pairs.column("split"),
+            "place": np.arange(pairs.num_rows),
+        }
+    )
+    firsts = kinds.group_by(["source", "split"]).aggregate([("place", "min")]).to_pylist()
+    return {(row["source"], row["split"]): row["place_min"] for row in firsts}
+
+
+def of_sample(recipe: Recipe, share: float) -> Recipe:
+    """``recipe`` on ``share`` of its pairs: as many fewer are the most of each stage."""
+    stages = tuple(
+        dataclasses.replace(stage, max_pairs=stage.max_pairs and math.ceil(stage.max_pairs * share))
+        for stage in recipe.stages
+    )
+    return dataclasses.replace(recipe, validate_every=0, stages=stages)
 
 
 def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) -> Estimate:
@@ -79,7 +128,7 @@ def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) 
     least = checkpoints_bytes(runner)
     regions, images = sources.regions, sources.images
     counts: Mapping[str, Any] = {
-        "--pairs": f"{num_pairs:,} pairs",
+        "--pairs": sources.inputs.pairs and f"{num_pairs:,} pairs",
         "--regions": regions and f"{len(regions):,} pictures",
         "--images": images and f"{len(images):,} pictures",
         "--negatives": sources.inputs.negatives,

@@ -11,25 +11,37 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
 from vlmill.train.loading.features import are_ranked
 from vlmill.train.loading.pictures.tokenizer import FIELD, PictureTokenizer, read_picture_tokenizer
-from vlmill.train.loading.store.pairs import PairsFacts, pairs_facts
+from vlmill.train.loading.store.pairs import PairsFacts, PairTable, PicturesAlone, pairs_facts
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
 from vlmill.train.recipes import Recipe, require_sources
+from vlmill.train.recipes.variants import training_of
 
 NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_pictures=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The tables and files of a run, as given on the command line."""
+    """The tables and files of a run, as given on the command line.
 
-    pairs: str
+    Without ``pairs``, which only runs on pictures alone can do without, the images are visited.
+    """
+
+    pairs: str | None
     regions: str | None = None
     images: str | None = None
     negatives: str | None = None
     missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their picture
     init: str | None = None
     vocab: str | None = None
+
+    @property
+    def visited(self) -> PairTable:
+        """The table whose rows are trained on."""
+        if self.pairs is not None:
+            return self.pairs
+        assert self.images is not None  # `require_sources`
+        return PicturesAlone(self.images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +85,9 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
     if init is not None and inputs.vocab is not None and same_words(init, recipe):
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
     if regions is not None:
-        _check_detector(regions.detector_fingerprint, init)
-    pairs = pairs_facts(inputs.pairs)
+        has_seen_regions = init is not None and init.variant == recipe.variant
+        _check_detector(regions.detector_fingerprint, init if has_seen_regions else None)
+    pairs = pairs_facts(inputs.visited)
     return Sources(
         inputs=inputs,
         regions=regions,
@@ -100,13 +113,13 @@ def _open_tokenizer(recipe: Recipe) -> PictureTokenizer | None:
 
 def same_words(init: LoadedCheckpoint, recipe: Recipe) -> bool:
     """Whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
-    return init.variant == recipe.variant
+    return training_of(init.variant).reads_text or init.variant == recipe.variant
 
 
 def _open_pictures(
     inputs: Inputs, recipe: Recipe
 ) -> tuple[RegionReader | None, ImageReader | None]:
-    require_sources(recipe, regions=inputs.regions, images=inputs.images)
+    require_sources(recipe, pairs=inputs.pairs, regions=inputs.regions, images=inputs.images)
     feeds = [stage.feeding for stage in recipe.stages]
     regions = images = None
     if inputs.regions is not None and any(feeding.reads_regions for feeding in feeds):

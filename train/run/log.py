@@ -1,18 +1,13 @@
-"""A run's log: ``log.jsonl``, a line of JSON for each logged step, and TensorBoard's curves."""
+"""A run's log: ``log.jsonl``, a line of JSON for each logged step, and curves of the same."""
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmill.schemas.files.atomic import write_bytes
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-CURVES = "tensorboard"
+from vlmill.train.run.trackers import Trackers
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -25,30 +20,41 @@ class Log:
     """Appends lines to a log after cutting off what lies beyond step ``after``.
 
     A killed run may have logged steps that its last checkpoint does not hold, and half a line.
-    Numbers go to TensorBoard's files in the folder beside it too, which hides the steps that a
-    resumed run makes again.
+    Numbers go to the trackers too, whose files lie beside it.
     """
 
-    def __init__(self, path: Path, *, after: int, active: bool = True) -> None:
-        """``active`` is False in the processes of a run that leave the log to the first one."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        after: int,
+        active: bool = True,
+        trackers: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``active`` is False in the processes of a run that leave the log to the first one.
+
+        ``settings`` are what trackers say of the run.
+        """
         self._active = active
         if not active:
             return
-        lines = [line for line in read_log(path) if line["step"] <= after]
-        write_bytes(path, b"".join(_encode(line) for line in lines))
+        lines = read_log(path)
+        last = max((line["step"] for line in lines), default=0)
+        # Before the file is cut, so that what they were given stays known whenever this is killed.
+        self._trackers = Trackers(
+            trackers, path.parent, after=after, last=last, settings=settings or {}
+        )
+        write_bytes(path, b"".join(_encode(line) for line in lines if line["step"] <= after))
         self._file = path.open("ab", buffering=0)
-        self._curves = open_curves(path.parent / CURVES, purge_step=after + 1)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line. Raises ValueError for values that are not finite."""
         if not self._active:
             return
         self._file.write(_encode(line))
-        if self._curves is None:
-            return
-        for name, value in line.items():
-            if name != "step" and isinstance(value, int | float):
-                self._curves.add_scalar(name, value, line["step"])
+        numbers = {n: v for n, v in line.items() if n != "step" and isinstance(v, int | float)}
+        self._trackers.log(line["step"], numbers)
 
     def __enter__(self) -> "Log":
         return self
@@ -61,20 +67,7 @@ class Log:
     ) -> None:
         if self._active:
             self._file.close()
-            if self._curves is not None:
-                self._curves.close()
-
-
-def open_curves(folder: Path, *, purge_step: int) -> "SummaryWriter | None":
-    """TensorBoard's files; None where it is not installed, which is said: the log has it all."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        if error.name != "tensorboard":
-            raise
-        print(f"no curves in {folder}: tensorboard is not installed", file=sys.stderr)
-        return None
-    return SummaryWriter(str(folder), purge_step=purge_step)
+            self._trackers.close()
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:

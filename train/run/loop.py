@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +14,8 @@ from torch.optim import Optimizer
 
 from vlmill.models.inputs import sent
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.batch import HostBatch, said_of
@@ -30,17 +33,23 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class Stopped(Exception):
-    """The run was asked to stop (SIGTERM) and has saved where it is."""
+    """The run was asked to stop and has saved where it is; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """A stage with its place in the run: its step 1 is the run's step ``offset + 1``."""
+    """A stage with its place in the run: its step 1 is the run's step ``offset + 1``.
+
+    ``visits``: the pairs of an epoch, by source. ``sources``: theirs, and those of the texts that
+    come beside pairs.
+    """
 
     stage: Stage
     number: int
     offset: int
     steps: int
+    visits: Mapping[str, int] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
 
     @property
     def last(self) -> int:
@@ -52,13 +61,15 @@ class StageRun:
 class Training:
     """What moves together: ``step_module`` is the wrapped `PretrainingStep`.
 
-    ``seed`` is that of the negatives which VLMo draws by its contrast.
+    ``seed`` is that of the negatives which VLMo draws by its contrast. ``sources`` are those whose
+    pairs are counted.
     """
 
     step_module: nn.Module
     optimizer: Optimizer
     accelerator: Accelerator
     seed: int
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +77,9 @@ class Events:
     """What a loop does beside training; steps are the run's, counted from 1 over all stages.
 
     ``after_step`` follows every update (the moving average). ``validate`` gives the losses of the
-    held-out pairs. ``stopping`` tells whether to save and leave.
+    held-out pairs. ``reject`` is told the parts of a step of pictures, or why there are none, and
+    gives the number of undecodable ones that the run has met. ``stopping`` tells whether to save
+    and leave.
     """
 
     log: Log
@@ -78,6 +91,7 @@ class Events:
     after_step: Callable[[], None]
     validate: Callable[[], dict[str, float]]
     validate_every: int
+    reject: Callable[[int, Sequence[HostBatch] | InputError], int]
     stopping: Callable[[], bool]
 
     def validates_at(self, step: int, *, last: bool) -> bool:
@@ -93,15 +107,20 @@ def run_stage(
     Raises Stopped after saving when it is asked to stop.
     """
     stage, logged, clock = run.stage, run.offset + done, time.perf_counter()
+    waited = 0.0  # for batches, since the last line
     training.step_module.train()
     for within in range(done + 1, run.steps + 1):
         step = run.offset + within
         rate = set_rate(training.optimizer, within, run)
-        parts = [next(batches) for _ in range(stage.accumulation)]
+        asked = time.perf_counter()
+        parts, undecodable = next_parts(step, batches, stage, events)
+        waited += time.perf_counter() - asked
         events.throughput.count(parts)
-        losses = train_step(step, parts, stage, training)
+        numbers = train_step(step, parts, stage, training)
         events.after_step()
-        line: dict[str, object] = {"step": step, "stage": stage.name, **losses, "lr": rate}
+        line: dict[str, object] = {"step": step, "stage": stage.name, **numbers, "lr": rate}
+        if undecodable:
+            line["undecodable_pictures"] = undecodable
         measured = events.validates_at(step, last=within == run.steps)
         if measured:
             line |= events.validate()
@@ -111,10 +130,12 @@ def run_stage(
             speed = (step - logged) * stage.batch_size / (now - clock)
             line |= {"samples_per_second": round(speed, 2)}
             line |= events.throughput.utilisation(speed / stage.batch_size)
-            logged, clock = step, now
+            line |= {"data_wait": round(waited / (now - clock), 4)}
+            line |= peak_memory(training.accelerator.device)
+            logged, clock, waited = step, now, 0.0
             events.log.write(line)
             events.progress.advance(0, speed=f"{speed:.1f} samples/s")
-        events.progress.advance(1, loss=f"{losses['loss']:.3f}")
+        events.progress.advance(1, loss=f"{numbers['loss']:.3f}")
         stopping = events.stopping()
         if step % events.save_every == 0 or within == run.steps or measured or stopping:
             events.save(step)
@@ -130,13 +151,31 @@ def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
     return rate
 
 
+def next_parts(
+    step: int, batches: Iterator[HostBatch], stage: Stage, events: Events
+) -> tuple[list[HostBatch], int]:
+    """The parts of a step, and how many undecodable pictures the run has met up to it.
+
+    What one process finds wrong with its pictures is raised in all, so that none waits for it.
+    """
+    try:
+        parts = [next(batches) for _ in range(stage.accumulation)]
+    except InputError as error:
+        if stage.feeding.reads_pictures:
+            events.reject(step, error)
+        raise
+    return parts, events.reject(step, parts) if stage.feeding.reads_pictures else 0
+
+
 def train_step(
     step: int, parts: Sequence[HostBatch], stage: Stage, training: Training
 ) -> dict[str, float]:
     """One update from the losses of ``parts`` of all processes.
 
-    Returns ``loss`` and ``loss/OBJECTIVE``, each the mean over the labels of the whole step. Raises
-    NonFiniteLoss before the weights change.
+    Returns ``loss`` and ``loss/OBJECTIVE``, each the mean over the labels of the whole step, the
+    ``gradient_norm`` from before it is clipped (where float16 skips the step, none), and with
+    ``pairs/SOURCE`` how many rows of the step are of each source. Raises NonFiniteLoss before the
+    weights change.
     """
     accelerator, module = training.accelerator, training.step_module
     shares = shares_of_labels(parts, stage.objectives, accelerator)
@@ -151,15 +190,22 @@ def train_step(
         for name, value in {"loss": loss, **losses}.items():
             sums[name] = sums.get(name, torch.zeros_like(value)) + value.detach()
     norm_of_all = clip_gradients(training, stage)
-    values = torch.stack([value.float() for value in sums.values()])
+    losses = torch.stack([value.float() for value in sums.values()])
+    of_sources = Counter(source for part in parts for source in part.sources)
+    counts = torch.tensor([float(of_sources[source]) for source in training.sources])
+    values = torch.cat([losses, sent(counts, accelerator.device)])
     # The step's only wait for the device.
-    *means, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
-    named = dict(zip(sums, means, strict=True))
+    *totals, norm = torch.cat([accelerator.reduce(values, reduction="sum"), norm_of_all]).tolist()
+    named = dict(zip(sums, totals[: len(sums)], strict=True))
     if not math.isfinite(named["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
         raise NonFiniteLoss(_not_finite(step, named["loss"], norm, parts))
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
-    return {"loss" if name == "loss" else f"loss/{name}": value for name, value in named.items()}
+    numbers = {"loss" if name == "loss" else f"loss/{name}": loss for name, loss in named.items()}
+    if math.isfinite(norm):
+        numbers["gradient_norm"] = norm
+    pairs = zip(training.sources, totals[len(sums) :], strict=True)
+    return numbers | {f"pairs/{source}": int(count) for source, count in pairs}
 
 
 def _scale_falls(accelerator: Accelerator) -> bool:

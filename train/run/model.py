@@ -1,6 +1,6 @@
 """A run begins with this model: its sizes, its weights and its tokenizer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models import VARIANTS, Vlmo
 from vlmill.models.from_beit import initialise_from_beit
+from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.models.vlmo.stages import start_from
@@ -34,18 +35,28 @@ MISSING = object()
 OF_DATA = ("vocab_size", "region_width", "num_region_classes", "num_visual_tokens")
 # Fields that no weight depends on, by what their names hold.
 WITHOUT_WEIGHTS = ("dropout", "drop_path", "frozen", "init_std")
+# Of a model that starts from BERT: what BERT's weights mean depends on these.
+OF_BERT = ("width", "num_heads", "intermediate_width", "act")
+NAMED = 6  # new parameters that a message names
 
 
 def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, Any]:
     """The user's changes to the model of ``--init``, by dotted names; none without.
 
     A checkpoint's weights mean what they mean in its model: dropout and the like may be changed,
-    and with VLMo what its stages differ in. Raises InputError for other changes.
+    with VLMo what its stages differ in, and beside BERT what it lacks. Raises InputError for other
+    changes, and for a checkpoint that the recipe's model does not start from.
     """
     if init is None:
         return {}
-    theirs = flatten(to_plain(init.config))
-    if shared := training_of(recipe.variant).shared_sizes:
+    training, theirs = training_of(recipe.variant), flatten(to_plain(init.config))
+    if init.variant not in (recipe.variant, *training.starts_from):
+        raise InputError(f"--init is a {init.variant}, the recipe's is {recipe.variant}")
+    if init.variant in training.starts_from and not training.shared_sizes:
+        body = flatten(to_plain(training.body_of(recipe.model)))
+        _refuse_others({name: body[name] for name in OF_BERT if name in body}, theirs, init)
+        return {}  # the configuration is the recipe's
+    if shared := training.shared_sizes:
         names = {name for name in shared if name in theirs}
         if init.variant != recipe.variant:
             names -= {"relative_positions", "absolute_positions"}
@@ -91,12 +102,13 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = VARIANTS[recipe.variant].model(recipe.model)
     init = sources.init
+    if recipe.standardise_features and (init is None or init.variant != recipe.variant):
+        fresh.standardise_regions(*feature_statistics(sources))  # type: ignore[operator]
     if init is None:
-        if recipe.standardise_features:
-            fresh.standardise_regions(*feature_statistics(sources))  # type: ignore[operator]
         return fresh
     try:
         named(training_of(recipe.variant).start)(fresh, init)
+        renumber_classes(fresh, recipe, init)
     except InputError:
         raise
     except (ValueError, RuntimeError) as error:
@@ -105,15 +117,47 @@ def first_model(recipe: Recipe, sources: Sources) -> nn.Module:
     return fresh
 
 
+def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -> None:
+    """Moves the rows of a head that numbers the detector's classes otherwise than ``recipe`` does.
+
+    With distributions class 0 is background and the others follow it; without, they begin at 0 and
+    the last row is free. The one that is moved across the end was free, or is background's.
+    """
+    ours = {s.feeding.region_targets for s in recipe.stages if s.feeding.reads_regions}
+    theirs = _class_targets(init)
+    if not ours or theirs is None or ours == {theirs}:
+        return
+    training = training_of(recipe.variant)
+    decoder: nn.Linear | None = training.body_of(fresh).class_decoder
+    if decoder is None:
+        return
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(parameter.roll(-1 if theirs == "distribution" else 1, 0))
+    say("note: --init numbers the detector's classes by one apart; the head's rows were moved")
+
+
+def _class_targets(init: LoadedCheckpoint) -> str | None:
+    """What the checkpoint's head has learned to guess; None for one whose head is new."""
+    feeding = init.feeding
+    if feeding is None and not init.training.stage:  # published: `convert` names a preset's stage
+        feeding = named(training_of(init.variant).feeding)()
+    if feeding is None or not feeding.reads_regions:
+        return None
+    return str(feeding.region_targets)
+
+
 def refuse_random_constants(recipe: Recipe, init: LoadedCheckpoint | None) -> None:
     """Raises InputError where stages of a region network would keep their random weights."""
-    if init is not None or not isinstance(recipe.model, VlBertEndToEndConfig):
+    if not isinstance(recipe.model, VlBertEndToEndConfig):
+        return
+    if init is not None and init.variant == recipe.variant:
         return
     if stages := recipe.model.cnn.frozen_stages:
         raise InputError(
-            f"model.cnn.frozen_stages={stages}: they are never trained, and random without --init; "
-            "give --init from train-vl convert --as vl-bert-*-end-to-end --backbone FILE, or set "
-            "model.cnn.frozen_stages=0"
+            f"model.cnn.frozen_stages={stages}: they are never trained, and random without an "
+            "--init that has them; give --init from train-vl convert --as vl-bert-*-end-to-end "
+            "--backbone FILE, or set model.cnn.frozen_stages=0"
         )
 
 
@@ -122,12 +166,31 @@ def copy_weights(fresh: nn.Module, init: LoadedCheckpoint) -> None:
     fresh.load_state_dict(init.model.state_dict())
 
 
+def start_region_model(fresh: nn.Module, init: LoadedCheckpoint) -> None:
+    """The same model again, or a new one from BERT."""
+    if init.variant != "bert":
+        copy_weights(fresh, init)
+        return
+    origins = initialise_from_bert(fresh, export_reference("bert", init.model))
+    new = sorted(name for name, origin in origins.items() if not origin.names)
+    say(f"{len(origins) - len(new)} of {len(origins)} parameters are BERT's ({init.path})")
+    say_what_is_new(new)
+
+
+def say_what_is_new(names: Sequence[str]) -> None:
+    """Tells which parameters keep their random start beside a checkpoint."""
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        say(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")
+
+
 def start_vlmo(fresh: Vlmo, init: LoadedCheckpoint) -> None:
     """VLMo's next stage, from a stage before or from BEiT."""
     if init.variant == "beit":
-        initialise_from_beit(fresh, export_reference("beit", init.model))
-    elif new := start_from(fresh, init.model.state_dict(), fresh.config):
-        say(f"new, as --init lacks it: {', '.join(sorted(new)[:6])}")
+        origins = initialise_from_beit(fresh, export_reference("beit", init.model))
+        say_what_is_new(sorted(name for name, origin in origins.items() if not origin.names))
+    else:
+        say_what_is_new(sorted(start_from(fresh, init.model.state_dict(), fresh.config)))
 
 
 def make_tokenizer(recipe: Recipe, sources: Sources, chosen: Rows = FOR_TRAINING) -> Tokenizer:
@@ -137,9 +200,13 @@ def make_tokenizer(recipe: Recipe, sources: Sources, chosen: Rows = FOR_TRAINING
     if sources.inputs.vocab is not None:
         return read_vocabulary(sources.inputs.vocab)
 
+    pairs = sources.inputs.pairs
+    if pairs is None:  # nothing is read of texts
+        return train_vocabulary([], recipe.vocabulary_size)
+
     def texts() -> Iterator[str]:
         with Progress(total=sources.pairs.count, unit="pair", label="vocabulary") as progress:
-            for rows in pair_rows(sources.inputs.pairs):
+            for rows in pair_rows(pairs):
                 progress.advance(len(rows))
                 yield from (row["text"] for row in rows if chosen.has(row))
 

@@ -21,11 +21,13 @@ from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import is_trained, make_optimizer, names_from_bert, settings_of_start
 from vlmill.train.recipes import Recipe
+from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.run.batches import RunBatches
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.log import Log
 from vlmill.train.run.loop import Events, StageRun, Training, run_stage
 from vlmill.train.run.model import first_model
+from vlmill.train.run.rejecting import Rejecting
 from vlmill.train.run.saving import Saving
 from vlmill.train.run.stopping import StopRequest
 from vlmill.train.run.validation import held_out_losses
@@ -60,6 +62,9 @@ class Runner:
         )
         last, self.state = self.saving.last_checkpoint()
         self.done = 0 if last is None else last.training.step
+        self.rejecting = Rejecting(
+            output, after=self.done, tolerance=self.batches.tolerance, accelerator=accelerator
+        )
         self.trained_on = TrainedOn()
         if sources.init is not None:
             self.trained_on = sources.init.trained_on or TrainedOn(complete=False)
@@ -73,7 +78,9 @@ class Runner:
 
     def _moving_average(self) -> MovingAverage:
         """A checkpoint's weights are the average; the model's own lie beside and are put back."""
-        average = MovingAverage(self.model, self.recipe.average)
+        parts = [run.stage.trained for run in self.stages]
+        names = {name for name in self.trainable if any(is_trained(name, p) for p in parts)}
+        average = MovingAverage(self.model, self.recipe.average, names)
         self.model.load_state_dict(self.saving.own_weights(self.state), strict=False)
         return average
 
@@ -86,7 +93,13 @@ class Runner:
             Progress(
                 total=total, unit="step", label="pretrain", done=self.done, visible=is_first
             ) as progress,
-            Log(self.output / LOG, after=self.done, active=is_first) as log,
+            Log(
+                self.output / LOG,
+                after=self.done,
+                active=is_first,
+                trackers=self.recipe.trackers,
+                settings=flatten(to_plain(self.recipe)),
+            ) as log,
             StopRequest(self.accelerator) as stop,
         ):
             if total == 0 and not self.saving.resumes:
@@ -126,6 +139,7 @@ class Runner:
             after_step=self.after_step,
             validate=validate,
             validate_every=self.recipe.validate_every if held_out else 0,
+            reject=self.rejecting.note,
             stopping=stop.came,
         )
         run_stage(run, self.batches.of_training(run, done), training, events, done=done)
@@ -153,6 +167,7 @@ class Runner:
             optimizer=optimizer,
             accelerator=accelerator,
             seed=self.recipe.seed,
+            sources=run.sources,
         )
 
     def throughput(self, run: StageRun) -> Throughput:
@@ -170,7 +185,12 @@ class Runner:
         for name, parameter in model.named_parameters():
             trained = name in self.trainable and is_trained(name, run.stage.trained)
             parameter.requires_grad_(trained)
-        return PretrainingStep(model, run.stage.objectives, picture_tokens)
+        return PretrainingStep(
+            model,
+            run.stage.objectives,
+            picture_tokens,
+            same_picture_negatives=run.stage.same_picture_negatives,
+        )
 
     def after_step(self) -> None:
         """Take the weights of a step into the average, where there is one."""

@@ -15,16 +15,16 @@ from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.run.inputs import Sources
 
-NO_EFFECT = ("workers", "keep_checkpoints")  # may differ when a run is continued
+NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ when a run goes on
 
 
 def settings_of(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     """What decides the output: the recipe's fields, and the inputs by content, not by path."""
     inputs, init = sources.inputs, sources.init
-    fields = {k: v for k, v in flatten(to_plain(recipe)).items() if k not in NO_EFFECT}
+    fields = {k: v for k, v in to_plain(recipe).items() if k not in NO_EFFECT}
     negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
     tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
-    return fields | {
+    return flatten(fields) | {
         "pairs": f"{sources.pairs.count} pairs, {sources.pairs.digest[:16]}",
         "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
         "images": _table_digest(sources.images, "encoded"),

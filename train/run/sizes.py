@@ -6,6 +6,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import check_global_features
 from vlmill.train.loading.pictures.tokenizer import PictureTokenizer
 from vlmill.train.recipes import Recipe
@@ -23,25 +24,35 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
 
 def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
     init, training = sources.init, training_of(recipe.variant)
-    if init is not None and init.variant not in (recipe.variant, *training.starts_from):
-        raise InputError(f"--init is a {init.variant}, the recipe's is {recipe.variant}")
     if sources.picture_tokenizer is not None:
         return _picture_config(recipe, sources.picture_tokenizer)
     sizes = {"vocab_size": tokenizer.get_vocab_size()}
-    if sources.regions is None:  # VLMo's stages differ in their heads and positions
-        return training.with_sizes(recipe.model, **sizes)
-    body = training.body_of(recipe.model if init is None else init.config)
+    config = continued_config(recipe, init)
+    if sources.regions is None:
+        return training.with_sizes(recipe.model, **sizes) if config is None else config
+    body = training.body_of(recipe.model if config is None else config)
     # Its own network's features are as wide as that makes them.
-    width = body.region_width if training.body else sources.reader.feature_dim
-    if init is not None:
+    width = body.region_width if training.makes_features else sources.reader.feature_dim
+    if config is not None:
         _check_sizes(body, width, recipe, sources)
-        return init.config
+        return config
     classes = max(_num_guessed(recipe, sources), _num_stored(sources))
     sizes |= {
         "region_width": width,
         "num_region_classes": max(body.num_region_classes, classes),
     }
     return training.with_sizes(recipe.model, **sizes)
+
+
+def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:
+    """The configuration of ``--init``, where its model is trained on; None where one is new.
+
+    VLMo's stages differ in their heads and positions, and what starts from BERT has the recipe's
+    sizes.
+    """
+    if init is None or training_of(recipe.variant).shared_sizes:
+        return None
+    return init.config if init.variant == recipe.variant else None
 
 
 def _picture_config(recipe: Recipe, tokenizer: PictureTokenizer) -> Any:

@@ -1,4 +1,4 @@
-"""A run that is asked to stop (SIGTERM) saves and leaves."""
+"""A run that is asked to stop (SIGTERM, SIGUSR1) saves and leaves."""
 
 import signal
 from types import FrameType, TracebackType
@@ -7,17 +7,19 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from vlmill.train.loading.loader import STOP_SIGNALS
+
 
 class StopRequest:
-    """Says whether SIGTERM has come while it lasts; a second one changes nothing."""
+    """Says whether one of STOP_SIGNALS has come while it lasts; a second one changes nothing."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self._came = False
-        self._before: Any = None  # the handler that is put back
+        self._before: dict[signal.Signals, Any] = {}  # the handlers that are put back
 
     def __enter__(self) -> "StopRequest":
-        self._before = signal.signal(signal.SIGTERM, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
         return self
 
     def __exit__(
@@ -26,7 +28,8 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True

@@ -58,9 +58,11 @@ def _means(
     return {name: value / max(number, 1.0) for name, value, number in pairs}
 
 
-def unaugmented(stage: Stage) -> Stage:
-    """The stage as validation reads it: nothing mirrored, coloured or cropped at random."""
+def as_measured(stage: Stage) -> Stage:
+    """The stage as validation reads it: all of its pairs, each once, and nothing mirrored, coloured
+    or cropped at random.
+    """
     feeding = dataclasses.replace(
         stage.feeding, flip=0.0, jitter=0.0, augment=False, crop=(1.0, 1.0)
     )
-    return dataclasses.replace(stage, feeding=feeding)
+    return dataclasses.replace(stage, feeding=feeding, share=1.0, max_pairs=None, mixture=())

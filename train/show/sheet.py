@@ -9,6 +9,7 @@ from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.show.folder import Shown
 
 WIDTH = 12
+ONE_MODALITY = ("beit", "bert")  # variants that have nothing to rank by
 
 
 def sheet(shown: Shown) -> list[str]:
@@ -124,9 +125,9 @@ def metric_lines(shown: Shown) -> list[str]:
 def load_lines(shown: Shown) -> list[str]:
     """Commands and code that take this checkpoint."""
     tables = "--images IMAGES" if _reads_pixels(shown) else "--regions REGIONS"
+    evaluate = f"train-vl evaluate retrieval --checkpoint {shown.folder} --pairs PAIRS {tables} "
     return [
-        f"train-vl evaluate retrieval --checkpoint {shown.folder} --pairs PAIRS {tables} "
-        "--output DIR",
+        *([] if shown.settings.get("variant") in ONE_MODALITY else [f"{evaluate}--output DIR"]),
         f"train-vl pretrain RECIPE --init {shown.folder} ...",
         "from vlmill.train.checkpoints.files import load_checkpoint; "
         f'model = load_checkpoint("{shown.folder}").model',

@@ -143,6 +143,15 @@ def test_a_longer_segment_table_comes_back() -> None:
     assert torch.equal(loaded.eval()(batch).text, model(batch).text)
 
 
+def test_a_trained_tensor_without_a_place_is_not_dropped_in_silence() -> None:
+    model = tiny_model(masked_region="vector")
+    assert model.masked_vector is not None
+    with pytest.raises(ValueError, match=r"no place for masked_vector\.weight; leave them"):
+        export_reference("vl-bert", model)
+    state = export_reference("vl-bert", model, without=["masked_vector.weight"])
+    assert state.keys() == export_reference("vl-bert", tiny_model(masked_region="none")).keys()
+
+
 def test_losses_that_are_off_have_no_head() -> None:
     network = {"WITH_MLM_LOSS": False, "WITH_MVRC_LOSS": False, "IMAGE_FEAT_PRECOMPUTED": True}
     asked = configure({"class": MULTITASK, "network": network})

@@ -11,14 +11,16 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tests.factories import write_images
 from tests.models.bert_files import tiny, write
 
 from vlmill.models import VARIANTS, preset
 from vlmill.models.published import FAMILIES, export_reference, load_reference
-from vlmill.train.checkpoints.files import load_checkpoint
+from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.convert import command
-from vlmill.train.loading.vocabulary import SPECIAL
+from vlmill.train.convert.conversion import STARTS
+from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.plain import override, to_yaml
 
@@ -32,9 +34,15 @@ FIELDS = [
     *("max_text_tokens=10", "visual_position_id=10", "region_width=16", "num_region_classes=7"),
 ]
 
+SIZES_OF_VIT = [
+    *("width=16", "num_heads=2", "num_layers=2", "intermediate_width=32", "image_size=32"),
+    "layer_scale=null",
+]
+
 
 def test_every_family_can_be_asked_for() -> None:
     assert list(command.FAMILIES) == sorted(FAMILIES)
+    assert set(command.SOURCES) == {*FAMILIES, *STARTS}
 
 
 @pytest.fixture
@@ -113,6 +121,31 @@ def test_every_variant_there_and_back(family: str, preset_name: str, tmp_path: P
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
 
 
+def test_what_their_layout_has_no_place_for_is_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["width=16", "num_heads=2", "num_layers=1", "intermediate_width=16", "vocab_size=50"]
+    config = override(preset("vl-bert-base-paper"), [*sizes, "num_wavelengths=2"])
+    record = TrainingRecord(recipe="tiny", stage="", step=1, num_pairs=1)
+    save_checkpoint(
+        tmp_path / "ours",
+        variant="vl-bert",
+        model=VARIANTS["vl-bert"].model(config),
+        tokenizer=bert_tokenizer({word: i for i, word in enumerate(VOCABULARY)}),
+        training=record,
+    )
+    back = tmp_path / "back.safetensors"
+    words = ("--to", "reference", "--output", str(back))
+    assert convert(tmp_path / "ours", *words, family="vl-bert") == 2
+    said = "the layout of vl-bert has no place for masked_vector.weight; leave them out by name"
+    assert said in capsys.readouterr().err and not back.exists()
+    without = ("--without", "masked_vector.weight")
+    assert convert(tmp_path / "ours", *words, *without, family="vl-bert") == 0
+    assert not [name for name in load_file(back) if "mask_visual" in name]
+    assert convert(tmp_path / "ours", *without, "--output", str(back), family="vl-bert") == 2
+    assert "--without masked_vector.weight: want --to reference" in capsys.readouterr().err
+
+
 def test_vlmo_starts_from_beit(tmp_path: Path, capsys: Any) -> None:
     sizes = ["width=16", "num_heads=2", "num_layers=2", "intermediate_width=32", "image_size=32"]
     beit = VARIANTS["beit"].model(override(preset("beit-base"), sizes))
@@ -128,9 +161,73 @@ def test_vlmo_starts_from_beit(tmp_path: Path, capsys: Any) -> None:
     loaded = load_checkpoint(tmp_path / "start")
     assert (loaded.variant, loaded.config.vocab_size) == ("vlmo", 50)
     theirs = state["blocks.1.mlp.fc1.weight"]
-    assert torch.equal(loaded.model.encoder.layers[1].experts["image"].up.weight, theirs)
+    experts = loaded.model.encoder.layers[1].experts
+    assert torch.equal(experts["image"].up.weight, theirs)
+    assert not torch.equal(experts["text"].up.weight, theirs)
+    assert convert(tmp_path / "beit.safetensors", *words, "experts=all", family="beit") == 0
+    experts = load_checkpoint(tmp_path / "start").model.encoder.layers[1].experts
+    assert all(torch.equal(experts[name].up.weight, theirs) for name in ("text", "image", "vl"))
+    capsys.readouterr()
     assert convert(tmp_path / "beit.safetensors", "--as", "imagebert-base", *words[-3:]) == 2
     assert "1 of BERT's tensors have other shapes" in capsys.readouterr().err
+
+
+def test_vlmo_starts_from_a_vit(tables: Tables, tmp_path: Path, capsys: Any) -> None:
+    """In the layout of DeiT, whose head of classes has no place; recipes without parts go on."""
+    beit = VARIANTS["beit"].model(override(preset("beit-base"), SIZES_OF_VIT))
+    state = {name: t.clone() for name, t in export_reference("beit", beit).items()}
+    for layer in range(2):
+        for part in ("q_bias", "v_bias"):
+            del state[f"blocks.{layer}.attn.{part}"]
+        state[f"blocks.{layer}.attn.qkv.bias"] = torch.arange(48.0)
+    unlike = ("lm_head", "mask_token", "rel_pos")
+    state = {name: t for name, t in state.items() if not name.startswith(unlike)}
+    state |= {"pos_embed": torch.randn(1, 5, 16), "head.weight": torch.randn(3, 16)}
+    torch.save({"model": state}, tmp_path / "deit.pth")
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+    fields = [*SIZES_OF_VIT[:-1], "first_vl_layer=1", "max_text_tokens=8", "experts=all"]
+    words = ["--as", "vlmo-base-paper", *fields, "--output", str(tmp_path / "start"), "--explain"]
+    assert convert(tmp_path / "deit.pth", *words, family="vit") == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("unused")] == [
+        "unused: head.weight"
+    ]
+    encoder = load_checkpoint(tmp_path / "start").model.encoder
+    assert torch.equal(encoder.patch_embedding.position, state["pos_embed"])
+    assert torch.equal(encoder.layers[0].attention.value_bias, torch.arange(32.0, 48.0))
+    theirs = state["blocks.1.mlp.fc1.weight"]
+    assert torch.equal(encoder.layers[1].experts["vl"].up.weight, theirs)
+    tables.write()
+    recipe = ["pretrain", "vlmo-vit-without-vl-experts", "--init", str(tmp_path / "start")]
+    recipe += ["--pairs", tables.pairs, "--images", write_images(tmp_path / "images", 12)]
+    sizes = [f"model.{field}" for field in [*SIZES_OF_VIT[:-1], "first_vl_layer=2"]]
+    run = ["precision=no", "workers=0", "steps=1", "batch_size=4", "sources=[]"]
+    run += [*sizes, "model.max_text_tokens=8", "feeding.max_tokens=8", "feeding.image_size=32"]
+    assert main([*recipe, *run, "optimizer.lr=0.000001", "--output", str(tmp_path / "out")]) == 0
+    last = load_checkpoint(tmp_path / "out").model.encoder.layers[1].experts
+    assert set(last) == {"text", "image"} and torch.allclose(last["text"].up.weight, theirs)
+    other = ["pretrain", "vlmo-vit-standard", *recipe[2:], *run, "--output", str(tmp_path / "no")]
+    assert main(other) == 2
+    assert "model.modality_experts=False: --init" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "message"),
+    [
+        ("vit", [], "--family vit: there is no ViT of ours; start one of VLMo, --as PRESET"),
+        ("vit", ["--as", "imagebert-base"], "ImageBert does not start from ViT; VLMo does"),
+        ("beit", ["--as", "vlmo-base", "experts=text"], "experts=text: want image or all"),
+        ("beit", ["experts=all"], "experts=all: only with --family beit or vit, and --as"),
+        ("bert", ["--as", "vilbert-small", "experts=all"], "only with --family beit or vit"),
+    ],
+)
+def test_starts_that_cannot_be(
+    family: str, words: list[str], message: str, tmp_path: Path, capsys: Any
+) -> None:
+    save_file({"cls_token": torch.zeros(1, 1, 16)}, tmp_path / "vit.safetensors")
+    arguments = [*words, "--output", str(tmp_path / "out.safetensors")]
+    assert convert(tmp_path / "vit.safetensors", *arguments, family=family) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_configuration_may_be_yaml(published: Path, tmp_path: Path) -> None:
@@ -199,10 +296,10 @@ def test_pretraining_goes_on_from_what_was_started_from_bert(
     assert (loaded.variant, loaded.config.vocab_size) == ("imagebert", 50)
     table = tiny().bert.embeddings.word_embeddings.weight
     assert torch.equal(loaded.model.text_embedding.word.weight, table)
-    inputs = tables.write()
+    tables.write()
     of_that_model = dataclasses.replace(recipe, model=loaded.config)
     (tmp_path / "tiny.yaml").write_text(to_yaml(of_that_model))
-    arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", inputs.pairs]
+    arguments = ["pretrain", "--config", str(tmp_path / "tiny.yaml"), "--pairs", tables.pairs]
     arguments += ["--regions", tables.regions, "--init", str(start), "steps=1"]
     assert main([*arguments, "--output", str(tmp_path / "run")]) == 0
     assert "tiny: 1 steps on 12 pairs" in capsys.readouterr().out
@@ -295,8 +392,8 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
 def test_retrieval_needs_a_matching_head(
     published: Path, tmp_path: Path, tables: Tables, capsys: Any
 ) -> None:
-    inputs = tables.write()
-    arguments = ["--pairs", inputs.pairs, "--regions", tables.regions, "--output"]
+    tables.write()
+    arguments = ["--pairs", tables.pairs, "--regions", tables.regions, "--output"]
     assert convert(published, "--output", str(tmp_path / "bert")) == 0
     words = ["--as", "vl-bert-base", *FIELDS[:5], "region_width=16"]
     assert convert(published, *words, "--output", str(tmp_path / "vl-bert")) == 0

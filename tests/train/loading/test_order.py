@@ -1,11 +1,14 @@
 """The order of pairs: each once in an epoch, near each other on disk, whatever is asked first."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlmill.train.loading.mixture import Mixture, SourcePairs
 from vlmill.train.loading.order import PairOrder
-from vlmill.train.recipes import Loading
+from vlmill.train.recipes import Loading, MixedSource, recipe_named
 
 
 def order(count: int, size: int = 4, seed: int = 0, **loading: int) -> PairOrder:
@@ -63,6 +66,25 @@ def test_windows_are_runs_from_anywhere() -> None:
     assert np.ptp(rows[0]) > 3200
 
 
+def same_picture_pairs(made: PairOrder, captions: int, batches: int = 40) -> float:
+    """Pairs of captions of one picture in a batch, where each has ``captions`` in a row."""
+    counts = [
+        np.unique([visit.row // captions for visit in made.batch(i)], return_counts=True)[1]
+        for i in range(batches)
+    ]
+    return float(np.mean([(count * (count - 1) // 2).sum() for count in counts]))
+
+
+def test_pairs_from_anywhere_bring_few_captions_of_a_picture_together() -> None:
+    """As few as a shuffle of all pairs: C(64, 2) x 7 / 9599. A window of runs has 13 times that."""
+    expected = 64 * 63 / 2 * 7 / 9599
+    (stage,) = recipe_named("vlmo-base").stages
+    assert stage.loading.block == 1
+    anywhere = order(9600, 64, window=640, block=stage.loading.block)
+    assert 0.5 * expected < same_picture_pairs(anywhere, 8) < 2 * expected
+    assert same_picture_pairs(order(9600, 64, window=640, block=64), 8) > 10 * expected
+
+
 def test_buckets_bring_like_lengths_together() -> None:
     plain, buckets = order(4000, size=8), order(4000, size=8, bucket=50)
 
@@ -73,3 +95,48 @@ def test_buckets_bring_like_lengths_together() -> None:
         )
 
     assert spread(buckets) < 0.1 * spread(plain)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    count=st.integers(20, 60),
+    size=st.integers(1, 3),
+    parts=st.integers(1, 3),
+    step=st.integers(0, 9),
+)
+def test_no_two_places_of_a_step_have_the_same_first_spare(
+    count: int, size: int, parts: int, step: int
+) -> None:
+    made = order(count, size, window=7, block=3)
+    batches = range(step * parts, (step + 1) * parts)
+    within = {visit.row for at in batches for visit in made.batch(at)}
+    spares = [next(made.spares(at, slot, parts)) for at in batches for slot in range(size)]
+    assert len({spare.row for spare in spares} | within) == len(within) + size * parts
+    whole = order(count, size * parts, window=7, block=3)
+    of_whole = [next(whole.spares(step, slot, 1)) for slot in range(size * parts)]
+    assert [(s.epoch, s.row) for s in spares] == [(s.epoch, s.row) for s in of_whole]
+
+
+def test_the_first_place_is_taken_by_the_next_pair_and_all_pairs_are_spares_at_last() -> None:
+    made = order(12, 4)
+    after = [visit.row for visit in made.batch(1)]
+    assert [next(made.spares(0, slot, 1)).row for slot in range(4)] == after
+    within = {visit.row for visit in made.batch(0)}
+    rows = [spare.row for spare in made.spares(0, 2, 1)]
+    first_of_the_step = min(at for at, row in enumerate(rows) if row in within)
+    assert set(rows[:first_of_the_step]) == set(range(12)) - within and set(rows) == set(range(12))
+
+
+def test_pairs_that_an_epoch_repeats_leave_all_others_as_spares() -> None:
+    """An epoch of 90 visits: row 0 comes 81 times, and the nine others once each."""
+    rule = MixedSource(source="vg", weight=81)
+    often = SourcePairs(
+        rule=rule, places=np.arange(1), keys=np.zeros(1, dtype=np.uint64), pictures=np.arange(1)
+    )
+    mixed = replace(order(10, 2), mixture=Mixture(rows=np.arange(10), sources=(often,)))
+    assert {spare.row for spare in mixed.spares(0, 0, 1)} == set(range(10))
+
+
+def test_data_as_small_as_a_step_have_the_pairs_of_the_step_alone() -> None:
+    assert {spare.row for spare in order(3, 4).spares(0, 1, 1)} == {0, 1, 2}
+    assert next(order(5, 4).spares(0, 3, 1)).row not in {v.row for v in order(5, 4).batch(0)}

@@ -1,5 +1,6 @@
 """What samples are cut and ordered by; parity with recordings stands in tests/parity."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -66,3 +67,21 @@ def test_lines_are_joined_until_they_are_long_enough() -> None:
     assert joined_texts(lines, 3).tolist() == [30, 31, 32]
     assert joined_texts([lines[1]] * 2, 3).tolist() == [20, 21, 20]
     assert joined_texts([np.array([2, 3])] * 9, 3).tolist() == []
+
+
+WORDS = st.lists(st.integers(1, 4), min_size=1, max_size=9)  # of a line, by their pieces
+
+
+@given(st.lists(WORDS, min_size=1, max_size=5), st.integers(1, 12))
+def test_joined_lines_are_those_of_the_code_that_counts_words(
+    lines: list[list[int]], longest: int
+) -> None:
+    ends = np.cumsum([sum(words) for words in lines])
+    pieces = [10 + np.arange(end - sum(words), end) for words, end in zip(lines, ends, strict=True)]
+    joined, words, around = list[int](), 0, itertools.cycle(range(len(lines)))
+    while words < longest:
+        line = next(around)
+        joined += pieces[line].tolist()
+        words += len(lines[line])
+    prepared = [np.array([2, *line[:longest], 3]) for line in pieces]
+    assert joined_texts(itertools.cycle(prepared), longest).tolist() == joined[:longest]

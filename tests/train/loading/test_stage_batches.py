@@ -3,26 +3,30 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.factories import caption
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.loading.batch import HostBatch
+from vlmill.train.loading.features import read_features
 from vlmill.train.loading.loader import batch_loader
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes import Loading, Stage
+from vlmill.train.recipes import Loading, MixedSource, Stage
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -30,7 +34,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
-    tables.write(10)
+    tables.write_pairs(
+        [(f"picture-{i}", caption(i)) for i in range(10)], {"source": ["cc", "sbu"] * 5}
+    )
+    tables.write_regions([f"picture-{i}" for i in range(10)])
+    return prepared(tables, tmp_path, stage)
+
+
+def prepared(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
+    """The batches of the tables that were written."""
     tokenizer = train_vocabulary(["a dog runs in the street"], 60)
     reader = RegionReader(tables.regions)
     with ShardWriter(tmp_path, REJECTS, 0, 1) as rejects:
@@ -41,6 +53,7 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
                 pictures=reader,
                 tokenizer=tokenizer,
                 max_tokens=44,
+                takes_texts=True,
             ),
             rejects,
         )
@@ -56,7 +69,7 @@ def batches(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
 
 def sample(batches: PretrainBatches, place: int) -> Sample:
     (sampled,) = batches.sampled([batches.order.visit(place)])
-    assert sampled.regions is not None
+    assert isinstance(sampled, Sample) and sampled.regions is not None
     return sampled
 
 
@@ -84,6 +97,30 @@ def test_an_epoch_has_every_pair_once(batches: PretrainBatches) -> None:
     assert ids[:10] != ids[10:]
 
 
+def test_pairs_of_a_picture_share_a_key_and_a_text_alone_has_its_own(
+    tables: Tables, tmp_path: Path, stage: Stage
+) -> None:
+    """Keys go with the picture that a pair shows, be it another pair's."""
+    pictures = ["picture-0", "picture-0", "picture-1", "picture-2"]
+    tables.write_pairs(
+        [(name, f"a dog beside {i} cats") for i, name in enumerate(pictures)]
+        + [(None, "a dog runs"), (None, "a dog sits")]  # type: ignore[list-item]
+    )
+    tables.write_regions(sorted(set(pictures)))
+    made = prepared(tables, tmp_path, stage)
+    keys = [made.table.picture_key(row) for row in range(6)]
+    assert keys[0] == keys[1] and len(set(keys)) == 5
+    signed = [key - (1 << 64) if key >> 63 else key for key in keys]
+    of_pictures = dict(zip(pictures, signed, strict=False))
+    for share in (0.0, 1.0):
+        pairing = dataclasses.replace(stage, negative_share=share, negative_text_share=0.0)
+        batch = dataclasses.replace(made, stage=pairing)[0]
+        expected = [of_pictures[image_id] for image_id in batch.image_ids]
+        assert batch.tensors["picture_keys"].tolist() == expected
+        on_device = read_features(batch, made.regions).to("cpu").picture_keys
+        assert on_device is not None and on_device.tolist() == expected
+
+
 def test_masks_differ_between_epochs_and_seeds(batches: PretrainBatches) -> None:
     other_seed = dataclasses.replace(batches, seed=1)
     drawn = [sample(batches, i) for i in range(20)]
@@ -99,6 +136,27 @@ def test_masks_differ_between_epochs_and_seeds(batches: PretrainBatches) -> None
     ]
     assert sum(changed) >= 8
     assert [sample(other_seed, i).pair_id for i in range(10)] != list(first)
+
+
+def test_visits_of_one_epoch_differ_and_other_processes_draw_the_same(
+    batches: PretrainBatches, stage: Stage, tables: Tables
+) -> None:
+    thrice = dataclasses.replace(stage, mixture=(MixedSource(source="cc", weight=3.0),))
+    mixed = dataclasses.replace(batches, stage=thrice)
+    made = [mixed[index] for index in range(8)]  # an epoch of 5 pairs three times and 5 once
+    counts = Counter(pair_id for batch in made[:5] for pair_id in batch.pair_ids)
+    assert sorted(counts.values()) == [1] * 5 + [3] * 5
+    sources = Counter(source for batch in made[:5] for source in batch.sources)
+    assert sources == {"cc": 15, "sbu": 5}
+    visits = [visit for index in range(5) for visit in mixed.order.batch(index)]
+    texts: dict[str, set[tuple[int, ...]]] = {}
+    for sampled in mixed.sampled(visits):
+        assert isinstance(sampled, Sample)
+        texts.setdefault(sampled.pair_id, set()).add(tuple(sampled.text.tokens.tolist()))
+    assert sum(len(variants) > 1 for variants in texts.values()) >= 4
+    sent = pickle.loads(pickle.dumps(mixed))
+    for index in (7, 0, 3):  # in any order
+        assert_equal(sent.assembled(index), mixed.assembled(index))
 
 
 def test_special_tokens_are_never_masked(batches: PretrainBatches, stage: Stage) -> None:
@@ -162,7 +220,7 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_workers_stay_when_all_processes_are_told_to_end(
     batches: PretrainBatches, number: signal.Signals
 ) -> None:

@@ -1,14 +1,18 @@
 """VLMo's pretraining step, and its negatives, drawn by numbers that belong to pairs."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.models.vlmo.test_model import BOTH, random_batch, tiny_model
 from torch import Tensor
 
-from vlmill.models import PixelInputs
+from vlmill.models import PixelInputs, VLInputs
+from vlmill.models.vlmo.model import Contrast
+from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives import contrast as global_contrast
 from vlmill.train.objectives.contrast import (
     contrast_and_matching,
@@ -16,7 +20,11 @@ from vlmill.train.objectives.contrast import (
     drawn_by,
     negative_numbers,
     negative_weights,
+    same_pictures,
 )
+from vlmill.train.objectives.contrast import global_contrast as contrast_of_all
+from vlmill.train.objectives.pretraining import PretrainingStep
+from vlmill.train.recipes import Objectives
 
 
 def dealt(process: int, processes: int) -> Any:
@@ -184,3 +192,108 @@ def test_what_nobody_asks_for_is_not_computed() -> None:
     assert without_matching.match_logits.shape == (0, 2)
     contrast = contrast_and_matching(model, batch, None, never, match=False)
     assert torch.equal(contrast.text.own, whole.text.own) and len(contrast.masked_text) == 0
+
+
+def test_captions_of_one_picture_are_no_negatives_of_each_other() -> None:
+    """The second and the fourth pair show one picture; the first is drawn for nobody but them."""
+    scores = torch.tensor(
+        [[1.0, 2.0, 0.0, 1.0], [0.0, 2.0, 1.0, 9.0], [2.0, 0.0, 1.0, 1.0], [0.0, 9.0, 1.0, 2.0]]
+    )
+    excluded = same_pictures(torch.tensor([5, 7, -3, 7]))
+    assert excluded.nonzero().tolist() == [[1, 3], [3, 1]]
+    weights = negative_weights(scores, excluded)
+    expected = scores.softmax(dim=1).masked_fill(excluded | torch.eye(4, dtype=torch.bool), 0.0)
+    torch.testing.assert_close(weights, expected)
+    alone = negative_weights(scores[:2, :2], same_pictures(torch.tensor([7, 7])))
+    assert alone.tolist() == [[1.0, 0.0], [0.0, 1.0]]  # no negative: the pair itself once more
+
+
+@BOTH
+def test_a_step_spares_the_captions_of_a_picture(paper: bool) -> None:
+    """Contrast is that of the other candidates alone, and what is drawn twice counts as a match."""
+    model, batch = tiny_model(paper=paper), random_batch()
+    keys = torch.tensor([1, 2, 1, 3])
+    made = contrast_and_matching(model, batch, None, drawn_by(torch.rand(2, 4)), picture_keys=keys)
+    for weights in made.contrast.weights(4):
+        assert weights[0, 2] == weights[2, 0] == 0 and (weights > 0).sum() == 4 * 3 - 2
+    logits = made.contrast.scores
+    losses = []
+    for one in (logits, logits.T):
+        others = [[0, 1, 3], [0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
+        losses += [one[b, some].logsumexp(0) - one[b, b] for b, some in enumerate(others)]
+    if paper:  # one contrastive pair
+        torch.testing.assert_close(made.contrast.loss, torch.stack(losses).mean())
+    assert made.match_classes.tolist() == [1] * 4 + [0] * 8
+    plain = contrast_and_matching(model, batch, None, fixed)
+    distinct = contrast_and_matching(model, batch, None, fixed, picture_keys=torch.arange(4))
+    assert torch.equal(plain.contrast.loss, distinct.contrast.loss)
+    assert not torch.equal(plain.contrast.loss, made.contrast.loss)
+    same = contrast_and_matching(
+        model,
+        batch,
+        None,
+        drawn_by(torch.rand(2, 4)),
+        picture_keys=torch.ones(4, dtype=torch.int64),
+    )
+    assert same.match_classes.tolist() == [1] * 12 and same.contrast.loss == 0
+
+
+def test_a_stage_can_have_captions_of_one_picture_as_negatives() -> None:
+    """The batch's keys decide, unless the stage says that such captions are negatives."""
+    model, pixels = tiny_model(), random_batch()
+    none = torch.zeros(0, dtype=torch.int64)
+    inputs = VLInputs(
+        tokens=pixels.tokens,
+        token_mask=pixels.token_mask,
+        region_features=torch.zeros(4, 0, 1),
+        region_locations=torch.zeros(4, 0, 5),
+        region_mask=torch.zeros(4, 0, dtype=torch.bool),
+    )
+    batch = Batch(
+        inputs=inputs,
+        original_tokens=pixels.tokens,
+        pixels=pixels.pixels,
+        masked_tokens=none,
+        token_targets=none,
+        masked_regions=none,
+        class_targets=none,
+        feature_targets=torch.zeros(0, 1),
+        matching=torch.ones(4),
+        pair_ids=("a", "b", "c", "d"),
+        picture_keys=torch.tensor([1, 2, 1, 3]),
+    )
+    weights = Objectives(mlm=0, moc=0, mrfr=0, itm=0, itc=1)
+
+    def loss(of: Batch, *, same_picture_negatives: bool) -> Tensor:
+        step = PretrainingStep(model, weights, same_picture_negatives=same_picture_negatives)
+        total: Tensor = step(of, torch.ones(1))[0].detach()
+        return total
+
+    unknown = dataclasses.replace(batch, picture_keys=None)
+    spared = loss(batch, same_picture_negatives=False)
+    assert spared < loss(batch, same_picture_negatives=True)
+    for flag in (False, True):
+        plain = loss(unknown, same_picture_negatives=flag)
+        assert torch.equal(plain, loss(batch, same_picture_negatives=True))
+
+
+def test_logits_are_of_float32_under_autocast() -> None:
+    """At VLMo's highest scale bfloat16's are off by tenths, and so are the negatives' shares."""
+    generator = torch.Generator().manual_seed(0)
+    texts, images = (F.normalize(torch.randn(8, 64, generator=generator)) for _ in range(2))
+    images = F.normalize(images + 4 * texts)
+    model = SimpleNamespace(log_scale=torch.tensor(100.0).log(), fused_scale=lambda: None)
+    made = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            one = contrast_of_all(model, Contrast(own=texts), Contrast(own=images))  # type: ignore[arg-type]
+            made.append((one.scores, one.loss, *one.weights(8)))
+    for plain, half in zip(*made, strict=True):
+        assert torch.equal(plain, half)
+
+
+def test_vectors_have_length_one_under_autocast() -> None:
+    model, batch = tiny_model(), random_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        vectors = model.text_vectors(batch.tokens, batch.token_mask)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(4))

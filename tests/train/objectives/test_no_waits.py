@@ -62,7 +62,9 @@ RECIPES: dict[str, tuple[Callable[[], Recipe], TableSizes]] = {
     "vlmo-texts-alone": (_texts_alone, TEXTS),
     "vl-bert-end-to-end": (_end_to_end, dataclasses.replace(TEXTS, picture_px=40)),
 }
-TRACED = (*CASES, "vl-bert-end-to-end")
+# Two that differ most. Tracing a step takes ten seconds: the others' turn comes with --long.
+TRACED = ("imagebert", "vlmo")
+LONGER = tuple(name for name in (*CASES, "vl-bert-end-to-end") if name not in TRACED)
 
 
 @pytest.fixture(params=RECIPES)
@@ -118,7 +120,7 @@ import json, sys
 from pathlib import Path
 import torch
 import torch.fx.experimental._config
-from tests.train.objectives.test_no_waits import RECIPES, TRACED, prepared, step_on
+from tests.train.objectives.test_no_waits import RECIPES, prepared, step_on
 from vlmill.train.objectives.pretraining import label_counts
 
 # As `vlmill.train.devices.setup.compiled` has it.
@@ -150,7 +152,7 @@ def outcome(name, pack, folder):
     return {"error": None, "graphs": len(graphs), "shapes": len(shapes)}
 
 folder = Path(sys.argv[1])
-for name in TRACED:
+for name in sys.argv[2:]:
     for pack in (False, True):
         line = outcome(name, pack, folder / f"{name}-{pack}")
         print(json.dumps({"name": name, "pack": pack, **line}), flush=True)
@@ -158,11 +160,14 @@ for name in TRACED:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], dict[str, Any]]:
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> dict[tuple[str, bool], dict[str, Any]]:
     """What came of compiling each variant, in another process: checking shapes while tests run is
     nothing that can be traced.
     """
-    command = [sys.executable, "-c", COMPILED, str(tmp_path_factory.mktemp("compiled"))]
+    names = (*TRACED, *LONGER) if pytestconfig.getoption("--long") else TRACED
+    command = [sys.executable, "-c", COMPILED, str(tmp_path_factory.mktemp("compiled")), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -171,7 +176,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(
+    "name", [*TRACED, *(pytest.param(name, marks=pytest.mark.long) for name in LONGER)]
+)
 def test_a_step_is_one_graph_for_all_lengths(
     outcomes: dict[tuple[str, bool], dict[str, Any]], name: str, pack: bool
 ) -> None:

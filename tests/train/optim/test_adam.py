@@ -53,6 +53,25 @@ def test_transformers_adamw_by_hand() -> None:
     assert stepped(optimizer, parameter, 3.0) == pytest.approx(1 - 0.1 * 0.1 / math.sqrt(0.001))
 
 
+def test_each_parameter_counts_its_own_steps() -> None:
+    """One that had no gradient at first is corrected as in its first step."""
+    late, always = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(1.0))
+    optimizer = TransformersAdamW([late, always], lr=0.1, eps=0.0, weight_decay=0.5)
+    for _ in range(3):
+        stepped(optimizer, always, 3.0)
+    always.grad = None
+    assert stepped(optimizer, late, 3.0) == pytest.approx(0.9 * (1 - 0.1 * 0.5))
+
+
+def test_a_rate_of_0_moves_the_moments_alone() -> None:
+    """The published runs begin so."""
+    for kind in (BertAdam, TransformersAdamW):
+        parameter = nn.Parameter(torch.tensor(1.0))
+        optimizer = kind([parameter], lr=0.0, weight_decay=0.5)
+        assert stepped(optimizer, parameter, 0.5) == 1
+        assert optimizer.state[parameter]["exp_avg"].item() == pytest.approx(0.05)
+
+
 def test_parameters_without_a_gradient_stay() -> None:
     parameter = nn.Parameter(torch.tensor(1.0))
     optimizer = BertAdam([parameter], lr=0.1)

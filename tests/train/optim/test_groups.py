@@ -1,14 +1,16 @@
+import pytest
 import torch
 from accelerate import Accelerator
 from tests.models.vlmo.test_model import tiny_config
 from torch import Tensor, nn
 
-from vlmill.models import Beit, Vlmo, preset
+from vlmill.models import VARIANTS, Beit, Vlmo, preset
+from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.published import FAMILIES
 from vlmill.models.vlmo.config import text_stage
 from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
-from vlmill.train.optim.groups import is_decayed, is_trained, make_optimizer
+from vlmill.train.optim.groups import is_decayed, is_trained, make_optimizer, names_from_bert
 from vlmill.train.recipes import Optimizer, recipe_named
 
 
@@ -29,8 +31,57 @@ def test_kinds_of_optimizers_and_groups() -> None:
     assert [g["weight_decay"] for g in other.param_groups] == [0.01]
 
 
-def test_what_the_scripts_of_region_models_decay() -> None:
-    """Vectors are biases and norms; the scripts miss co-attention's LayerNorm1, we count it."""
+def scripts_decay(name: str) -> bool:
+    """The scripts of ViLBERT and InterBERT, on their names, with a checkpoint to start from."""
+    return any(part in name for part in ("bias", "LayerNorm.bias", "LayerNorm.weight"))
+
+
+@pytest.mark.parametrize("name", ["vilbert-small", "interbert-small"])
+def test_the_inverted_decay_is_that_of_the_scripts(name: str) -> None:
+    """Tensor by tensor, the parts of joined ones each; co-attention's norms have other names."""
+    model = VARIANTS[name.removesuffix("-small")].model(preset(name))
+    links = FAMILIES[name.removesuffix("-small")].links(model)
+    theirs = {link.ours: link.theirs for link in links}
+    for ours, parameter in model.named_parameters():
+        decays = {scripts_decay(part) for part in theirs[ours]}
+        assert decays == {is_decayed(ours, parameter, "inverted")}, (ours, theirs[ours])
+
+
+@pytest.mark.parametrize("name", ["vilbert-small", "vilbert-single-stream", "interbert-small"])
+def test_a_share_of_the_rate_is_for_the_embeddings_and_layers_of_bert(name: str) -> None:
+    """The scripts' list: five tensors of embeddings and sixteen a layer, as they name them."""
+    variant = name.removesuffix("-small")
+    with torch.device("meta"):
+        model = VARIANTS[variant].model(preset(name))
+    names = names_from_bert(model)
+    layers = [n for n in names if n.startswith(("text_layers.", "interaction_layers.", "layers."))]
+    assert len(names) - len(layers) == 5 and all(
+        n.startswith("text_embedding.") for n in names.difference(layers)
+    )
+    # Six joined tensors fewer: weights and biases of query, key and value are one each.
+    text_layers = [getattr(model, part, ()) for part in PARTS_FROM_BERT]
+    assert len(layers) == (16 - 4) * sum(map(len, text_layers))
+
+
+PARTS_FROM_BERT = ("text_layers", "interaction_layers", "layers")
+
+
+def test_query_key_and_value_are_clipped_each_for_itself() -> None:
+    """As in the codes, where they are three tensors: a large key leaves the queries as they are."""
+    layer = SelfAttention(4, 2)
+    for parameter in layer.parameters():
+        parameter.grad = torch.full_like(parameter, 0.01)
+    weight = layer.qkv.weight
+    assert weight.grad is not None
+    weight.grad[4:8] = 100.0
+    settings = Optimizer(lr=1.0, kind="bert-adam")
+    make_optimizer(layer.named_parameters(), settings).step()
+    assert torch.equal(weight.grad[:4], torch.full((4, 4), 0.01))
+    assert torch.equal(weight.grad[8:], torch.full((4, 4), 0.01))
+    torch.testing.assert_close(weight.grad[4:8].norm(), torch.tensor(1.0))
+
+
+def test_which_vectors_are_decayed() -> None:
     weight, bias = torch.zeros(1, 1), torch.zeros(1)
     for decay, decayed in (("matrices", (1, 0)), ("inverted", (0, 1)), ("everything", (1, 1))):
         assert is_decayed("x.dense.weight", weight, decay) == bool(decayed[0])

@@ -25,6 +25,7 @@ from vlmill.train.loading.sample import surest_first
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.loading.store.pairs import pair_rows
 from vlmill.train.loading.store.prepare import WhatToPrepare, prepare_samples
+from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import Feeding, Masking, Optimizer, Stage
 from vlmill.train.recipes import feeding as feeds
@@ -291,7 +292,7 @@ def test_vlmo_pairs_texts_and_pictures(tables: Tables, tmp_path: Path) -> None:
     assert batch.patch_mask is not None and batch.patch_mask.shape == (4, 2, 2)
 
 
-def test_a_picture_that_cannot_be_decoded_is_named(tables: Tables, tmp_path: Path) -> None:
+def test_where_no_picture_can_be_decoded_it_is_said(tables: Tables, tmp_path: Path) -> None:
     rows = [
         {**dict.fromkeys(IMAGES.schema.names), "image_id": f"picture-{i}", "bytes": b"none"}
         for i in range(PICTURES)
@@ -299,7 +300,11 @@ def test_a_picture_that_cannot_be_decoded_is_named(tables: Tables, tmp_path: Pat
     write_shard(tmp_path / "images", IMAGES, rows)
     images = ImageReader(tmp_path / "images")
     batches = make(tables, feeds.vlmo_feeding(image_size=32), Masking(), images=images)
-    with pytest.raises(InputError, match=r"picture-\d+ cannot be decoded"):
+    with pytest.raises(InputError, match=r"no picture of stage x can be decoded \(picture-\d+: no"):
+        batches.assembled(0)
+    batches.tolerance = Tolerance(pictures=PICTURES, share=0.2)
+    few = int(0.2 * PICTURES) + 1
+    with pytest.raises(InputError, match=rf"{few} of the run's {PICTURES} pictures cannot be"):
         batches.assembled(0)
 
 

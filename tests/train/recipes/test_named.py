@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,14 @@ from tests.factories import SMALL, write_images
 from vlmill.models import VARIANTS
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
-from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.describe import cost_of, describe
+from vlmill.train.recipes import RECIPES, Optimizer, Recipe, Stage, change_recipe, recipe_named
+from vlmill.train.recipes.describe import (
+    PUBLISHED_PAIRS,
+    cost_of,
+    describe,
+    length_of,
+    said_sources,
+)
 from vlmill.train.recipes.plain import from_plain, to_yaml
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
@@ -56,7 +63,7 @@ def test_small_recipes_need_pairs_and_pictures_alone(name: str) -> None:
     recipe = recipe_named(name)
     assert len(recipe.stages) == 1 and not recipe.needs
     assert 1e6 < cost_of(recipe).parameters < 6e6
-    assert recipe.stages[0].objectives.itm > 0
+    assert recipe.stages[0].objectives.itm > 0 or recipe.variant == "bert"
     assert change_recipe(recipe, ["steps=7"]).stages[0].steps == 7
 
 
@@ -79,7 +86,7 @@ def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]
     assert main(["recipes"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{name} " in listed for name in RECIPES)
-    assert "10 epochs (61,253 steps) of 512 cc; 239.0 million parameters, 3.8 GB + " in listed
+    assert "10 epochs (61,250 steps) of 512 cc; 239.0 million parameters, 3.8 GB + " in listed
     assert main(["recipes", "show", "vlbert-small"]) == 2
     assert "did you mean vl-bert-small?" in capsys.readouterr().err
 
@@ -88,13 +95,16 @@ def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]
 def test_losses_of_small_recipes_fall(name: str, tables: Tables, tmp_path: Path) -> None:
     inputs = tables.write()
     pictures = write_images(tmp_path / "images", 12) if name == "vlmo-small" else None
+    recipe = recipe_named(name)
+    reads_regions = recipe.stages[0].feeding.reads_regions
     inputs = Inputs(
-        pairs=inputs.pairs, regions=None if pictures else inputs.regions, images=pictures
+        pairs=inputs.pairs, regions=inputs.regions if reads_regions else None, images=pictures
     )
     words = [f"{field}={value}" for field, value in QUICK.items()]
-    said = pretrain(change_recipe(recipe_named(name), words), inputs, tmp_path / "out")
+    said = pretrain(change_recipe(recipe, words), inputs, tmp_path / "out")
     assert "20 steps on 12 pairs" in said
-    losses = [line["loss/mlm"] for line in read_log(tmp_path / "out" / "log.jsonl")]
+    of_words = "loss/text_mlm" if recipe.variant == "bert" else "loss/mlm"
+    losses = [line[of_words] for line in read_log(tmp_path / "out" / "log.jsonl")]
     found = [loss for loss in losses if loss]  # 0 where a step happens to mask no word
     assert np.mean(found[-5:]) < found[0] - 0.3
 
@@ -108,3 +118,53 @@ def test_a_gpu_precision_is_refused_without_one(tables: Tables, tmp_path: Path) 
 
 def test_variants_of_recipes_are_known() -> None:
     assert {recipe_named(name).variant for name in RECIPES} <= set(VARIANTS)
+
+
+def test_the_list_says_how_sources_are_mixed_and_what_share_is_visited() -> None:
+    recipe = change_recipe(
+        recipe_named("imagebert"),
+        [
+            "stages.1.mixture=[{source: sbu, weight: 2}, {source: cc, captions_per_picture: 1}]",
+            "stages.0.share=0.5",
+            "stages.0.max_pairs=480000",
+        ],
+    )
+    assert length_of(recipe.stages[0]) == "17 epochs (170,000 steps)"
+    assert length_of(recipe.stages[1]) == "17 epochs"  # nobody knows how many captions count
+    more = ["stages.1.mixture=[{source: sbu, weight: 3}]", "stages.1.max_pairs=1000000"]
+    second = change_recipe(recipe_named("imagebert"), more).stages[1]
+    cc, sbu = PUBLISHED_PAIRS["cc"], PUBLISHED_PAIRS["sbu"]
+    steps = 17 * 1_000_000 / (cc + sbu) * (cc + 3 * sbu) / second.batch_size
+    assert length_of(second) == f"17 epochs ({steps:,.0f} steps)"
+    said = "cc (1 times, 1 captions a picture), sbu (2 times)"
+    assert said_sources(recipe.stages[1]) == said and said in " ".join(describe(recipe))
+
+
+def test_the_steps_of_epochs_by_hand() -> None:
+    """1,000 pairs in batches of 300: 3 and a third."""
+    stage = Stage(name="a", epochs=10, batch_size=300, optimizer=Optimizer(lr=1.0))
+    lengths = {
+        kind: [replace(stage, epoch_steps=kind).length(pairs) for pairs in (1000, 200, 0)]
+        for kind in ("exact", "floor", "ceil")
+    }
+    assert lengths == {"exact": [34, 7, 0], "floor": [30, 10, 0], "ceil": [40, 10, 0]}
+    assert replace(stage, steps=7).length(1000) == 7
+
+
+def test_a_published_family_counts_steps_in_one_way() -> None:
+    """The first step's rate, and the steps of an epoch, as the released scripts of each count."""
+    conventions = {"vilbert": ("floor", 0), "interbert": ("floor", 0), "vl-bert": ("ceil", 1)}
+    for name in RECIPES:
+        if name.startswith(tuple(conventions)) and not name.endswith("-small"):
+            family = next(family for family in conventions if name.startswith(family))
+            for stage in recipe_named(name).stages:
+                counts = (stage.epoch_steps, stage.optimizer.first_step)
+                assert counts == conventions[family], name
+
+
+def test_one_head_numbers_classes_in_one_way() -> None:
+    recipe = recipe_named("imagebert")
+    first, second = recipe.stages
+    other = replace(second, feeding=replace(second.feeding, region_targets="distribution"))
+    with pytest.raises(ValueError, match=r"region_targets is class in stage .* and distribution"):
+        replace(recipe, stages=(first, other))

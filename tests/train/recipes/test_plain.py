@@ -43,6 +43,42 @@ def test_fields_of_the_only_stage_need_no_path() -> None:
     assert (stage.objectives.moc, recipe.seed) == (0.0, 4)
 
 
+def test_a_mixture_comes_from_the_command_line_and_back_from_yaml(tmp_path: Path) -> None:
+    mixture = "mixture=[{source: cc, weight: 0.5}, {source: vg, captions_per_picture: 5}]"
+    recipe = change_recipe(recipe_named("imagebert-small"), [mixture, "share=0.25"])
+    cc, vg = recipe.stages[0].mixture
+    assert (cc.source, cc.weight, cc.captions_per_picture) == ("cc", 0.5, None)
+    assert (vg.source, vg.weight, vg.captions_per_picture) == ("vg", 1.0, 5)
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    assert from_plain(Recipe, read_yaml(tmp_path / "recipe.yaml")) == recipe
+    assert change_recipe(recipe, ["stages.0.mixture.1.weight=2"]).stages[0].mixture[1].weight == 2
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["mixture=[{source: cc, weight: 0}]"], "weight=0"),
+        (["mixture=[{source: cc, weight: 1001}]"], "at most 1000"),
+        (["optimizer.lr=2", "optimizer.weight_decay=0.5"], "lr=2 times weight_decay=0.5: want"),
+        (["mixture=[{source: cc, captions_per_picture: 0}]"], "want at least 1"),
+        (["mixture=[{source: cc}, {source: cc}]"], "names cc twice"),
+        (["mixture=[{source: vg}]", "sources=[cc]"], "mixture names vg, sources are cc"),
+        (["mixture=[{weight: 2}]"], "source is missing"),
+        (["share=0"], "share=0"),
+        (["max_pairs=0"], "max_pairs=0"),
+        (
+            ["mixture=[{source: books, captions_per_picture: 2}]", "feeding.kind=text"],
+            "texts alone",
+        ),
+    ],
+)
+def test_mixtures_and_shares_that_say_nothing_are_refused(
+    assignments: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        change_recipe(recipe_named("imagebert-small"), assignments)
+
+
 def test_members_of_a_list_are_counted_from_0() -> None:
     recipe = change_recipe(recipe_named("imagebert"), ["stages.1.steps=7", "stages.0.sources=[]"])
     assert (recipe.stages[1].steps, recipe.stages[0].sources) == (7, ())

@@ -39,6 +39,7 @@ SWITCHED = {
         cnn=RegionCnnConfig(blocks=(1, 2, 1, 3), widths=(4, 8, 8, 16), stem_channels=16),
     ),
     "vlmo, of texts": preset("vlmo-small", contrast=False, match=False, first_vl_layer=4),
+    "vlmo, one part for all": preset("vlmo-small", modality_experts=False, first_vl_layer=4),
     "vlmo, of two pictures": preset("vlmo-small", num_images=2, mlm=False, num_contrast_pairs=1),
 }
 CONFIGS = {name: make() for name, make in PRESETS.items()} | SWITCHED

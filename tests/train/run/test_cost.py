@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ import pytest
 
 from vlmill.schemas.console import cost as console
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.tables import PAIRS
 from vlmill.train.checkpoints.folders import MODEL, STATE, saved_steps
 from vlmill.train.recipes import Optimizer, Recipe, Stage
 from vlmill.train.run import dry_run
@@ -103,11 +106,44 @@ def test_epochs_are_those_of_all_pairs(
     assert estimate.inputs["steps"] == "6"  # two epochs of 12 pairs, 4 a step
 
 
+def test_the_most_pairs_of_a_stage_are_those_of_all_pairs(
+    tables: Tables, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "SAMPLE_PAIRS", 4)
+    stage = dataclasses.replace(recipe.stages[0], steps=None, epochs=4.0, max_pairs=6)
+    estimate = estimate_run(dataclasses.replace(recipe, stages=(stage,)), tables.write())
+    assert estimate.inputs["steps"] == "6"  # four epochs of 6 pairs, 4 a step
+
+
+def test_a_sample_of_captions_has_all_of_a_picture(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "SAMPLE_PAIRS", 40)
+    tables.write_pairs([(f"picture-{i // 5}", f"caption {i}") for i in range(200)])
+    sampled = write_sample(tables.pairs, 200, tmp_path / "sample", whole_pictures=True)
+    pictures = Counter(
+        row["image_id"] for row in read_table(str(tmp_path / "sample"), PAIRS).to_pylist()
+    )
+    assert sampled == 5 * len(pictures) and 2 <= len(pictures) <= 20
+    assert set(pictures.values()) == {5}
+
+
 def test_a_sample_is_every_so_many_th_pair(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dry_run, "SAMPLE_PAIRS", 5)
-    assert write_sample(tables.write().pairs, tmp_path / "sample") == (12, 4)
+    assert write_sample(str(tables.write().pairs), 12, tmp_path / "sample") == 4
+
+
+def test_a_sample_has_pairs_of_every_source(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "SAMPLE_PAIRS", 40)
+    rows = [(f"picture-{i // 5}", f"caption {i}") for i in range(200)]
+    tables.write_pairs(rows, {"source": ["cc"] * 7 + ["vg"] * 2 + ["cc"] * 191})
+    assert write_sample(tables.pairs, 200, tmp_path / "sample") == 41
+    sources = read_table(str(tmp_path / "sample"), PAIRS)["source"].to_pylist()
+    assert sources.count("vg") == 1
 
 
 def test_a_dry_run_under_a_launcher_is_refused(

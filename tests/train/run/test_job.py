@@ -19,10 +19,10 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.loading.features import features_of
 from vlmill.train.objectives import pretraining as objectives
-from vlmill.train.recipes import Recipe, Stage, change_recipe
+from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
-from vlmill.train.run.job import pretrain
+from vlmill.train.run.job import longest_alone, pretrain
 from vlmill.train.run.log import read_log
 from vlmill.train.run.loop import NonFiniteLoss
 
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
     from tests.factories import Tables
 
 
+def test_lines_that_come_with_captions_are_kept_at_the_length_of_a_row() -> None:
+    assert longest_alone(recipe_named("vl-bert")) == 66  # 64 pieces, [CLS] and [SEP]
+    assert longest_alone(recipe_named("imagebert")) is None
+
+
 def logged(output: Path) -> list[dict[str, Any]]:
     """The log without what depends on the clock."""
     lines = read_log(output / "log.jsonl")
-    clock = ("samples_per_second", "mfu")
+    clock = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
     return [{k: v for k, v in line.items() if k not in clock} for line in lines]
 
 
@@ -74,11 +79,15 @@ def test_a_run_leaves_what_evaluation_needs(tables: Tables, recipe: Recipe, tmp_
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert set(lines[0]) == {
         *("step", "stage", "loss", "lr", "samples_per_second", "mfu"),
+        *("gradient_norm", "data_wait", "process_memory_bytes", "pairs/null"),
         *("loss/mlm", "loss/moc", "loss/mrfr", "loss/itm"),
     }
     for line in lines:
         parts = sum(value for name, value in line.items() if name.startswith("loss/"))
         assert line["loss"] == pytest.approx(parts)
+        assert line["gradient_norm"] > 0 and 0 <= line["data_wait"] <= 1
+        assert line["process_memory_bytes"] > 1e7
+        assert line["pairs/null"] == 4
     loaded = load_checkpoint(out)
     assert loaded.detector_fingerprint == "detector-a"
     assert (loaded.training.step, loaded.training.num_pairs) == (6, 12)
@@ -345,6 +354,41 @@ def test_distributions_that_no_stage_reads_do_not_matter_to_a_checkpoint(
     )
     with pytest.raises(InputError, match=message):
         pretrain(asks, again, tmp_path / "third")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "moved"),
+    [("class", "distribution", 1), ("distribution", "class", -1), ("class", "class", 0)],
+)
+def test_a_head_that_numbers_classes_otherwise_is_moved(
+    first: str, second: str, moved: int, tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    """Class 3 without background is class 4 with it: each row goes where its class is."""
+    inputs = tables.write()
+    recipe = change_recipe(recipe, ["model.num_region_classes=9", "steps=0"])
+    ours = change_recipe(recipe, [f"feeding.region_targets={first}"])
+    pretrain(ours, inputs, tmp_path / "first")
+    theirs = change_recipe(recipe, [f"feeding.region_targets={second}"])
+    again = dataclasses.replace(inputs, init=str(tmp_path / "first"))
+    pretrain(theirs, again, tmp_path / "second")
+    before, after = weights(tmp_path / "first"), weights(tmp_path / "second")
+    for name, value in before.items():
+        rows = value.roll(moved, 0) if name.startswith("class_head.") else value
+        assert torch.equal(after[name], rows), name
+
+
+def test_a_warm_up_that_outlasts_the_run_is_said_with_a_remedy(
+    tables: Tables, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = tables.write()
+    steps = ["steps=2", "optimizer.warmup_steps=8"]
+    pretrain(change_recipe(recipe, steps), inputs, tmp_path / "long")
+    said = capsys.readouterr().err
+    assert "stage pairs has 2 steps and warms up for 8: its rate ends at 0.00013 of 0.001" in said
+    assert "set stages.0.optimizer.warmup_steps=null" in said
+    remedy = [*steps, "stages.0.optimizer.warmup_steps=null"]
+    pretrain(change_recipe(recipe, remedy), inputs, tmp_path / "short")
+    assert "warms up" not in capsys.readouterr().err
 
 
 def test_pairs_of_other_pictures_are_refused_with_ids_of_both(

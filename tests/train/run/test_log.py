@@ -34,7 +34,7 @@ def test_without_tensorboard_a_run_has_its_log_and_says_what_is_missing(
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with Log(tmp_path / "log.jsonl", after=0) as log:
+    with Log(tmp_path / "log.jsonl", after=0, trackers=["tensorboard"]) as log:
         log.write({"step": 1, "loss": 0.5})
         log.write({"step": 2, "loss": 0.25})
     assert [line["loss"] for line in read_log(tmp_path / "log.jsonl")] == [0.5, 0.25]

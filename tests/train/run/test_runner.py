@@ -21,12 +21,13 @@ from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import CURVES, read_log
+from vlmill.train.run.log import read_log
+from vlmill.train.run.trackers import TENSORBOARD
 
 if TYPE_CHECKING:
     from tests.factories import Tables
 
-CLOCK = ("samples_per_second", "mfu")
+CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
 
 
 def logged(output: Path) -> list[dict[str, Any]]:
@@ -115,6 +116,30 @@ def test_a_checkpoint_holds_the_average_and_the_weights_beside(
     assert not torch.equal(averaged[name], plain[name])
 
 
+def test_an_average_outlives_a_stage_that_freezes_parts(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    """What no stage trains has no average; what a stage freezes has the average of its weight."""
+    stages = [
+        dataclasses.replace(recipe.stages[0], name=name, steps=2, trained=trained)
+        for name, trained in (("one", ("layers.", "match_head.")), ("two", ("match_head.",)))
+    ]
+    both = dataclasses.replace(recipe, stages=tuple(stages), average=0.5)
+    pretrain(both, tables.write(), tmp_path / "out")
+    state = load_training_state(saved_steps(tmp_path / "out")[4])
+    names = {name.removeprefix("weight.") for name in state if name.startswith("weight.")}
+    assert names and all(name.startswith(("layers.", "match_head.")) for name in names)
+    averages = {
+        step: load_checkpoint(folder).model.state_dict()
+        for step, folder in saved_steps(tmp_path / "out").items()
+    }
+    name = "layers.0.attention.qkv.weight"
+    own = state[f"weight.{name}"]
+    assert torch.equal(load_training_state(saved_steps(tmp_path / "out")[2])[f"weight.{name}"], own)
+    expected = torch.lerp(torch.lerp(averages[2][name], own, 0.5), own, 0.5)
+    torch.testing.assert_close(averages[4][name], expected)
+
+
 VLMO = (
     *("model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"),
     *("model.first_vl_layer=1", "model.image_size=32", "feeding.image_size=32", "save_every=2"),
@@ -166,8 +191,9 @@ def test_a_killed_run_continues_with_another_number_of_workers(
         assert torch.equal(value, expected[name]), name
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(
-    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    number: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = tables.write()
     pretrain(recipe, inputs, tmp_path / "whole")
@@ -175,19 +201,23 @@ def test_sigterm_saves_and_the_same_command_goes_on(
 
     def asked_to_stop(at: int, *args: Any) -> dict[str, float]:
         if at == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return train_step(at, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", asked_to_stop)
-        said = pretrain(recipe, inputs, tmp_path / "out")
-    assert "stopped at step 3, saved" in said
+        with pytest.raises(loop.Stopped, match="stopped at step 3, saved"):
+            pretrain(recipe, inputs, tmp_path / "out")
+    assert signal.getsignal(number) == signal.SIG_DFL
     assert max(saved_steps(tmp_path / "out")) == 3
     pretrain(recipe, inputs, tmp_path / "out")
     assert logged(tmp_path / "out") == logged(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("change", ["checkpoint_activations=true", "compile=true"])
+@pytest.mark.parametrize(
+    "change",
+    ["checkpoint_activations=true", pytest.param("compile=true", marks=pytest.mark.long)],
+)
 def test_how_layers_are_computed_changes_no_loss(
     change: str, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +253,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
 
 def test_curves_are_written(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:
     pretrain(change_recipe(recipe, ["steps=1"]), tables.write(), tmp_path / "out")
-    files = list((tmp_path / "out" / CURVES).iterdir())
+    files = list((tmp_path / "out" / TENSORBOARD).iterdir())
     assert files and files[0].stat().st_size > 100
 
 

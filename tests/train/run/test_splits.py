@@ -134,7 +134,7 @@ def test_without_a_validation_split_some_pictures_are_held_out_for_every_seed(
     ranked = sorted({*learnt, *measured}, key=key64)
     assert set(measured) == set(ranked[:2])
     said = capsys.readouterr().err
-    assert "validates on 6 pairs of 2 pictures; --pairs has no validation split" in said
+    assert "validates on 6 pairs of 2 pictures; there is no validation split" in said
     again = drawn(tables, change_recipe(validating, ["seed=7"]), tmp_path / "two", monkeypatch)
     assert again == [learnt, measured]
     # The run that was killed goes on with the same pairs, and its checkpoint leaves them out.
@@ -159,6 +159,29 @@ def test_what_was_rejected_was_not_trained_on(
     assert loaded.trained_on is not None
     assert loaded.trained_on.pairs.tolist() == keys(ids[:2])
     assert loaded.trained_on.images.tolist() == keys(["picture-0", "picture-1"])
+
+
+def test_a_share_is_the_same_pairs_for_every_seed_and_all_that_is_trained_on(
+    tables: Tables, recipe: Recipe, tmp_path: Path
+) -> None:
+    ids = write(tables, ["train"] * 30 + ["val"] * 4, per_picture=2)
+    loaded = []
+    for seed in (0, 1):
+        changes = ["steps=null", "epochs=1", "share=0.5", f"seed={seed}", "validate_every=100"]
+        pretrain(change_recipe(recipe, changes), inputs_of(tables), tmp_path / str(seed))
+        loaded.append(load_checkpoint(tmp_path / str(seed)))
+    first, second = (checkpoint.trained_on for checkpoint in loaded)
+    assert first is not None and second is not None
+    assert first.pairs.tolist() == second.pairs.tolist()
+    assert set(first.pairs.tolist()) < set(keys(ids[:30]))
+    assert loaded[0].training.step == -(-len(first.pairs) // 4)  # an epoch of what is visited
+    assert loaded[0].training.validation_loss is not None
+    pretrain(short(recipe, "share=0.5", "max_pairs=4"), inputs_of(tables), tmp_path / "fewer")
+    fewer = load_checkpoint(tmp_path / "fewer").trained_on
+    assert fewer is not None and len(fewer.pairs) == 4
+    assert set(fewer.pairs.tolist()) < set(first.pairs.tolist())
+    with pytest.raises(InputError, match=r"stages\.0\.share=1e-09 leaves no pair"):
+        pretrain(short(recipe, "share=1e-9"), inputs_of(tables), tmp_path / "none")
 
 
 def test_a_stage_counts_from_its_first_step_and_a_run_carries_on_what_it_began_with(

@@ -20,18 +20,24 @@ ATTEMPTS = 10
 ASPECT = (3 / 4, 4 / 3)
 
 
+class UndecodablePicture(InputError):
+    """Tells which picture cannot be decoded; ``cause`` has the reason of the closed list."""
+
+    def __init__(self, image_id: str, cause: Rejected) -> None:
+        super().__init__(f"--images: {image_id} cannot be decoded ({cause}); leave its pairs out")
+        self.image_id, self.cause = image_id, cause
+
+
 def decode(data: bytes | None, image_id: str) -> Image.Image:
-    """A picture as RGB, upright as its regions' boxes are. Raises InputError that names it for what
-    cannot be decoded.
+    """A picture as RGB, upright as its regions' boxes are. Raises UndecodablePicture, and
+    InputError where the table has no bytes.
     """
     if data is None:
         raise InputError(f"--images: {image_id} has no bytes; give a table that holds them")
     try:
         return decode_upright(data, BOUNDS).image
     except Rejected as why:
-        raise InputError(
-            f"--images: {image_id} cannot be decoded ({why}); leave its pairs out"
-        ) from None
+        raise UndecodablePicture(image_id, why) from None
 
 
 def training_pictures(

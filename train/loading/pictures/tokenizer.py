@@ -1,12 +1,13 @@
 """The tokenizer of pictures that masked picture modelling guesses, read from a file.
 
-B pictures, S pixels a side, G = S / 8 tokens a side.
+B pictures, S pixels a side, G = S / stride tokens a side.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxtyping import Float, Int
 from torch import Tensor, device, int64
 
 from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer, Dvae
@@ -14,6 +15,8 @@ from vlmill.models.published import load_reference
 from vlmill.schemas.errors import InputError
 
 FIELD = "picture_tokenizer"
+
+PictureTokens = Callable[[Float[Tensor, "B 3 S S"]], Int[Tensor, "B G G"]]
 
 
 class PictureTokenizer(NamedTuple):
@@ -23,14 +26,14 @@ class PictureTokenizer(NamedTuple):
     num_tokens: int
     stride: int
 
-    def reader(self, where: device) -> Callable[[Tensor], Tensor]:
-        """A function on ``where``: pixels float32 [B, 3, S, S] of 0..1 to tokens int64 [B, G, G].
+    def reader(self, where: device) -> PictureTokens:
+        """A function on ``where``, of pixels from 0 to 1.
 
         A plain function, so that a module that holds it does not train or store the network.
         """
         model = self.model.to(where).eval().requires_grad_(False)
 
-        def tokens(pixels: Tensor) -> Tensor:
+        def tokens(pixels: Float[Tensor, "B 3 S S"]) -> Int[Tensor, "B G G"]:
             return model.tokens(pixels if isinstance(model, DalleTokenizer) else 2 * pixels - 1)
 
         return tokens
@@ -56,7 +59,7 @@ def read_picture_tokenizer(path: str | Path) -> PictureTokenizer:
     return PictureTokenizer(model=model, num_tokens=config.num_tokens, stride=2**halvings)
 
 
-def blank_tokens(pixels: Tensor, stride: int) -> Tensor:
-    """Tokens [B, n, n] of pixels [B, 3, S, S], all 0: where shapes alone matter."""
+def blank_tokens(pixels: Float[Tensor, "B 3 S S"], stride: int) -> Int[Tensor, "B G G"]:
+    """Tokens that are all 0: where shapes alone matter."""
     batch, _, height, width = pixels.shape
     return pixels.new_zeros(batch, height // stride, width // stride, dtype=int64)

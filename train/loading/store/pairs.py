@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +10,43 @@ import numpy as np
 import pyarrow as pa
 
 from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.tables import PAIRS
+from vlmill.schemas.tables import IMAGES, PAIRS
 from vlmill.train.loading.store.files import ROWS
 
 COLUMNS = ("pair_id", "image_id", "text", "source", "split")
 
 
-def pair_batches(pairs: str, flag: str = "--pairs") -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class PicturesAlone:
+    """Names a table of images that stands for one of pairs: each row is a picture with no text."""
+
+    images: str
+
+
+PairTable = str | PicturesAlone
+
+
+def pair_batches(pairs: PairTable, columns: Sequence[str] = COLUMNS) -> Iterator[pa.RecordBatch]:
     """Yields the columns of the pairs table that training reads, batch by batch."""
-    return iter_batches(pairs, PAIRS, columns=COLUMNS, batch_rows=ROWS, flag=flag)
+    if isinstance(pairs, PicturesAlone):
+        batches = iter_batches(
+            pairs.images, IMAGES, columns=["image_id"], batch_rows=ROWS, flag="--images"
+        )
+        return (_as_pairs(batch.column(0), columns) for batch in batches)
+    return iter_batches(pairs, PAIRS, columns=columns, batch_rows=ROWS, flag="--pairs")
 
 
-def pair_rows(pairs: str, flag: str = "--pairs") -> Iterator[list[dict[str, Any]]]:
+def _as_pairs(image_ids: pa.Array, columns: Sequence[str]) -> pa.RecordBatch:
+    """Makes pairs of pictures: a picture's id is its pair's, too."""
+    count = len(image_ids)
+    values = {"pair_id": image_ids, "image_id": image_ids, "text": pa.array([""] * count)}
+    missing = pa.nulls(count, pa.string())
+    return pa.RecordBatch.from_pydict({name: values.get(name, missing) for name in columns})
+
+
+def pair_rows(pairs: PairTable) -> Iterator[list[dict[str, Any]]]:
     """Yields the pairs table in batches of rows."""
-    return (batch.to_pylist() for batch in pair_batches(pairs, flag))
+    return (batch.to_pylist() for batch in pair_batches(pairs))
 
 
 class PairsDigest:
@@ -64,7 +87,7 @@ class PairsFacts:
     splits: Counter[str | None]  # the pairs of each, by its name as it is written
 
 
-def pairs_facts(pairs: str) -> PairsFacts:
+def pairs_facts(pairs: PairTable) -> PairsFacts:
     """Reads the table once."""
     digest, splits = PairsDigest(), Counter[str | None]()
     for batch in pair_batches(pairs):

@@ -7,6 +7,7 @@ index of the pictures.
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +28,10 @@ from vlmill.schemas.readers.joining import Indexed, Join
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.schemas.rejects import Reason, reject
-from vlmill.schemas.tables import PAIRS, REGIONS
+from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.arrays import Keys
-from vlmill.train.loading.store.files import ROWS, Columns, prepare_negatives, write_known
-from vlmill.train.loading.store.pairs import pair_batches, pair_rows
+from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
+from vlmill.train.loading.store.pairs import PairTable, pair_batches, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 from vlmill.train.loading.store.table import SampleTable
 
@@ -42,7 +43,7 @@ FEW_NEGATIVES = 0.5
 class WhichPairs:
     """Says which pairs of a table a run can use, and with which pictures it joins them."""
 
-    pairs: str  # the table
+    pairs: PairTable
     rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
     pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
     images: Indexed | None = None  # beside regions in `pictures`: the pictures themselves
@@ -58,7 +59,15 @@ class WhatToPrepare(WhichPairs):
 
     tokenizer: Tokenizer
     max_tokens: int  # longer texts are cut before [SEP]
+    # Those without a picture, where others may follow in their row; null: as all texts.
+    max_tokens_alone: int | None = None
     negatives: str | None = None  # the table of hard negatives
+
+    def longest(self, row: Mapping[str, Any]) -> int:
+        """Returns how many tokens are kept of a pair's text."""
+        if row["image_id"] is None and self.max_tokens_alone is not None:
+            return self.max_tokens_alone
+        return self.max_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +100,8 @@ def prepare_samples(
     """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
 
     Pairs are rejected that are held out (all but ``what.rows``), whose pair_id came before, whose
-    picture has no regions (or no row of images), and whose text has no word. Texts that are cut are
+    picture has no regions (or no row of images) or such that are not finite, and whose text has no
+    word. Texts that are cut are
     kept, and counted as ``cut``. With ``rejects``, says which pictures the tables call by different
     ids.
     """
@@ -99,7 +109,7 @@ def prepare_samples(
     folder.mkdir(parents=True)
     counts: Counter[str] = Counter()
     tokenizer = Tokenizer.from_str(what.tokenizer.to_str())  # truncation is state: not the caller's
-    tokenizer.enable_truncation(what.max_tokens)
+    tokenizer.enable_truncation(max(what.max_tokens, what.max_tokens_alone or 0))
     pair_filter = _PairFilter(what)
     with (
         Columns(folder) as writer,
@@ -114,8 +124,9 @@ def prepare_samples(
                 reason = pair_filter.reject_reason(row, len(encoding.ids), at)
                 counts["kept" if reason is None else reason.value] += 1
                 if reason is None:
-                    accepted.append((row, encoding.ids, at, pair_filter.num_regions(at)))
-                    counts["cut"] += bool(encoding.overflowing)
+                    tokens = _cut(encoding.ids, what.longest(row))
+                    accepted.append((row, tokens, at, pair_filter.num_regions(at)))
+                    counts["cut"] += bool(encoding.overflowing) or len(tokens) < len(encoding.ids)
                 else:
                     rejected.append(reject("pretrain", row["pair_id"], reason, row["image_id"]))
             if rejects is not None:
@@ -129,6 +140,11 @@ def prepare_samples(
     if what.negatives is not None and counts["kept"]:
         counts["hard_negatives"] = _negatives(folder, what.negatives)
     return +counts
+
+
+def _cut(tokens: list[int], longest: int) -> list[int]:
+    """Returns at most ``longest`` tokens, the last one, the [SEP], among them."""
+    return tokens if len(tokens) <= longest else [*tokens[: longest - 1], tokens[-1]]
 
 
 def unit_keys(which: WhichPairs) -> Keys:
@@ -191,9 +207,9 @@ def _flag(pictures: Indexed) -> str:
     return "--regions" if isinstance(pictures, RegionReader) else "--images"
 
 
-def _repeated_keys(pairs: str) -> frozenset[int]:
+def _repeated_keys(pairs: PairTable) -> frozenset[int]:
     """Returns the keys of pair_ids that more than one pair may have. Memory: 8 bytes a pair."""
-    batches = iter_batches(pairs, PAIRS, columns=["pair_id"], batch_rows=ROWS, flag="--pairs")
+    batches = pair_batches(pairs, columns=["pair_id"])
     ids = (pair_id for batch in batches for pair_id in batch.column(0).to_pylist())
     keys = np.sort(np.fromiter(map(key64, ids), dtype=np.uint64))
     return frozenset(keys[1:][keys[1:] == keys[:-1]].tolist())
@@ -263,4 +279,6 @@ class _PairFilter:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
         elif self._counts is not None and not self._counts[at]:
             return Reason.NO_BOXES
+        elif isinstance(self._which.pictures, RegionReader):
+            return None if self._which.pictures.is_finite(at) else Reason.NOT_FINITE
         return None

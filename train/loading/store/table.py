@@ -1,6 +1,5 @@
 """Reads the prepared samples of a run, mapped into memory."""
 
-from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,8 @@ from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
 from vlmill.train.loading.store.files import ROWS, SAMPLES, numbers_of
+
+NO_SOURCE = "null"  # of pairs whose source is missing
 
 
 class SampleTable:
@@ -46,6 +47,11 @@ class SampleTable:
     def image_id(self, row: int) -> str:
         """Returns the pair's picture; empty for a text alone."""
         return self._value("image_id", row) or ""
+
+    def picture_key(self, row: int) -> int:
+        """Returns 64 bits that the pairs of a picture share; a text alone has its own."""
+        has_picture = self.image_rows[row] != ABSENT
+        return int(self.image_keys[row] if has_picture else self.pair_keys[row])
 
     def tokens(self, row: int) -> Ids:
         """Returns the text's word-piece ids with [CLS] and [SEP]."""
@@ -91,25 +97,39 @@ class SampleTable:
         """
         rows = np.flatnonzero((self.image_rows == ABSENT) == (kind == "text"))
         if sources:
-            rows = rows[self._is_among("source", sources)[rows]]
+            rows = rows[self.is_of(*sources)[rows]]
         if splits is not None:
             rows = rows[self._is_among("split", splits)[rows]]
         if kind == "pictures":
             return rows[np.unique(self.image_rows[rows], return_index=True)[1]]
         return rows[np.argsort(self.image_rows[rows], kind="stable")]
 
+    def is_of(self, *sources: str) -> Flags:
+        """Says of every row whether its source is one of these, of which ``null`` is a missing one:
+        bool [N].
+        """
+        missing = (None,) if NO_SOURCE in sources else ()
+        return self._is_among("source", (*sources, *missing))
+
     def _is_among(self, name: str, values: Collection[str | None]) -> Flags:
         """Says of every row whether its value is one of these; null is a value."""
         expected = pa.array(values, pa.string())
-        flags = [pa.compute.is_in(b.column(name), value_set=expected) for b in self._batches]
+        flags = [pa.compute.is_in(column, value_set=expected) for column in self._columns[name]]
         among: Flags = pa.chunked_array(flags, pa.bool_()).to_numpy()
         return among
 
-    def sources(self) -> dict[str, int]:
-        """Returns how many pairs each source has; a missing source counts as ``null``."""
-        counts: Counter[str] = Counter()
-        for batch in self._batches:
-            counts.update(str(s or "null") for s in batch.column("source").to_pylist())
+    def source(self, row: int) -> str:
+        """Returns the pair's source; ``null`` for a missing one."""
+        return self._value("source", row) or NO_SOURCE
+
+    def sources(self, rows: Ids | None = None) -> dict[str, int]:
+        """Returns how many pairs each source has, of ``rows`` or of all; a missing source counts as
+        ``null``.
+        """
+        column = pa.chunked_array(self._columns["source"], pa.string()).fill_null(NO_SOURCE)
+        if rows is not None:
+            column = column.take(pa.array(rows))
+        counts = {entry["values"]: entry["counts"] for entry in column.value_counts().to_pylist()}
         return dict(sorted(counts.items()))
 
 

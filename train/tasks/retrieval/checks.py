@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
+from vlmill.models import VARIANTS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.recipes.spec import Feeding
-from vlmill.train.recipes.variants import named, training_of
+from vlmill.train.recipes.variants import named, part_of, training_of
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, percent
 
@@ -25,7 +26,7 @@ def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
     Raises InputError if the model cannot say whether a text and a picture belong together, or not
     in the way that is asked for.
     """
-    who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", loaded.config
+    who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", body_config(loaded)
     contrast = loaded.variant == "vlmo" and config.contrast
     if loaded.variant == "vl-bert-end-to-end":
         raise InputError(f"{who}, which reads pixels and boxes; retrieval feeds regions' features")
@@ -50,8 +51,14 @@ def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
 
 
 def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
-    head = getattr(loaded.model, "match_head", None)
-    return hasattr(loaded.model, "match_logit") and head is not None
+    training = training_of(loaded.variant)
+    paths = (training.match_head, training.match_logit)
+    return all(part_of(loaded.model, path) is not None for path in paths)
+
+
+def body_config(loaded: LoadedCheckpoint) -> Any:
+    """The configuration of the part that reads texts and pictures, below a task's heads."""
+    return training_of(loaded.variant).body_of(loaded.config)
 
 
 def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
@@ -63,7 +70,7 @@ def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feed
     feeding = loaded.feeding
     if feeding is None:
         feeding = named(training_of(loaded.variant).feeding)()
-        if not getattr(loaded.config, "global_region", True):
+        if not getattr(body_config(loaded), "global_region", True):
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:
         if max_regions < 1:
@@ -76,7 +83,7 @@ def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feed
 
 def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
     """Returns how many tokens the model is fed of a text."""
-    longest: int = loaded.config.max_text_tokens
+    longest: int = body_config(loaded).max_text_tokens
     return min(feeding.max_tokens or longest, longest)
 
 
@@ -88,12 +95,13 @@ def notes_on_regions(
     Raises InputError if they are another detector's than the checkpoint was trained on.
     """
     same_detector = require_detector(regions.detector_fingerprint, loaded, "--checkpoint")
-    if (width := loaded.config.region_width) != regions.feature_dim:
+    config = body_config(loaded)
+    if (width := config.region_width) != regions.feature_dim:
         raise InputError(
             f"--regions have features {regions.feature_dim} wide, the checkpoint takes {width}; "
             "extract these pictures with the detector of the training"
         )
-    check_global_features(regions, loaded.config)
+    check_global_features(regions, config)
     notes = []
     if not same_detector:
         unknown = regions.detector_fingerprint is None
@@ -138,6 +146,11 @@ def notes_on_training(
     training, notes = loaded.training, list[str]()
     if training.step == 0 and loaded.feeding is None and not training.stage:
         notes.append("The checkpoint was converted: it is fed what its publication says.")
+        if loaded.variant not in VARIANTS:
+            notes.append(
+                f"A {loaded.variant} has heads of several tasks: figures mean nothing unless it "
+                "was fine-tuned for retrieval."
+            )
     elif training.step == 0 and (loaded.trained_on is None or not len(loaded.trained_on.pairs)):
         return ["The checkpoint is untrained: figures are those of random weights."]
     if overlap is None or loaded.trained_on is None:

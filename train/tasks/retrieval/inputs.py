@@ -6,10 +6,11 @@ B texts, T tokens.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,13 +32,13 @@ from vlmill.train.recipes.spec import Feeding
 @dataclass(frozen=True, kw_only=True)
 class TextBatch:
     """Holds texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64
-    [B]; ids [B, T], mask [B, T], and the places that it marks.
+    [B]; their ids, mask, and the places that it marks.
     """
 
     columns: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    tokens: Tensor
-    token_mask: Tensor
+    tokens: Int[Tensor, "B T"]
+    token_mask: Bool[Tensor, "B T"]
     real: Places
 
 
@@ -72,6 +73,7 @@ def text_batches(
     return batches
 
 
+@runtime_checkable
 class Pictures(Protocol):
     """Says where the pictures of pairs come from."""
 

@@ -33,6 +33,7 @@ from vlmill.train.tasks.retrieval.candidates import (
 )
 from vlmill.train.tasks.retrieval.checks import (
     Ranking,
+    body_config,
     feeding_of,
     longest_text,
     notes_on_regions,
@@ -93,7 +94,7 @@ class Opened:
     def pictures(self) -> RegionPictures | PixelPictures:
         """Returns what the model reads of pictures."""
         if self.regions is not None:
-            whole = bool(global_widths_of(self.loaded.config))
+            whole = bool(global_widths_of(body_config(self.loaded)))
             return RegionPictures(self.regions, self.feeding, global_features=whole)
         assert self.images is not None
         return PixelPictures(self.images, self.feeding)
@@ -259,10 +260,11 @@ def _matched(
     """Returns logits [I, T] of the matching head, of all pairs or those of the shortlists."""
     chosen = None if listed is None else listed.either
     total = len(candidates.image_ids) * len(candidates.tokens)
+    room = opened.feeding.max_elements if opened.feeding.reads_regions else None
     count = total if chosen is None else int(chosen.sum())
     with Progress(total=count, unit="pair", label="retrieval") as progress:
         return match_scores(
-            scorer_of(opened.loaded.model, opened.feeding.max_elements),
+            scorer_of(opened.loaded.model, room),
             candidates.tokens,
             candidates.image_ids,
             opened.pictures,

@@ -1,18 +1,19 @@
 """Computes losses over a pair and its negatives, for retrieval (ImageBERT, arXiv:2001.07966, sec.
 4.2).
 
-S samples of P candidates [S, P]; the one that belongs together is in column 0. The paper prints
+S samples of P candidates; the one that belongs together is in column 0. The paper prints
 the signs of the first and third otherwise, and the third without margin and difference: misprints.
 """
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
 
 
-def binary_candidates(logits: Tensor) -> Tensor:
+def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
     """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss."""
     targets = torch.zeros_like(logits)
     targets[:, 0] = 1.0
@@ -20,13 +21,13 @@ def binary_candidates(logits: Tensor) -> Tensor:
     return total / max(logits.numel(), 1)
 
 
-def softmax_candidates(scores: Tensor) -> Tensor:
+def softmax_candidates(scores: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
     """Returns the mean over S of the cross-entropy among P candidates (its multi-class loss)."""
     target = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
     return F.cross_entropy(scores, target, reduction="sum") / max(len(scores), 1)
 
 
-def hardest_triplet(scores: Tensor, margin: float = MARGIN) -> Tensor:
+def hardest_triplet(scores: Float[Tensor, "S P"], margin: float = MARGIN) -> Float[Tensor, ""]:
     """Returns the mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0
     and 1.
 

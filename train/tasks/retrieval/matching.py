@@ -1,28 +1,33 @@
 """Scores every text with every picture, by a matching head or by contrastive vectors.
 
-I pictures, T texts, B texts of a batch, R regions. A fusion model reads text and picture together,
+I pictures, T texts, B texts of a batch, L tokens of a text, R regions, M patches, E elements of a
+picture, H width. A fusion model reads text and picture together,
 so that all I x T pairs pass through it; what depends on one of the two alone is computed once. The
 matching logit ranks, and not its sigmoid: it has the same order and does not saturate into ties.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
 from vlmill.models.places import Cells
+from vlmill.models.registry import variant_of
 from vlmill.models.vilbert.model import Stream
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
+from vlmill.train.recipes.variants import part_of, training_of
 from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
 
 Advance = Callable[[int], None]
+Logit = Callable[[Float[Tensor, "B P"]], Float[Tensor, " B"]]
 TOKENS_KEPT = 1 << 17  # read texts that stay in memory: 0.4 GB at a width of 768
 
 
@@ -30,6 +35,7 @@ def silent(count: int) -> None:
     """Does nothing: a progress callback for callers that show none."""
 
 
+@runtime_checkable
 class PairScorer(Protocol):
     """Takes a model with a matching head apart into what texts, pictures and pairs cost."""
 
@@ -46,8 +52,8 @@ class PairScorer(Protocol):
         """Computes what the one picture of ``batch`` has in common for all texts."""
         ...
 
-    def match(self, texts: Any, picture: Any) -> Tensor:
-        """Returns logits [B] that each text of the batch belongs to the picture."""
+    def match(self, texts: Any, picture: Any) -> Float[Tensor, " B"]:
+        """Returns logits that each text of the batch belongs to the picture."""
         ...
 
 
@@ -56,10 +62,12 @@ class EncodeScorer:
     """Scores pairs of one stream, or with interaction from the first layer on: regions are embedded
     once.
 
+    ``model`` embeds and encodes; ``logit`` makes logits [B] of what it has pooled [B, P].
     ``max_elements``: the room that text and regions share, as in `Feeding`.
     """
 
     model: Any
+    logit: Logit
     max_elements: int | None = None
     keeps_texts: ClassVar[bool] = False
 
@@ -67,16 +75,16 @@ class EncodeScorer:
         """Returns nothing but their ids."""
         return texts
 
-    def read_picture(self, batch: Batch) -> Tensor:
-        """Embedded regions [1, E, H]; none is padding."""
+    def read_picture(self, batch: Batch) -> Float[Tensor, "1 E H"]:
+        """Embedded regions; none is padding."""
         inputs = batch.inputs
         whole = () if inputs.global_features is None else (inputs.global_features,)
-        embedded: Tensor = self.model.embed_regions(
+        embedded: Float[Tensor, "1 E H"] = self.model.embed_regions(
             inputs.region_features, inputs.region_locations, *whole
         )
         return embedded
 
-    def match(self, texts: TextBatch, picture: Tensor) -> Tensor:
+    def match(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
         """Encodes the pairs."""
         tokens, token_mask = texts.tokens, texts.token_mask
         regions = picture.expand(len(tokens), -1, -1)
@@ -87,11 +95,12 @@ class EncodeScorer:
             tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
             regions, real = regions[:, : region_mask.shape[1]], None
         pooled = self.model.encode(tokens, token_mask, regions, region_mask, real=real).pooled
-        logits: Tensor = self.model.match_logit(pooled)
-        return logits
+        return self.logit(pooled)
 
 
-def fitted(texts: TextBatch, num_regions: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+def fitted(
+    texts: TextBatch, num_regions: int, longest: int
+) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Bool[Tensor, "B R"]]:
     """Returns texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions'
     mask.
     """
@@ -111,6 +120,7 @@ class StreamScorer:
     """ViLBERT: each text and each picture is read once up to the first co-attention."""
 
     model: Vilbert
+    logit: Logit
     keeps_texts: ClassVar[bool] = True
 
     def read_texts(self, texts: TextBatch) -> Stream:
@@ -123,11 +133,11 @@ class StreamScorer:
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
         return self.model.read_regions(embedded, inputs.region_mask)
 
-    def match(self, texts: Stream, picture: Stream) -> Tensor:
+    def match(self, texts: Stream, picture: Stream) -> Float[Tensor, " B"]:
         """Runs the layers from co-attention on."""
         count = texts.layout.shape[0]
         again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
-        return self.model.match_logit(self.model.join(texts, picture.take(again)).pooled)
+        return self.logit(self.model.join(texts, picture.take(again)).pooled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,33 +145,41 @@ class PixelScorer:
     """VLMo's fusion encoder: a picture's patches are embedded once."""
 
     model: Vlmo
+    logit: Logit
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
         """Returns nothing but their ids."""
         return texts
 
-    def read_picture(self, batch: Batch) -> Tensor:
-        """Returns embedded patches [1, M, H]."""
+    def read_picture(self, batch: Batch) -> Float[Tensor, "1 M H"]:
+        """Returns embedded patches."""
         assert batch.pixels is not None
         return self.model.encoder.embed_image(batch.pixels)
 
-    def match(self, texts: TextBatch, picture: Tensor) -> Tensor:
+    def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
         """Encodes the pairs."""
         encoder = self.model.encoder
         image = picture.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
         fused = encoder.fuse(embedded, texts.token_mask, image, real=texts.real)
-        return self.model.match_logit(fused.pooled)
+        return self.logit(fused.pooled)
+
+
+# Whose texts and pictures have more in common for all pairs than embedded regions.
+SCORERS: dict[str | None, Callable[..., PairScorer]] = {
+    "vilbert": StreamScorer,
+    "vlmo": PixelScorer,
+}
 
 
 def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
-    """Returns the scorer of a model with a matching head."""
-    if isinstance(model, Vlmo):
-        return PixelScorer(model=model)
-    if isinstance(model, Vilbert) and max_elements is None:
-        return StreamScorer(model=model)
-    return EncodeScorer(model=model, max_elements=max_elements)
+    """Returns the scorer of a model with a head that ranks, or with such a model inside."""
+    training = training_of(variant_of(model))
+    body, logit = training.body_of(model), part_of(model, training.match_logit)
+    if max_elements is not None:  # how long a text is depends on the picture: none is read ahead
+        return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
+    return SCORERS.get(variant_of(body), EncodeScorer)(model=body, logit=logit)
 
 
 @torch.inference_mode()

@@ -18,7 +18,10 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.pictures.tokenizer import read_picture_tokenizer
+from vlmill.train.loading.vocabulary import SPECIAL
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.run import dry_run, loop
+from vlmill.train.run.dry_run import estimate_run
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.log import read_log
@@ -58,8 +61,8 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         read_picture_tokenizer(tmp_path / "missing.safetensors")
 
 
-def pictures_recipe(*changes: str) -> Recipe:
-    return change_recipe(recipe_named("vlmo-images-base"), [*TINY, *RUN, *PICTURES, *changes])
+def pictures_recipe(*changes: str, size: str = "base") -> Recipe:
+    return change_recipe(recipe_named(f"vlmo-images-{size}"), [*TINY, *RUN, *PICTURES, *changes])
 
 
 def test_pictures_without_a_tokenizer_or_of_another_size(tables: Tables, tmp_path: Path) -> None:
@@ -72,14 +75,54 @@ def test_pictures_without_a_tokenizer_or_of_another_size(tables: Tables, tmp_pat
         pretrain(pictures_recipe(file, "feeding.token_size=64"), inputs, tmp_path / "out")
 
 
-def test_vlmo_learns_in_three_stages(tables: Tables, tmp_path: Path) -> None:
+def test_pictures_without_pairs_are_visited_by_their_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted, held out, continued after a kill and estimated as pairs are."""
+    inputs = Inputs(pairs=None, images=write_images(tmp_path / "images", 12))
+    changes = (f"picture_tokenizer={write_dvae(tmp_path)}", "save_every=1", "validate_every=2")
+    recipe = pictures_recipe(*changes)
+    assert "2 steps on 11 pairs; 1 rejected (1 held_out)" in pretrain(
+        recipe, inputs, tmp_path / "one"
+    )
+    said = capsys.readouterr().err
+    assert "validates on 1 pairs of 1 pictures" in said and "by the hash of their ids" in said
+    whole = load_checkpoint(tmp_path / "one")
+    assert whole.trained_on is not None
+    assert (len(whole.trained_on.pairs), len(whole.trained_on.images)) == (0, 11)
+    assert whole.tokenizer.get_vocab_size() == len(SPECIAL)
+
+    def killed(*_: object) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        step = loop.train_step
+        patched.setattr(loop, "train_step", lambda at, *a: (killed if at == 2 else step)(at, *a))
+        pretrain(recipe, inputs, tmp_path / "two")
+    pretrain(recipe, inputs, tmp_path / "two")
+    state = load_checkpoint(tmp_path / "two").model.state_dict()
+    assert all(torch.equal(state[k], v) for k, v in whole.model.state_dict().items())
+
+    monkeypatch.setattr(dry_run, "SECONDS_MEASURED", 0.01)
+    estimate = estimate_run(recipe, inputs)
+    assert estimate.inputs == {"--images": "12 pictures", "steps": "2"}
+
+
+def test_other_recipes_need_pairs(tmp_path: Path) -> None:
+    inputs = Inputs(pairs=None, images=write_images(tmp_path / "images", 2))
+    with pytest.raises(InputError, match="--pairs is missing: vlmo-small learns from texts"):
+        pretrain(recipe_named("vlmo-small"), inputs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("size", ["base", "base-paper"])
+def test_vlmo_learns_in_three_stages(size: str, tables: Tables, tmp_path: Path) -> None:
     """Pictures, of which one has no caption; texts alone; pairs: each from the one before."""
     tables.write()
     rows = [(f"picture-{i}", f"a dog and {i} cats" if i else "") for i in range(12)]
     tables.write_pairs(rows)
     inputs = Inputs(pairs=tables.pairs, images=write_images(tmp_path / "images", 12))
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
-    first = pictures_recipe(f"picture_tokenizer={write_dvae(tmp_path)}")
+    first = pictures_recipe(f"picture_tokenizer={write_dvae(tmp_path)}", size=size)
     assert "on 12 pairs" in pretrain(first, inputs, one)
     losses = [line["loss/mim"] for line in read_log(one / "log.jsonl")]
     assert losses[0] == pytest.approx(torch.tensor(12.0).log().item(), rel=0.2)
@@ -87,7 +130,7 @@ def test_vlmo_learns_in_three_stages(tables: Tables, tmp_path: Path) -> None:
     assert beit.config.num_visual_tokens == 12
 
     texts = change_recipe(
-        recipe_named("vlmo-texts-base"),
+        recipe_named(f"vlmo-texts-{size}"),
         [*TINY, *RUN, "model.first_vl_layer=2", "optimizer.warmup_steps=0", "masking.words=0.5"],
     )
     said = pretrain(texts, Inputs(pairs=tables.pairs, init=str(one)), two)
@@ -96,10 +139,11 @@ def test_vlmo_learns_in_three_stages(tables: Tables, tmp_path: Path) -> None:
     read = load_checkpoint(two)
     state, before = read.model.state_dict(), beit.model.state_dict()
     assert read.tokenizer.get_vocab_size() == read.config.vocab_size
-    projection = "patch_embedding.projection.weight"
-    assert torch.equal(state[f"encoder.{projection}"], before[projection])  # and stayed frozen
+    patches = [f"patch_embedding.{name}" for name in ("projection.weight", "position")]
+    for name in patches[: 2 if size.endswith("-paper") else 1]:
+        assert torch.equal(state[f"encoder.{name}"], before[name])  # and stayed frozen
 
-    pairs = change_recipe(recipe_named("vlmo-base"), [*TINY, *RUN, "model.first_vl_layer=1"])
+    pairs = change_recipe(recipe_named(f"vlmo-{size}"), [*TINY, *RUN, "model.first_vl_layer=1"])
     pairs = change_recipe(pairs, ["sources=[]", "feeding.image_size=64"])
     pretrain(pairs, dataclasses.replace(inputs, init=str(two)), three)
     last = load_checkpoint(three)

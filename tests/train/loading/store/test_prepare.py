@@ -12,7 +12,7 @@ from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
+from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table
 from vlmill.train.loading.store.pairs import pair_rows, pairs_facts
@@ -79,6 +79,8 @@ def test_samples_read_back(tables: Tables, tmp_path: Path, monkeypatch: pytest.M
     assert table.rows_of(("cc", "sbu")).tolist() == [0, 1, 3]
     assert table.rows_of(()).tolist() == [0, 2, 1, 3]  # those of one picture side by side
     assert table.sources() == {"cc": 2, "null": 1, "sbu": 1}
+    assert [int(table.is_of(name).sum()) for name in table.sources()] == [2, 1, 1]
+    assert table.rows_of(("null", "sbu")).size == 2
 
 
 def test_matches_by_picture_and_by_equal_text(tables: Tables, tmp_path: Path) -> None:
@@ -98,6 +100,40 @@ def test_long_texts_are_cut_before_the_last_token(tables: Tables, tmp_path: Path
     assert prepare(tables, tmp_path)["cut"] == 1
     tokens = SampleTable(tmp_path / "prepared").tokens(0)
     assert len(tokens) == 5 and tokens[-1] == 3
+
+
+def test_regions_that_are_not_finite_are_rejected_where_their_writer_has_not_looked(
+    tables: Tables, tmp_path: Path
+) -> None:
+    tables.write_pairs(ROWS)
+    tables.write_regions(["p", "q", "r"])
+    arrays, rows = RegionReader(tables.regions).arrays, read_table(tables.regions, REGIONS)
+    spoilt = rows.to_pylist()
+    spoilt[0]["features"] = spoilt[0]["features"][:-2] + b"\x00\x7e"  # NaN
+    write_shard(tables.regions, REGIONS, spoilt, arrays=arrays)
+    counts = prepare(tables, tmp_path)
+    assert (counts["kept"], counts["not_finite"]) == (2, 2)
+    rejects = read_table(tmp_path, REJECTS).to_pylist()
+    assert [(row["reason"], row["detail"]) for row in rejects] == [("not_finite", "p")] * 2
+
+
+def test_texts_alone_have_a_length_of_their_own(tables: Tables, tmp_path: Path) -> None:
+    tables.write_pairs([("p", "a dog runs a cat sleeps"), ("p", "a cat runs a dog sleeps")])
+    tables.write_regions(["p"])
+    rows = [row for batch in pair_rows(tables.pairs) for row in batch]
+    rows[1]["image_id"] = None
+    empty = dict.fromkeys(PAIRS.schema.names)
+    write_shard(tables.pairs, PAIRS, [{**empty, **row} for row in rows])
+    for longest, lengths, cut in (
+        (20, [5, 10], 1),
+        (8, [5, 8], 2),
+        (4, [5, 4], 2),
+        (None, [5, 5], 2),
+    ):
+        counts = prepare(tables, tmp_path, takes_texts=True, max_tokens_alone=longest)
+        table = SampleTable(tmp_path / "prepared")
+        assert table.num_tokens.tolist() == lengths and counts["cut"] == cut
+        assert [table.tokens(row)[-1] for row in (0, 1)] == [3, 3]
 
 
 def test_hard_negatives_become_rows(tables: Tables, tmp_path: Path) -> None:

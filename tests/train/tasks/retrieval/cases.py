@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vlmill.models import VARIANTS
+from vlmill.models import MODELS, VARIANTS
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.stage_batches import PretrainBatches
 from vlmill.train.recipes import Feeding, Masking, Optimizer, Stage
@@ -26,12 +26,22 @@ OF_VISUAL = {
 WHOLE = Feeding(max_tokens=7, max_regions=5, whole_image="mean", region_targets="distribution")
 
 
+def pretrained_head(model: Any, pooled: Tensor) -> Tensor:
+    """What ranks where no other head was trained for it."""
+    logits: Tensor = model.match_logit(pooled)
+    return logits
+
+
 class Case(NamedTuple):
-    """A variant's sizes, and what it is fed."""
+    """A variant's sizes, or those of the ``trunk`` that its heads stand on; what it is fed; and
+    the head that ranks.
+    """
 
     variant: str
     sizes: dict[str, Any]
     feeding: Feeding
+    trunk: str = ""
+    logit: Callable[[Any, Tensor], Tensor] = pretrained_head
 
 
 CASES: dict[str, Case] = {
@@ -109,15 +119,40 @@ CASES: dict[str, Case] = {
 CASES["vilbert-of-elements"] = Case(
     "vilbert", CASES["vilbert"].sizes, dataclasses.replace(WHOLE, max_elements=8)
 )
-MATCHED = [name for name in CASES if name != "vlmo"]
+
+
+def fine_tuned(trunk: str, variant: str, logit: Callable[[Any, Tensor], Tensor]) -> Case:
+    """The model that the trunk's case becomes when it is fine-tuned for retrieval."""
+    return CASES[trunk]._replace(variant=variant, trunk=trunk, logit=logit)
+
+
+def score(model: Any, pooled: Tensor) -> Tensor:
+    """The head that ViLBERT's code trains for retrieval."""
+    scores: Tensor = model.score_head(pooled)[:, 0]
+    return scores
+
+
+def trunks_head(model: Any, pooled: Tensor) -> Tensor:
+    """The head of pretraining, which others go on with."""
+    return pretrained_head(model.trunk, pooled)
+
+
+RANKED = CASES | {
+    "vilbert-tasks": fine_tuned("vilbert", "vilbert-tasks", score),
+    "vilbert-tasks-single": fine_tuned("vilbert-single-stream", "vilbert-tasks", score),
+    "interbert-tasks": fine_tuned("interbert", "interbert-tasks", trunks_head),
+    "imagebert-retrieval": fine_tuned("imagebert", "imagebert-retrieval", trunks_head),
+}
+MATCHED = [name for name in RANKED if name != "vlmo"]
 
 
 def tiny_model(name: str, vocab_size: int, **changes: Any) -> Any:
     """A model of a case, its weights larger than at the start, so that everything acts."""
-    variant, sizes, _ = CASES[name]
+    case = RANKED[name]
     torch.manual_seed(0)
-    build = VARIANTS[variant]
-    model: nn.Module = build.model(build.config(**(sizes | {"vocab_size": vocab_size} | changes)))
+    build, trunk = MODELS[case.variant], VARIANTS[case.trunk or case.variant]
+    config = trunk.config(**(case.sizes | {"vocab_size": vocab_size} | changes))
+    model: nn.Module = build.model(build.config(trunk=config) if case.trunk else config)
     for part, parameter in model.named_parameters():
         if parameter.ndim:
             ones = float("norm" in part and part.endswith("weight"))

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from tests.train.tasks.retrieval.cases import (
-    CASES,
     CLASSES,
     FEATURES,
     MATCHED,
+    RANKED,
     SIDE,
     lexicon,
     tiny_model,
@@ -109,7 +109,7 @@ def write_images(folder: Path, *, spoil: str | None = None) -> ImageReader:
 
 def scores_one_by_one(tables: Tables, name: str, model: Any) -> Any:
     """Each pair through training's input path and the whole model."""
-    feeding = CASES[name].feeding
+    feeding = RANKED[name].feeding
     ids = tables.write_pairs([(picture, text) for picture in NAMES for text in TEXTS])
     regions = RegionReader(tables.regions)
     folder = tables.folder / "prepared"
@@ -128,13 +128,13 @@ def scores_one_by_one(tables: Tables, name: str, model: Any) -> Any:
     for index in range(len(ids)):
         batch = batches.assembled(index).to("cpu")
         with torch.no_grad():
-            logit = model.match_logit(model(batch.inputs).pooled)
+            logit = RANKED[name].logit(model, model(batch.inputs).pooled)
         scores[ids.index(batch.pair_ids[0])] = float(logit)
     return scores.reshape(len(NAMES), len(TEXTS))
 
 
 def all_scores(name: str, model: Any, reader: RegionReader, batch_size: int, **more: Any) -> Any:
-    feeding = CASES[name].feeding
+    feeding = RANKED[name].feeding
     return match_scores(
         scorer_of(model, feeding.max_elements),
         encode_texts(TOKENIZER, TEXTS, feeding.max_tokens or 8).tokens,
@@ -180,7 +180,7 @@ def test_only_the_chosen_pairs_are_scored(name: str, tables: Tables) -> None:
 
 
 def test_nothing_to_score_is_an_empty_matrix(tables: Tables) -> None:
-    pictures = RegionPictures(write_regions(tables.regions), CASES["vilbert"].feeding)
+    pictures = RegionPictures(write_regions(tables.regions), RANKED["vilbert"].feeding)
     scorer = scorer_of(tiny_model("vilbert", VOCABULARY))
     texts = encode_texts(TOKENIZER, TEXTS, 7).tokens
     for columns, ids in ((texts, []), ([], NAMES), ([], [])):
@@ -203,7 +203,7 @@ def test_texts_beside_regions_are_cut_as_in_training(regions: int) -> None:
 
 
 def test_regions_that_cannot_be_used_are_named(tables: Tables) -> None:
-    feeding = CASES["vilbert"].feeding
+    feeding = RANKED["vilbert"].feeding
     pictures = RegionPictures(write_regions(tables.regions, spoil="picture-2"), feeding)
     found = [pictures.fault(name) for name in NAMES]
     assert found == [None, None, Reason.NOT_FINITE, None]
@@ -219,7 +219,7 @@ def test_regions_that_cannot_be_used_are_named(tables: Tables) -> None:
 
 def vlmo_inputs(folder: Path, **changes: Any) -> tuple[Any, PixelPictures, Any, ImageReader]:
     reader = write_images(folder)
-    feeding = CASES["vlmo"].feeding
+    feeding = RANKED["vlmo"].feeding
     texts = encode_texts(TOKENIZER, TEXTS, feeding.max_tokens or 8).tokens
     return tiny_model("vlmo", VOCABULARY, **changes), PixelPictures(reader, feeding), texts, reader
 
@@ -265,7 +265,7 @@ def test_vlmos_vectors_equal_those_of_one_at_a_time(tmp_path: Path, batch_size: 
 
 
 def test_pictures_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    pictures = PixelPictures(write_images(tmp_path, spoil="picture-2"), CASES["vlmo"].feeding)
+    pictures = PixelPictures(write_images(tmp_path, spoil="picture-2"), RANKED["vlmo"].feeding)
     model = tiny_model("vlmo", VOCABULARY)
     found = image_vectors(model, NAMES, pictures, device=CPU, batch_size=3)
     assert found.faults == {"picture-2": Reason.UNREADABLE_IMAGE}

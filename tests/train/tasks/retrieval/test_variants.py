@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.train.tasks.retrieval.cases import CASES, tiny_model
+from tests.train.tasks.retrieval.cases import RANKED, tiny_model
 from tests.train.tasks.retrieval.test_matching import (
     NAMES,
     TEXTS,
@@ -77,9 +77,9 @@ def place(tmp_path: Path) -> Workplace:
     return Workplace(tmp_path)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RANKED)
 def test_every_variant_is_evaluated(name: str, place: Workplace) -> None:
-    variant, _, feeding = CASES[name]
+    variant, _, feeding, *_ = RANKED[name]
     place.write(tiny_model(name, VOCABULARY), variant, feeding)
     tables = ("images",) if variant == "vlmo" else ("regions",)
     assert place.run(tables=tables) == 0
@@ -95,7 +95,7 @@ def test_every_variant_is_evaluated(name: str, place: Workplace) -> None:
 
 
 def test_vlmo_ranks_its_best_again(place: Workplace) -> None:
-    case = CASES["vlmo"]
+    case = RANKED["vlmo"]
     place.write(tiny_model("vlmo", VOCABULARY), "vlmo", case.feeding)
     assert place.run("--rerank", "2") == 0
     again = json.loads((place.out / "neighbours.json").read_text())
@@ -126,6 +126,19 @@ def test_a_converted_checkpoint_is_fed_what_its_publication_says(
     assert place.settings()["feeding.max_regions"] == 2
 
 
+def test_heads_of_several_tasks_are_fed_what_retrieval_was_and_doubted(
+    place: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = {"num_positions": 40, "max_text_tokens": 36}
+    model = tiny_model("vilbert-tasks", VOCABULARY, **longer)
+    place.write(model, "vilbert-tasks", None, step=0)
+    assert place.run() == 0
+    settings = place.settings()
+    assert (settings["feeding.max_tokens"], settings["feeding.max_regions"]) == (30, 99)
+    said = "A vilbert-tasks has heads of several tasks: figures mean nothing unless it was fine-tun"
+    assert said in capsys.readouterr().err
+
+
 def test_pairs_that_cannot_be_scored_are_counted(
     place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +150,7 @@ def test_pairs_that_cannot_be_scored_are_counted(
         {**empty, "pair_id": "lost", "image_id": "elsewhere"},
         {**empty, "pair_id": "blank", "image_id": "picture-0", "text": " \n"},
     ]
-    place.write(tiny_model("vilbert", VOCABULARY), "vilbert", CASES["vilbert"].feeding)
+    place.write(tiny_model("vilbert", VOCABULARY), "vilbert", RANKED["vilbert"].feeding)
     assert place.run() == 0
     reasons = {"alone": "no_picture", "lost": "no_regions", "blank": "no_text", "p2": "not_finite"}
     rejects = read_table(place.out, REJECTS).to_pylist()
@@ -147,7 +160,7 @@ def test_pairs_that_cannot_be_scored_are_counted(
     assert metrics["cut_texts"] == 1  # of nine words
     said = "4 rejects (1 no_text, 1 no_picture, 1 no_regions, 1 not_finite)"
     assert said in capsys.readouterr().out.splitlines()[-1]
-    place.write(tiny_model("vlmo", VOCABULARY), "vlmo", CASES["vlmo"].feeding)
+    place.write(tiny_model("vlmo", VOCABULARY), "vlmo", RANKED["vlmo"].feeding)
     assert place.run("--fresh") == 0
     rejects = read_table(place.out, REJECTS).to_pylist()
     assert {row["key"]: row["reason"] for row in rejects} == {
@@ -168,7 +181,7 @@ def test_pairs_that_cannot_be_scored_are_counted(
 def test_a_model_without_a_head_to_rank_by_is_refused(
     name: str, changes: dict[str, Any], place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place.write(tiny_model(name, VOCABULARY, **changes), name, CASES[name].feeding)
+    place.write(tiny_model(name, VOCABULARY, **changes), name, RANKED[name].feeding)
     assert place.run() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"is a {name} without a matching or contrastive head" in line
@@ -202,7 +215,7 @@ REFUSED = {
 def test_wrong_arguments_are_named_in_one_line(
     name: str, place: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place.write(tiny_model(name, VOCABULARY), name, CASES[name].feeding)
+    place.write(tiny_model(name, VOCABULARY), name, RANKED[name].feeding)
     for tables, more, message in REFUSED[name]:
         assert place.run(*more, tables=tables) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -216,9 +229,10 @@ def test_models_of_texts_alone_and_of_more_than_regions_are_refused(
     place.write(tiny_model("vlmo", VOCABULARY), "vlmo", Feeding(kind="text"))
     assert place.run() == 2
     assert "last trained on text alone" in capsys.readouterr().err
-    place.write(tiny_model("vilbert", VOCABULARY, num_tasks=2), "vilbert", None)
-    assert place.run() == 2
-    assert "wants a task's token" in capsys.readouterr().err
+    for name in ("vilbert", "vilbert-tasks"):
+        place.write(tiny_model(name, VOCABULARY, num_tasks=2), RANKED[name].variant, None)
+        assert place.run() == 2
+        assert "wants a task's token" in capsys.readouterr().err
 
 
 def test_weights_that_give_no_numbers_are_told(
@@ -226,7 +240,7 @@ def test_weights_that_give_no_numbers_are_told(
 ) -> None:
     model = tiny_model("interbert", VOCABULARY)
     torch.nn.init.constant_(model.match_head.bias, np.nan)
-    place.write(model, "interbert", CASES["interbert"].feeding)
+    place.write(model, "interbert", RANKED["interbert"].feeding)
     assert place.run() == 2
     assert "24 NaN or infinite values of 24" in capsys.readouterr().err
     assert not (place.out / "metrics.json").exists()

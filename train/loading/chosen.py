@@ -1,0 +1,65 @@
+"""Which pairs a stage visits: those of its sources and splits, or a share of them by a hash."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmill.train.loading.arrays import Flags, Ids, Keys
+from vlmill.train.loading.random import scrambled, stream_starts
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.recipes.spec import Stage
+
+SHARE_STAGE = 1 << 19  # apart from the stages whose pairs draw orders, masks and negatives
+ALL = 1 << 64  # hashes that there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePairs:
+    """The pairs that a stage chooses negatives from: ``visited`` says of every row of the table
+    whether the stage visits it, and hard negatives are among those alone.
+    """
+
+    table: SampleTable
+    visited: Flags
+
+    def matches(self, text_row: int, image_row: int) -> bool:
+        """Says whether the text of one row is a caption of the picture of another."""
+        return self.table.matches(text_row, image_row)
+
+    def hard_negatives(self, row: int) -> Ids:
+        """Returns the rows of the pair's hard negatives that the stage visits, maybe none."""
+        rows = self.table.hard_negatives(row)
+        return rows[self.visited[rows]]
+
+
+def stage_rows(table: SampleTable, stage: Stage, splits: Collection[str | None] | None) -> Ids:
+    """Returns the rows of ``table`` that a stage visits, in the order of their pictures, int64 [N].
+
+    Whether a pair belongs to a stage's share depends on its id alone (of pictures alone: on the
+    picture's), not on the seed, the stage or what else the table holds, and a smaller share is a
+    part of every larger one.
+    """
+    rows = table.rows_of(stage.sources, stage.feeding.kind, splits)
+    keys = table.image_keys if stage.feeding.kind == "pictures" else table.pair_keys
+    return rows[places_in_share(keys, rows, stage.share, stage.max_pairs)]
+
+
+def text_rows(table: SampleTable, stage: Stage, splits: Collection[str | None] | None) -> Ids:
+    """Returns the rows of the texts that come beside the pairs of a stage: int64 [N], rising."""
+    return table.rows_of(stage.sources, "text", splits)
+
+
+def places_in_share(keys: Keys, rows: Ids, share: float, most: int | None) -> Ids:
+    """Returns the places in ``rows`` whose hashes of ``keys`` are below ``share`` of all hashes,
+    of these the ``most`` smallest: int64 [N], rising.
+    """
+    places = np.arange(len(rows))
+    if share == 1 and (most is None or most >= len(rows)):
+        return places
+    hashes = scrambled(stream_starts(0, SHARE_STAGE, 0, keys[rows]))
+    if share < 1:
+        places = np.flatnonzero(hashes < np.uint64(int(share * ALL)))
+    if most is not None and most < len(places):
+        places = np.sort(places[np.argpartition(hashes[places], most)[:most]])
+    return places

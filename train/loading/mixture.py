@@ -1,0 +1,176 @@
+"""How often an epoch visits each pair, where a stage mixes its sources.  N pairs of a source.
+
+What an epoch visits is a pure function of (seed, stage, epoch, pair), and every epoch visits as
+many pairs of each source as any other: so a step's number tells its epoch and its pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.train.loading.arrays import Flags, Ids, Keys
+from vlmill.train.loading.random import ALL_BITS, FACTOR, KEYS_AT_ONCE, scrambled, stream_starts
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.recipes.spec import MixedSource
+
+MIXTURE_STAGE = 1 << 20  # apart from the stages whose pairs draw orders, masks and negatives
+ROUND_EPOCH = 1 << 32  # apart from the epochs of other rounds
+
+Counts = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePairs:
+    """The pairs of a source that a stage mixes with others.
+
+    ``places`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of their
+    ids. ``pictures`` int64 [N], those of a picture side by side.
+    """
+
+    rule: MixedSource
+    places: Ids
+    keys: Keys
+    pictures: Ids
+
+    @cached_property
+    def in_a_round(self) -> int:
+        """Visits of a round: each pair, or of each picture so many as the rule allows."""
+        most = self.rule.captions_per_picture
+        if most is None:
+            return len(self.places)
+        first = first_of_each(self.pictures)
+        return int(np.minimum(np.diff(first, append=len(self.pictures)), most).sum())
+
+    @cached_property
+    def in_last_round(self) -> int:
+        """Visits of the round that ``weight`` leaves unfinished; a source has one at least."""
+        visits = round(self.rule.weight % 1 * self.in_a_round)
+        return max(visits, 1) if self.rule.weight < 1 else visits
+
+    @property
+    def in_an_epoch(self) -> int:
+        """Visits of an epoch."""
+        return int(self.rule.weight) * self.in_a_round + self.in_last_round
+
+    def visits(self, seed: int, stage: int, epoch: int) -> Counts:
+        """How often an epoch visits each pair: uint16 [N]."""
+        whole, most = int(self.rule.weight), self.rule.captions_per_picture
+        counts = np.full(len(self.places), whole if most is None else 0, dtype=np.uint16)
+        first_drawn = whole if most is None else 0
+        for number in range(first_drawn, whole + (self.in_last_round > 0)):
+            drawn = _Draws(
+                keys=self.keys, seed=seed, stage=stage, epoch=epoch + number * ROUND_EPOCH
+            )
+            places = np.arange(len(self.places))
+            if most is not None:
+                places = np.flatnonzero(of_each_picture(self.pictures, drawn.numbers(0), most))
+            if number == whole:
+                # By other numbers: the least of many captions is smaller than that of few.
+                draws = drawn.numbers(1)[places]
+                places = places[
+                    np.argpartition(draws, self.in_last_round - 1)[: self.in_last_round]
+                ]
+            counts[places] += 1
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draws:
+    """The random numbers of pairs [N] in a round of an epoch."""
+
+    keys: Keys
+    seed: int
+    stage: int
+    epoch: int
+
+    def numbers(self, which: int) -> Keys:
+        """The pairs' numbers ``which``, counted from 0: uint64 [N]."""
+        drawn = np.empty(len(self.keys), dtype=np.uint64)
+        step = np.uint64((which + 1) * FACTOR & ALL_BITS)
+        for first in range(0, len(drawn), KEYS_AT_ONCE):
+            keys = self.keys[first : first + KEYS_AT_ONCE]
+            starts = stream_starts(self.seed, self.stage + MIXTURE_STAGE, self.epoch, keys)
+            drawn[first : first + len(keys)] = scrambled(starts + step)
+        return drawn
+
+
+def first_of_each(pictures: Ids) -> Ids:
+    """The places at which each picture of ``pictures`` [N], side by side, begins."""
+    return np.flatnonzero(np.diff(pictures, prepend=pictures[:1] - 1))
+
+
+def of_each_picture(pictures: Ids, draws: Keys, most: int) -> Flags:
+    """Flags of the ``most`` pairs with the smallest draws of each picture: bool [N].
+
+    The pictures are numbered, and number, draw and place within the picture sorted as one value, of
+    which the draw keeps the bits that are left (34 for 10 million pictures of up to 64 captions).
+    """
+    first = first_of_each(pictures)
+    counts = np.diff(first, append=len(pictures))
+    begins = np.repeat(first, counts)
+    within = np.arange(len(pictures)) - begins
+    below = max(int(counts.max(initial=1)) - 1, 1).bit_length()
+    above = max(len(first) - 1, 1).bit_length()
+    mask = np.uint64((1 << below) - 1)
+    values = np.repeat(np.arange(len(first), dtype=np.uint64) << np.uint64(64 - above), counts)
+    values |= draws >> np.uint64(above) & ~mask | within.astype(np.uint64)
+    values.sort()  # each picture's stay among its own places
+    chosen = within < most
+    flags = np.zeros(len(pictures), dtype=np.bool_)
+    flags[begins[chosen] + (values[chosen] & mask).astype(np.int64)] = True
+    return flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """What the epochs of a stage visit of its ``rows``: each once, but for the ``sources``."""
+
+    rows: Ids
+    sources: tuple[SourcePairs, ...]
+
+    @cached_property
+    def in_an_epoch(self) -> int:
+        """Visits of an epoch."""
+        mixed = sum(source.in_an_epoch for source in self.sources)
+        return len(self.rows) - sum(len(source.places) for source in self.sources) + mixed
+
+    def epoch(self, seed: int, stage: int, number: int) -> tuple[Ids, Counts]:
+        """The rows that an epoch visits, int64, in the order of ``rows``, and which visit of its
+        pair in that epoch each is, counted from 0: uint16.
+        """
+        counts = np.ones(len(self.rows), dtype=np.uint16)
+        for source in self.sources:
+            counts[source.places] = source.visits(seed, stage, number)
+        rows = np.repeat(self.rows, counts)
+        if counts.max(initial=0) <= 1:
+            return rows, np.zeros(len(rows), dtype=np.uint16)
+        first = np.cumsum(counts, dtype=np.int64) - counts
+        visits = np.arange(len(rows)) - np.repeat(first, counts)
+        return rows, visits.astype(np.uint16)
+
+
+def mixture_of(table: SampleTable, rows: Ids, rules: Sequence[MixedSource]) -> Mixture | None:
+    """The mixture of a stage's ``rows`` by these rules; None where none is of their sources."""
+    sources = sources_of(table, rows, rules)
+    return Mixture(rows=rows, sources=sources) if sources else None
+
+
+def sources_of(
+    table: SampleTable, rows: Ids, rules: Sequence[MixedSource]
+) -> tuple[SourcePairs, ...]:
+    """The pairs among ``rows`` that each rule is of; of a rule without any, nothing."""
+    sources = (_source_pairs(table, rows, rule) for rule in rules)
+    return tuple(source for source in sources if len(source.places))
+
+
+def _source_pairs(table: SampleTable, rows: Ids, rule: MixedSource) -> SourcePairs:
+    places = np.flatnonzero(table.is_of(rule.source)[rows])
+    pictures = table.image_rows[rows[places]]
+    if (pictures == ABSENT).all():  # texts alone
+        rule = replace(rule, captions_per_picture=None)
+    keys = table.pair_keys[rows[places]]
+    return SourcePairs(rule=rule, places=places, keys=keys, pictures=pictures)

@@ -1,0 +1,40 @@
+"""Pictures that turn out to be undecodable where training reads them, and how many may be."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import islice
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+NAMED = 8  # pictures that a message names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undecodable:
+    """A picture that could not be decoded, of the pair whose place another one took."""
+
+    pair_id: str
+    image_id: str
+    reason: Reason
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """The most pictures of a run that may be undecodable: a ``share`` of its ``pictures``."""
+
+    pictures: int
+    share: float
+
+    def check(self, image_ids: Collection[str]) -> None:
+        """Raises InputError where these different pictures are more than may be."""
+        if len(image_ids) <= self.share * self.pictures:
+            return
+        more = len(image_ids) - NAMED
+        raise InputError(
+            f"--images: {len(image_ids)} of the run's {self.pictures} pictures cannot be decoded "
+            f"({', '.join(islice(image_ids, NAMED))}{f' and {more} others' if more > 0 else ''}), "
+            f"more than max_bad={self.share}; leave their pairs out, or continue with a higher "
+            "max_bad"
+        )
