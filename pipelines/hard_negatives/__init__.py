@@ -1,5 +1,6 @@
 """This job finds hard negatives of pairs.
 
-Reading order: ``command`` (the flags), ``rules``, ``job``, then ``tfidf``, which finds similar
-captions.
+Reading order: ``command`` (the flags), ``rules``, ``job``; then what it does: ``captions`` reads,
+``tokens`` and ``vectors`` count words, ``index`` lays them out in ``arrays``, ``kernel`` searches
+them, ``blocks`` brings that to Beam.
 """

@@ -1,9 +1,10 @@
 """Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
 
 import argparse
+import os
 from collections.abc import Sequence
 
-from vlmill.pipelines.hard_negatives.rules import rules_of
+from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
@@ -17,19 +18,42 @@ def parser() -> Parser:
         prog="python -m vlmill.pipelines.hard_negatives",
         description="For each pair, the pairs whose captions are most alike without being the "
         "same: cosine of TF-IDF vectors, strictly below 0.5, best 30, never a caption of the same "
-        "picture. Exact; ties are in pair order.",
+        "picture. Exact; ties are in pair order. A text without a picture is one of its own.",
         epilog="Example:\n  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output "
-        "out/negatives\n\nWrites negatives, rejects and _manifest.json. The same command "
-        "continues a killed run.\nMemory: about 1 kB a caption in each worker process. Other flags "
-        "(--runner, ...) go to Apache Beam.",
+        "out/negatives\n\nWrites negatives, vocabulary, rejects, funnel.json, report.html and "
+        "_manifest.json. The same command\ncontinues a killed run. Memory: 0.8 kB a caption, which "
+        "all workers of a machine share; 1 kB of disk.\nOther flags (--runner, ...) go to Apache "
+        "Beam.",
         allow_abbrev=False,
     )
-    p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
+    p.add_argument(
+        "--pairs",
+        required=True,
+        help="captions: a pairs table, or with --text-column any Parquet or TSV; a folder, a file "
+        "or a glob",
+    )
     p.add_argument("--output", required=True, help="folder to write")
     p.add_argument("--top", type=int, default=30, help="negatives a pair at most (30)")
     p.add_argument("--below", default="0.5", help="cosine strictly below this (0.5)")
+    p.add_argument("--text-column", metavar="C", help="captions' column of another table")
+    p.add_argument("--id-column", metavar="C", help="its column of ids (the rows' numbers from 0)")
+    p.add_argument("--image-column", metavar="C", help="its column of pictures (each its own)")
+    p.add_argument("--images", help="images table, for the pictures in report.html")
     p.add_argument(
-        "--tokenizer", default="words", help="words, or space for segmented text (words)"
+        "--tokenizer",
+        default="words",
+        help="words of two letters or more, whitespace (segmented text), jieba (Chinese) (words)",
+    )
+    p.add_argument("--token-pattern", metavar="RE", help=f"regular expression of a word ({WORDS})")
+    p.add_argument(
+        "--document-parts",
+        type=int,
+        default=1,
+        metavar="P",
+        help="cut the index into P parts, where it is larger than memory: same rows, slower (1)",
+    )
+    p.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="threads of each process (cores)"
     )
     p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
     p.add_argument(
@@ -47,17 +71,21 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    rules = rules_of(args.top, args.below, args.tokenizer)
-    if args.pairs_per_shard < 1:
-        raise InputError(f"--pairs-per-shard {args.pairs_per_shard}: must be at least 1")
+    rules = rules_of(args.top, args.below, args.tokenizer, args.token_pattern)
+    for name in ("pairs_per_shard", "document_parts", "workers"):
+        if (value := getattr(args, name)) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     # pyarrow and Beam take their time: not before the arguments are known to be good.
+    from vlmill.pipelines.hard_negatives.captions import source_of
     from vlmill.schemas.files.reading import require_tables
 
-    require_tables({"--pairs": args.pairs})
+    source = source_of(args.pairs, args.id_column, args.image_column, args.text_column)
+    source.require()
+    require_tables({"--images": args.images})
     with quiet_beam_import():
         from vlmill.pipelines.hard_negatives import job
 
-    return job.run(args, rules, beam_flags)
+    return job.run(args, source, rules, beam_flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

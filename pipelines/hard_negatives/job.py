@@ -1,158 +1,243 @@
 """Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help
 
-Each worker process builds the index from the pairs once; the queries are split into ranges, one a
-shard. A killed run keeps its finished shards.
+Captions are laid out once, cut into words and counted in Beam, and indexed; the index lies on the
+disk as plain arrays that all workers map. Blocks of captions are searched, and shards written. What
+lies in ``_work`` of a killed run is not made again; it goes when the run has finished.
 """
 
 import argparse
-import hashlib
+import dataclasses
+import json
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.utils.shared import Shared
+import pyarrow.parquet as pq
+from apache_beam.options.pipeline_options import PipelineOptions
 
-from vlmill.pipelines.hard_negatives.cost import estimate_of, measure
+from vlmill.pipelines.hard_negatives.arrays import save
+from vlmill.pipelines.hard_negatives.blocks import (
+    BuildPart,
+    SearchBlock,
+    WriteNegatives,
+    missing_blocks,
+    ranges_of,
+    read_staged,
+)
+from vlmill.pipelines.hard_negatives.captions import JOB, Source, Staged, read_arrow, stage
+from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_of, measure
+from vlmill.pipelines.hard_negatives.kernel import Rules
+from vlmill.pipelines.hard_negatives.report import look, write_report
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
-from vlmill.pipelines.hard_negatives.tfidf import Index, build_index, search
+from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
+from vlmill.pipelines.hard_negatives.vectors import CountWords, WriteVocabulary, load_bags
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.digests import table_input
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, write_json
 from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
-from vlmill.schemas.files.reading import iter_batches
-from vlmill.schemas.files.shards import ShardWriter, describe_shard, shard_name, write_shard
-from vlmill.schemas.rejects import Reason, reject, rejects_said
-from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
+from vlmill.schemas.files.outputs import PLAN, State, prepare_output
+from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.files.shards import describe_shard, shard_name, write_shard
+from vlmill.schemas.rejects import Reason, rejects_said
+from vlmill.schemas.tables import NEGATIVES, REJECTS, VOCABULARY
 
-JOB = "hard_negatives"
-ROWS_PER_GROUP = 10_000
-
-
-class Pairs:
-    """The columns of the pairs table that the job needs, sorted by pair id, each id once."""
-
-    def __init__(self, argument: str) -> None:
-        rows: dict[str, tuple[str, str]] = {}
-        self.rejects: list[dict[str, object]] = []
-        columns = ["pair_id", "image_id", "text"]
-        for batch in iter_batches(argument, PAIRS, columns=columns, flag="--pairs"):
-            for pair_id, image_id, text in zip(*(c.to_pylist() for c in batch), strict=True):
-                if image_id is None:
-                    detail = "a text without a picture has no negatives"
-                    self.rejects.append(reject(JOB, pair_id, Reason.NO_PICTURE, detail))
-                elif pair_id in rows:
-                    detail = "a pair of this id came earlier"
-                    self.rejects.append(reject(JOB, pair_id, Reason.DUPLICATE, detail))
-                else:
-                    rows[pair_id] = (image_id, text)
-        self.pair_ids = sorted(rows)
-        self.image_ids = [rows[p][0] for p in self.pair_ids]
-        self.texts = [rows[p][1] for p in self.pair_ids]
-
-    def digest(self) -> str:
-        """SHA-256 of all that decides the answer."""
-        digest = hashlib.sha256()
-        for row in zip(self.pair_ids, self.image_ids, self.texts, strict=True):
-            digest.update("\0".join(row).encode() + b"\0\n")
-        return digest.hexdigest()
+WORK = "_work"
 
 
-class _SharedIndex:
-    """Holds the index for Beam's Shared, which needs what weak references can name."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run: what is read, what counts, and where it goes."""
 
-    def __init__(self, index: Index) -> None:
-        self.index = index
+    source: Source
+    rules: NegativeRules
+    output: Path
+    settings: dict[str, Any]
+    shard_captions: int
+    parts: int
+    threads: int
+    options: PipelineOptions
 
+    @property
+    def work(self) -> Path:
+        """Where everything lies that the finished run does not keep."""
+        return self.output / WORK
 
-class SearchRange(beam.DoFn):
-    """(shard number, start, stop) -> the shard's file; yields the number of captions it holds."""
-
-    def __init__(
-        self, pairs: str, output: str, total: int, rules: NegativeRules, settings: dict[str, Any]
-    ) -> None:
-        self.pairs, self.output, self.total = pairs, output, total
-        self.rules, self.settings = rules, settings
-        self.shared = Shared()
-
-    def setup(self) -> None:
-        self.shared_index = self.shared.acquire(self._build)
-
-    def _build(self) -> _SharedIndex:
-        pairs = Pairs(self.pairs)
-        return _SharedIndex(build_index(pairs.pair_ids, pairs.image_ids, pairs.texts, self.rules))
-
-    def process(self, element: tuple[int, int, int]) -> Iterator[int]:
-        shard, start, stop = element
-        producer = {"job": JOB, **self.settings}
-        index = self.shared_index.index
-        with (
-            ShardWriter(self.output, NEGATIVES, shard, self.total, producer=producer) as writer,
-            Progress(total=stop - start, unit="caption", label=f"negatives {shard}") as progress,
-        ):
-            for begin in range(start, stop, ROWS_PER_GROUP):
-                end = min(begin + ROWS_PER_GROUP, stop)
-                rows = []
-                negatives = search(index, begin, end, self.rules)
-                for pair_id, (ids, cosines) in zip(
-                    index.pair_ids[begin:end], negatives, strict=True
-                ):
-                    rows.append(
-                        {"pair_id": pair_id, "negative_pair_ids": ids, "similarities": cosines}
-                    )
-                    progress.advance()
-                writer.write(rows)
-        yield stop - start
+    def apply(self, elements: Iterable[Any], **steps: beam.DoFn) -> None:
+        """Runs steps on elements in Beam, and waits for their end."""
+        listed = list(elements)
+        if not listed:
+            return
+        with run_pipeline(self.options) as pipeline:
+            for name, step in steps.items():
+                _ = pipeline | f"Create {name}" >> beam.Create(listed) | name >> beam.ParDo(step)
 
 
-def run(args: argparse.Namespace, rules: NegativeRules, beam_flags: Sequence[str]) -> int:
-    """Searches what no finished shard holds, and writes the manifest."""
+def run(
+    args: argparse.Namespace, source: Source, rules: NegativeRules, beam_flags: Sequence[str]
+) -> int:
+    """Searches what no finished block or shard holds, and writes the manifest."""
     options = beam_options(beam_flags)
-    pairs = Pairs(args.pairs)
-    if not pairs.pair_ids:
-        raise InputError(
-            f"--pairs {args.pairs}: the table is empty, or of texts without pictures alone; give "
-            "one with pairs"
-        )
-    output = Path(args.output)
+    source.require()
     if args.dry_run:
-        rate = measure(pairs.pair_ids, pairs.image_ids, pairs.texts, rules)
-        return print_estimate(estimate_of(len(pairs.pair_ids), rules.top, rate), output)
+        rate = measure(source, rules)
+        return print_estimate(estimate_of(count_rows(source), rules.top, rate), args.output)
+    entry = source.input()
     settings = {
         "top": rules.top,
         "below": str(rules.below),
         "tokenizer": rules.tokenizer,
+        "token_pattern": rules.pattern,
+        "columns": source.columns(),
+        "document_parts": args.document_parts,
         "pairs_per_shard": args.pairs_per_shard,
-        "pairs_sha256": pairs.digest(),
+        "pairs_digest": entry.digest,
     }
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
+    plan = Plan(
+        source=source,
+        rules=rules,
+        output=Path(args.output),
+        settings=settings,
+        shard_captions=args.pairs_per_shard,
+        parts=args.document_parts,
+        threads=args.workers,
+        options=options,
+    )
+    if args.fresh and (plan.output / PLAN).exists():
+        shutil.rmtree(plan.work, ignore_errors=True)
+    state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        inputs = [table_input("--pairs", args.pairs, PAIRS)]
-        ranges = ranges_of(len(pairs.pair_ids), args.pairs_per_shard)
-        names = [shard_name(NEGATIVES, k, len(ranges)) for k, _, _ in ranges]
-        missing = [r for r, n in zip(ranges, names, strict=True) if not (output / n).exists()]
-        if len(missing) < len(ranges):
-            print(f"continuing: {len(ranges) - len(missing)} shards are there", file=sys.stderr)
-        if missing:
-            step = SearchRange(args.pairs, str(output), len(ranges), rules, settings)
-            with run_pipeline(options) as pipeline:
-                _ = pipeline | "Ranges" >> beam.Create(missing) | "Search" >> beam.ParDo(step)
-        rejects = write_shard(output, REJECTS, pairs.rejects, producer={"job": JOB, **settings})
-        shards = [describe_shard(output / name, NEGATIVES.name) for name in names]
-        write_manifest(output, [*shards, rejects], job=JOB, settings=settings, inputs=inputs)
-    done = "finished before" if state is State.FINISHED else "done"
-    say_how_to_read(output, NEGATIVES.name)
-    rejected = rejects_said(Counter(str(row["reason"]) for row in pairs.rejects))
-    print(f"{done}: negatives of {len(pairs.pair_ids)} pairs, {rejected}: {output}")
+        for leftover in plan.work.glob(f"{TEMPORARY_PREFIX}*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        staged = _stage(plan)
+        names = _search(plan, staged)
+        _finish(plan, staged, names, args.images, [entry])
+    shutil.rmtree(plan.work, ignore_errors=True)
+    _say(plan, state)
     return 0
 
 
-def ranges_of(count: int, size: int) -> list[tuple[int, int, int]]:
-    """(number, start, stop) of consecutive ranges that cover ``count`` pairs."""
-    return [(k, s, min(s + size, count)) for k, s in enumerate(range(0, count, size))]
+def _stage(plan: Plan) -> Staged:
+    """Lays the captions out. Raises InputError if there is none that can be searched."""
+    counts, said = read_staged(plan.work), f"--pairs {plan.source.argument}"
+    try:
+        if counts is None:
+            staged = stage(plan.source, plan.work / "captions", plan.rules)
+        else:
+            staged = Staged(**counts)
+        if not staged.captions:
+            raise InputError(f"{said}: the table is empty; give one with captions")
+        refuse_unspaced(staged.unspaced, staged.captions, plan.rules, said)
+    except InputError:  # nothing was written that another try with other flags could not replace
+        shutil.rmtree(plan.work, ignore_errors=True)
+        (plan.output / PLAN).unlink()
+        raise
+    return staged
+
+
+def _search(plan: Plan, staged: Staged) -> list[str]:
+    """Writes the shards that are missing; returns the names of all."""
+    ranges = list(ranges_of(staged.captions, plan.shard_captions))
+    names = [shard_name(NEGATIVES, number, len(ranges)) for number, _, _ in ranges]
+    missing = [r for r, n in zip(ranges, names, strict=True) if not (plan.output / n).exists()]
+    if len(missing) < len(ranges):
+        print(f"continuing: {len(ranges) - len(missing)} shards are there", file=sys.stderr)
+    vocabulary = plan.output / shard_name(VOCABULARY, 0, 1)
+    if missing or not vocabulary.exists():
+        _count(plan, staged, vocabulary)
+    if not missing:
+        return names
+    work, rules = plan.work, plan.rules
+    captions, words = work / "captions", work / "words"
+    if not (work / "bags").exists():
+        table = pq.read_table(vocabulary)
+        save(work / "bags", load_bags(captions, words, staged.chunks, table, staged.captions))
+    plan.apply(range(plan.parts), Index=BuildPart(work, plan.parts))
+    blocks = missing_blocks(work, staged.captions, plan.parts)
+    kernel_rules = Rules(rules.top, rules.below.numerator, rules.below.denominator)
+    total = staged.captions * plan.parts
+    plan.apply(blocks, Search=SearchBlock(work, kernel_rules, plan.threads, total))
+    producer = {"job": JOB, **plan.settings}
+    write = WriteNegatives(work, plan.output, len(ranges), plan.parts, rules.top, producer)
+    plan.apply(missing, Write=write)
+    return names
+
+
+def _count(plan: Plan, staged: Staged, vocabulary: Path) -> None:
+    """Cuts all captions into words, and writes the vocabulary."""
+    words, captions = plan.work / "words", plan.work / "captions"
+    chunks = range(staged.chunks)
+    if vocabulary.exists() and all((words / f"words-{k:05d}.arrow").exists() for k in chunks):
+        return
+    producer = {"job": JOB, **plan.settings}
+    with run_pipeline(plan.options) as pipeline:
+        counts = (
+            pipeline
+            | "Chunks" >> beam.Create(list(chunks))
+            | "Words" >> beam.ParDo(CountWords(captions, words, plan.rules))
+            | "Captions of a word" >> beam.CombinePerKey(sum)
+        )
+        _ = (
+            pipeline
+            | "Once" >> beam.Create([None])
+            | "Vocabulary"
+            >> beam.ParDo(
+                WriteVocabulary(plan.output, staged.captions, producer), beam.pvalue.AsList(counts)
+            )
+        )
+
+
+def _finish(
+    plan: Plan, staged: Staged, names: Sequence[str], images: str | None, inputs: Sequence[Any]
+) -> None:
+    """Writes rejects, funnel, report and, last, the manifest."""
+    folder = plan.work / "captions"
+    rejects = write_shard(
+        plan.output,
+        REJECTS,
+        read_arrow(folder / "rejects.arrow"),
+        producer={"job": JOB, **plan.settings},
+    )
+    ids = read_arrow(folder / "ids.arrow").column("id").combine_chunks()
+    findings = look(plan.output, names, ids, plan.rules.top)
+    counts = reject_reasons(plan.output / rejects.name)
+    funnel = [
+        {"stage": "captions", "unit": "rows", "in": staged.rows, "out": staged.captions}
+        | {"rejects": counts, "without_picture": staged.alone, "unspaced": staged.unspaced},
+        {"stage": "negatives", "unit": "captions", "in": staged.captions, "out": staged.captions}
+        | {"rejects": {}, "without_negatives": findings.without, "short_lists": findings.short},
+    ]
+    write_json(plan.output / "funnel.json", funnel)
+    write_report(plan.output, folder, findings, funnel, plan.settings, names, images)
+    shards = [describe_shard(plan.output / name, NEGATIVES.name) for name in names]
+    vocabulary = describe_shard(plan.output / shard_name(VOCABULARY, 0, 1), VOCABULARY.name)
+    write_manifest(
+        plan.output,
+        [*shards, vocabulary, rejects],
+        job=JOB,
+        settings=plan.settings,
+        inputs=inputs,
+    )
+
+
+def reject_reasons(path: Path) -> dict[str, int]:
+    """Counts the reasons of a shard of rejects, in the order of the closed list."""
+    counts = Counter(pq.read_table(path, columns=["reason"]).column(0).to_pylist())
+    return {reason.value: counts[reason.value] for reason in Reason if counts[reason.value]}
+
+
+def _say(plan: Plan, state: State) -> None:
+    done = "finished before" if state is State.FINISHED else "done"
+    captions, lists = json.loads((plan.output / "funnel.json").read_text(encoding="utf-8"))
+    say_how_to_read(plan.output, NEGATIVES.name)
+    notes = [rejects_said(reject_counts(plan.output))]
+    notes.append(f"{lists['without_negatives']} without negatives")
+    notes.append(f"{lists['short_lists']} with fewer than {plan.rules.top}")
+    if captions["unspaced"]:
+        notes.append(f"{captions['unspaced']} of a script that the tokenizer does not cut")
+    print(f"{done}: negatives of {lists['in']} pairs, {', '.join(notes)}: {plan.output}")

@@ -1,11 +1,13 @@
 """Which captions are hard negatives: thresholds, and what counts as a word."""
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
 from vlmill.schemas.errors import InputError
 
-TOKEN_PATTERNS = {"words": r"(?u)\b\w\w+\b", "space": r"\S+"}
+TOKENIZERS = ("words", "whitespace", "jieba")
+WORDS = r"(?u)\b\w\w+\b"  # scikit-learn's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,20 +16,37 @@ class NegativeRules:
 
     top: int = 30
     below: Fraction = Fraction(1, 2)  # cosine strictly below: above are near duplicates
-    tokenizer: str = "words"  # scikit-learn's default words; "space" for segmented text
+    tokenizer: str = "words"  # matches of `pattern`; or segmented text, or Chinese
+    pattern: str = WORDS
 
     def __post_init__(self) -> None:
         if self.top < 1:
             raise ValueError(f"top is {self.top}, must be at least 1")
         if not 0 < self.below <= 1:
             raise ValueError(f"below is {self.below}, must be in (0, 1]")
-        if self.tokenizer not in TOKEN_PATTERNS:
-            raise ValueError(f"tokenizer {self.tokenizer}: one of {', '.join(TOKEN_PATTERNS)}")
+        if self.below.denominator > 10**6:  # its square by that of a norm has to fit 126 bits
+            raise ValueError(f"below is {self.below}, must have at most 6 digits")
+        if self.tokenizer not in TOKENIZERS:
+            raise ValueError(f"tokenizer {self.tokenizer}: one of {', '.join(TOKENIZERS)}")
+        if self.pattern != WORDS and self.tokenizer != "words":
+            raise ValueError(f"a token pattern and the tokenizer {self.tokenizer}: give one")
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"token pattern {self.pattern}: {error}") from None
+        if groups > 1:
+            raise ValueError(
+                f"token pattern {self.pattern} has {groups} groups, at most one counts"
+            )
 
 
-def rules_of(top: int, below: str, tokenizer: str) -> NegativeRules:
+def rules_of(top: int, below: str, tokenizer: str, pattern: str | None) -> NegativeRules:
     """Rules from the flags; InputError for values that make none."""
     try:
-        return NegativeRules(top=top, below=Fraction(below), tokenizer=tokenizer)
+        return NegativeRules(
+            top=top, below=Fraction(below), tokenizer=tokenizer, pattern=pattern or WORDS
+        )
     except (ValueError, ZeroDivisionError) as error:
-        raise InputError(f"--top {top} --below {below} --tokenizer {tokenizer}: {error}") from None
+        flags = f"--top {top} --below {below} --tokenizer {tokenizer}"
+        flags += "" if pattern is None else f" --token-pattern {pattern}"
+        raise InputError(f"{flags}: {error}") from None

@@ -1,4 +1,5 @@
 """Texts of pairs are cleaned, judged and scored here.
 
-Reading order: ``words``, ``captions``, ``language`` and ``scoring``.
+Reading order: ``words``, ``sentences``, ``balance``, ``personal`` and ``lists``, ``captions``
+(which uses them all), ``language`` and ``scoring``.
 """

@@ -11,10 +11,19 @@ from collections.abc import Iterator
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.balance import mended, stray_marks, unwrapped
+from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
+from vlmill.pipelines.texts.personal import personal_data
+from vlmill.pipelines.texts.sentences import sentences
 from vlmill.pipelines.texts.words import words_of
 from vlmill.schemas.rejects import Reason
 
 _I = re.IGNORECASE
+LONGEST_WORD = 40  # characters
+MIN_CASED = 15  # words; of fewer, capitals may be a name or a headline's style
+MAX_CAPITALS = 0.8  # of the letters
+MAX_MARKS = 0.3  # of what is no space
+MAX_NAME_CHARS = 200
 _AGENCY = (
     r"(?:getty|reuters|shutterstock|istock|alamy|flickr|wikimedia|unsplash|pexels|corbis|afp|"
     r"associated press|ap photo|ap images|a\.?p\.?|epa|bloomberg|splash|rex|instagram|twitter|"
@@ -26,14 +35,17 @@ _SPANS = tuple(
     for pattern, flags in (
         (r"<[a-zA-Z/!][^<>]{0,300}>", 0),
         (r"\b(?:https?|ftp)://\S+|\bwww\.[^\s/]+\.\S+", _I),
-        (r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+", 0),
         (r"\S*\.(?:jpe?g|png|gif|webp|svg|bmp|tiff?|pdf|html?)\b(?:\?\S*)?", _I),
         (r"\b(?:IMG|DSC|DSCN|DSCF|PICT|CIMG|P\d{3})[_-]?\d{3,}\b(?:[_-]\d+)*", _I),
         (r"\[(?:\d{1,3}|[a-z]|edit|note \d+|citation needed)\]", _I),
         (r"[(\[][^()\[\]]{0,60}\b" + _AGENCY + r"\b[^()\[\]]{0,60}[)\]]", _I),
-        (r"\((?:photo|image|picture|credit|source|via|courtesy)\b[^()]{0,80}\)", _I),
+        (r"\((?:photo|image|picture|credit|source|via|courtesy|copyright|©)[^()]{0,80}\)", _I),
         (r"\((?:[\w-]+\.)+(?:com|org|net|it|co|uk|de|gov|edu|tv)\)", _I),
-        (r"\b(?:photo(?:graph)?|image|picture)s? (?:by|credit|courtesy|copyright)\b.*", _I),
+        (  # "in a picture by a telescope" is said of the picture
+            r"(?<!\bin an )(?<!\bin a )(?<!\bin the )(?<!\bin this )"
+            r"\b(?:photo(?:graph)?|image|picture)s? (?:by|credit|courtesy|copyright)\b.*",
+            _I,
+        ),
         (r"(?<=[.!?…)\"”]) ?(?:photo(?:graph|s)?|image|picture|credits?|source|via) ?:.*", _I),
         (r"(?:©|\(c\)|\bcopyright\b).*", _I),
         (r"\b\d{2,5} ?[x×] ?\d{2,5}(?: ?(?:px|pixels))?\b", _I),
@@ -49,14 +61,19 @@ _PREFIX = re.compile(
     r"(?: (?:of|showing|shows)\b|:| -)\s*(?=\S))",
     _I,
 )
-_EDGES = ' \t"“”„«»*•·–—-|,;:/\\_~=+<>^`#'
+_EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；："
 
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:mr|mrs|ms|dr|prof|st|mt|sr|jr|vs|etc|ca|c|no|vol|fig|approx|inc|ltd|co|gen|"
-    r"col|lt|sgt|rev|hon|gov|sen|rep|e\.g|i\.e|a\.m|p\.m|u\.s|u\.k|[a-z])\.$",
+# One token that is a file's name, or was made by a machine out of one.
+_FILE_NAME = re.compile(
+    r"\S+\.(?:jpe?g|png|gif|webp|avif|svg|bmp|tiff?|heic|pdf)(?:\?\S*)?"
+    r"|(?=\S*[_\d])(?=\S*[_-])[\w.-]+|(?:IMG|DSC|DSCN|DSCF|PICT|CIMG|MVI|SAM|WP)_?\d{3,}\S*"
+    r"|[0-9a-f]{12,}",
     _I,
 )
-_SENTENCE_END = re.compile(r"[.!?…]+[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9À-ÖØ-Þ])")
+_REPEATED_MARKS = re.compile(r"([!?*~$^])\s?\1\s?\1|[#@]\w+\s[^#@]{0,20}[#@]\w+\s[^#@]{0,20}[#@]\w")
+_MARKS = re.compile(r"[^\w\s]")
+# Letters that stand for syllables or more: of Chinese, Japanese, Korean and Thai.
+_DENSE = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 
 _BOILERPLATE = re.compile(
     r"^(?:click|tap|read|see|view|show|learn|find out|load|skip|go|back|next|previous|share|"
@@ -103,6 +120,8 @@ def plain(text: str, max_chars: int = 2_000) -> str:
     while "&" in text and (resolved := html.unescape(text)) != text:
         text = resolved
     text = unicodedata.normalize("NFKC", text)
+    if text.isprintable():  # nothing of category C is; most texts end here
+        return text[:max_chars]
     characters = (c if not unicodedata.category(c).startswith("C") else _replace(c) for c in text)
     return unicodedata.normalize("NFKC", "".join(characters)[:max_chars])[:max_chars]
 
@@ -130,37 +149,56 @@ def _strip_edges(text: str) -> str:
     return text.strip(_EDGES + "\N{REPLACEMENT CHARACTER}")
 
 
-def sentences(text: str) -> Iterator[str]:
-    """Cuts ``text`` after sentences; abbreviations and initials do not end one."""
-    start = 0
-    for match in _SENTENCE_END.finditer(text):
-        head = text[start : match.end()].rstrip()
-        if not _ABBREVIATION.search(head):
-            yield head
-            start = match.end()
-    if text[start:].strip():
-        yield text[start:].strip()
-
-
-def fault(sentence: str, rules: WebPairRules) -> Reason | None:
+def fault(
+    sentence: str,
+    rules: WebPairRules,
+    language: str | None = None,
+    lists: TextLists = NO_LISTS,
+) -> Reason | None:
     """Says why a sentence is no caption, or returns None."""
-    words = words_of(sentence)
+    words = words_of(sentence, language)
     if not words:
         return Reason.NO_TEXT
-    if _BLOCKED.search(sentence):
+    if _FILE_NAME.fullmatch(sentence):
+        return Reason.FILE_NAME
+    if _BLOCKED.search(sentence) or lists.blocks(sentence):
         return Reason.BLOCKED_WORD
+    if not rules.keep_personal_data and personal_data(sentence):
+        return Reason.PERSONAL_DATA
     if _BOILERPLATE.search(sentence):
         return Reason.BOILERPLATE
     if len(words) < rules.min_words:
         return Reason.TOO_SHORT
     if len(words) > rules.max_words:
         return Reason.TOO_LONG
-    letters = sum(c.isalpha() for c in sentence)
-    if letters < rules.min_alphabetic * len(sentence.replace(" ", "")) or max(map(len, words)) > 40:
+    return _form_fault(sentence, words, rules, lists)
+
+
+def _form_fault(
+    sentence: str, words: list[str], rules: WebPairRules, lists: TextLists
+) -> Reason | None:
+    """What is wrong with letters, marks and words of a sentence that says the right things."""
+    letters = [c for c in sentence if c.isalpha()]
+    dense = len(_DENSE.findall(sentence))
+    size = len(sentence.replace(" ", ""))
+    # A year of four digits stands beside two or three characters that say as much as ten letters.
+    if len(letters) + dense < rules.min_alphabetic * (size + dense):
+        return Reason.NOT_WORDS
+    if max(map(len, words)) > LONGEST_WORD and not dense:
         return Reason.NOT_WORDS
     if _repetition(words) > rules.max_repetition:
         return Reason.REPETITIVE
-    return Reason.NOT_A_SENTENCE if _is_list(sentence, words) else None
+    if _is_list(sentence, words):
+        return Reason.NOT_A_SENTENCE
+    if len(words) >= MIN_CASED and sum(map(str.isupper, letters)) > MAX_CAPITALS * len(letters):
+        return Reason.CAPITALS
+    if _REPEATED_MARKS.search(sentence) or len(_MARKS.findall(sentence)) > MAX_MARKS * size:
+        return Reason.PUNCTUATION
+    if stray_marks(sentence):
+        return Reason.UNBALANCED
+    if lists.unknown_share(words) > rules.max_unknown_words:
+        return Reason.UNKNOWN_WORDS
+    return None
 
 
 def _repetition(words: list[str]) -> float:
@@ -174,18 +212,24 @@ def _is_list(sentence: str, words: list[str]) -> bool:
     return separators >= 3 and separators >= 0.4 * len(words)
 
 
-def caption_of(text: str, rules: WebPairRules) -> str | Drop:
+def caption_of(
+    text: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
+) -> str | Drop:
     """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
 
-    A text of which no sentence passes is dropped for the fault of its first one.
+    A text of which no sentence passes is dropped for the fault of its first one. ``language``
+    (ISO 639-1) says how words are told apart. A caption's quotation marks and brackets are
+    balanced: none is cut inside, and a single stray one is taken away.
     """
+    if _FILE_NAME.fullmatch(plain(text, rules.max_text_chars).strip()):
+        return Drop(Reason.FILE_NAME, text[:MAX_NAME_CHARS])
     cleaned = clean(text, rules.max_text_chars)
     passing: list[str] = []
     faults: list[Reason] = []
     length = 0
-    for sentence in sentences(cleaned):
-        wrong = fault(sentence, rules)
-        length += len(words_of(sentence)) if wrong is None else 0
+    for sentence in whole_sentences(cleaned):
+        wrong = fault(sentence, rules, language, lists)
+        length += len(words_of(sentence, language)) if wrong is None else 0
         if wrong is None and length <= rules.max_words:
             passing.append(sentence)
         elif passing:
@@ -193,7 +237,32 @@ def caption_of(text: str, rules: WebPairRules) -> str | Drop:
         elif wrong is not None:
             faults.append(wrong)
     if passing:
-        caption = " ".join(passing)
-        whole = fault(caption, rules)
+        caption = _joined(passing)
+        whole = fault(caption, rules, language, lists)
         return caption if whole is None else passing[0]
     return Drop(faults[0] if faults else Reason.NO_TEXT, cleaned or None)
+
+
+def whole_sentences(text: str) -> Iterator[str]:
+    """Yields sentences, those inside of a quotation or of brackets with what they stand in.
+
+    A single stray mark is taken away; of a text with more its sentences come as they are.
+    """
+    parts: list[str] = []
+    for sentence in sentences(text):
+        parts.append(sentence)
+        whole = _joined(parts)
+        if not stray_marks(whole):
+            yield unwrapped(whole)
+            parts = []
+    for sentence in parts:  # what opens in the first of them never closes
+        yield unwrapped(mended(sentence) or sentence)
+
+
+def _joined(parts: list[str]) -> str:
+    """Sentences in a row, with a space between where the script has spaces."""
+    text = ""
+    for part in parts:
+        space = "" if not text or (text[-1] in "。！？」』”）" and _DENSE.match(part)) else " "
+        text += f"{space}{part}"
+    return text

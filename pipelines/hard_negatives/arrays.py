@@ -1,0 +1,80 @@
+"""The arrays that a search reads: bags of words, and an index of them; on disk a file each.
+
+A *bag* is what a caption is to TF-IDF: its words and how often each comes. Captions with the same
+bag are its members, found once for all of them. Bags are numbered in the order in which they are
+searched, captions by the order of their ids, words from the most frequent on.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.schemas.files.atomic import atomic_folder
+
+Array = npt.NDArray[Any]
+
+
+class Bags(NamedTuple):
+    """The queries: words of B bags of N captions, and who has them.
+
+    ``start`` int64 [B + 1] cuts ``words`` int32 and ``counts`` int32, ascending words of each bag;
+    ``norm2`` int64 [B]. ``member_start`` int64 [B + 1] cuts ``members`` int32 [N], ascending
+    captions of each bag. ``images`` int32 [N] numbers the captions' pictures. ``weights`` int64
+    [V].
+    """
+
+    start: Array
+    words: Array
+    counts: Array
+    norm2: Array
+    member_start: Array
+    members: Array
+    images: Array
+    weights: Array
+
+
+class Part(NamedTuple):
+    """An index of D bags, sorted so that lists can be left early (:mod:`.index`).
+
+    ``rows`` int32 [D, 16], a cache line each: the layout stands in :mod:`.index`. ``long_words``
+    and ``long_counts`` int32 hold the words that do not fit there. ``list_start`` int64 [V + 1]
+    and ``list_middle`` int64 [V] cut the postings of each word, first those of class A, then those
+    of class B. A posting has a signature of three ``bits`` uint32, a ``norm`` rounded down and an
+    ``excess`` rounded up, uint16 both, and the ``place`` int32 of its bag in ``rows``. ``reach``
+    float32 [D] is a bag's norm by its largest count, rounded down.
+    """
+
+    rows: Array
+    long_words: Array
+    long_counts: Array
+    list_start: Array
+    list_middle: Array
+    bits0: Array
+    bits1: Array
+    bits2: Array
+    norm: Array
+    excess: Array
+    place: Array
+    reach: Array
+
+
+Group = TypeVar("Group", Bags, Part)
+
+
+def save(folder: Path, arrays: Bags | Part) -> None:
+    """Writes arrays as plain ``.npy`` files into ``folder``, which appears with all of them."""
+    with atomic_folder(folder, replace=True) as temporary:
+        for name, array in zip(arrays._fields, arrays, strict=True):
+            np.save(temporary / f"{name}.npy", array)
+
+
+def mapped(folder: Path, kind: type[Group]) -> Group:
+    """Maps arrays that :func:`save` has written: all processes of a machine share their memory."""
+    return kind(*(_map(folder / f"{name}.npy") for name in kind._fields))
+
+
+def _map(path: Path) -> Array:
+    array: Array = np.load(path, mmap_mode="r")
+    return array.view(np.ndarray)

@@ -1,0 +1,198 @@
+"""Searches of blocks of captions, and their lists put together into shards of negatives.
+
+Captions are searched in the order of :class:`.arrays.Bags`, and written in the order of their ids:
+lists lie in between on the disk, of each block and each part of the index. An answer is among the
+answers of the parts; their lists are merged by cosine and caption.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+
+from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
+from vlmill.pipelines.hard_negatives.captions import read_arrow
+from vlmill.pipelines.hard_negatives.index import part_of
+from vlmill.pipelines.hard_negatives.kernel import Rules, search
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.atomic import atomic_folder
+from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.tables import NEGATIVES
+
+BLOCK = 20_000  # captions whose lists are in memory together
+ROWS_PER_GROUP = 10_000
+
+
+class BuildPart(beam.DoFn):
+    """Part of the index -> its files, unless they are there; yields nothing."""
+
+    def __init__(self, work: Path, parts: int) -> None:
+        self.work, self.parts = work, parts
+
+    def process(self, number: int) -> None:
+        folder = self.work / f"part-{number}"
+        if not folder.exists():
+            save(folder, part_of(mapped(self.work / "bags", Bags), number, self.parts))
+
+
+class SearchBlock(beam.DoFn):
+    """(part, block) -> the block's lists from this part; yields nothing.
+
+    Scores that the parts before it have reached need not be found again.
+    """
+
+    def __init__(self, work: Path, rules: Rules, threads: int, captions: int) -> None:
+        self.work, self.rules, self.threads, self.captions = work, rules, threads, captions
+        self.progress: Progress | None = None
+
+    def setup(self) -> None:
+        self.bags = mapped(self.work / "bags", Bags)
+        self.parts: dict[int, Part] = {}
+
+    def start_bundle(self) -> None:
+        self.progress = Progress(total=self.captions, unit="caption", label="negatives")
+
+    def finish_bundle(self) -> None:
+        assert self.progress is not None
+        self.progress.__exit__(None, None, None)
+        self.progress = None
+
+    def process(self, element: tuple[int, int]) -> None:
+        number, block = element
+        if number not in self.parts:
+            self.parts = {number: mapped(self.work / f"part-{number}", Part)}
+        first = block * BLOCK
+        last = min(first + BLOCK, self.bags.members.size)
+        before = [p for p in range(number) if lists_folder(self.work, block, p).exists()]
+        _, scores = merged(self.work, block, before, np.arange(last - first), self.rules.top)
+        floors = np.ascontiguousarray(scores[:, -1])
+        lists = search_range(
+            self.bags, self.parts[number], self.rules, first, last, floors, self.threads
+        )
+        with atomic_folder(lists_folder(self.work, block, number), replace=True) as folder:
+            for name, array in zip(("numbers", "scores"), lists, strict=True):
+                np.save(folder / f"{name}.npy", array)
+        assert self.progress is not None
+        self.progress.advance(last - first)
+
+
+def search_range(
+    bags: Bags, part: Part, rules: Rules, first: int, last: int, floors: Array, threads: int
+) -> tuple[Array, Array]:
+    """(captions, cosines) [n, top] of ``members[first:last]``, on so many threads."""
+    num = last - first
+    numbers, scores = np.empty((num, rules.top), np.int32), np.empty((num, rules.top))
+    cuts = np.linspace(0, num, min(threads, num) + 1).astype(int)
+    spans = [slice(a, b) for a, b in pairwise(cuts.tolist())]
+
+    def one(span: slice) -> None:
+        search(
+            bags, part, rules, first + span.start, first + span.stop, floors[span], numbers[span],
+            scores[span],
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(len(spans)) as pool:
+        list(pool.map(one, spans))
+    return numbers, scores
+
+
+def lists_folder(work: Path, block: int, part: int) -> Path:
+    """Where the lists of a block from a part of the index lie."""
+    return work / f"lists-{block:05d}-{part}"
+
+
+def merged(
+    work: Path, block: int, parts: Sequence[int], rows: Array, top: int
+) -> tuple[Array, Array]:
+    """The best of these parts for some rows of a block; -1 and 0 where there are no more."""
+    numbers, scores = np.full((rows.size, top), -1, np.int32), np.zeros((rows.size, top))
+    for part in parts:
+        folder = lists_folder(work, block, part)
+        more = [np.load(folder / f"{n}.npy", mmap_mode="r")[rows] for n in ("numbers", "scores")]
+        if part == parts[0]:
+            numbers, scores = more
+            continue
+        numbers = np.concatenate([numbers, more[0]], axis=1)
+        scores = np.concatenate([scores, more[1]], axis=1)
+        order = np.lexsort((numbers, -scores), axis=1)[:, :top]
+        numbers = np.take_along_axis(numbers, order, axis=1)
+        scores = np.take_along_axis(scores, order, axis=1)
+    return numbers, scores
+
+
+class WriteNegatives(beam.DoFn):
+    """(shard, first, last caption) -> the shard; yields nothing."""
+
+    def __init__(
+        self, work: Path, output: Path, total: int, parts: int, top: int, producer: dict[str, Any]
+    ) -> None:
+        self.work, self.output, self.total = work, output, total
+        self.parts, self.top, self.producer = parts, top, producer
+
+    def setup(self) -> None:
+        members = mapped(self.work / "bags", Bags).members
+        self.places = np.empty(members.size, np.int32)
+        self.places[members] = np.arange(members.size, dtype=np.int32)
+        self.ids = read_arrow(self.work / "captions" / "ids.arrow").column("id").combine_chunks()
+
+    def process(self, element: tuple[int, int, int]) -> None:
+        shard, first, last = element
+        with ShardWriter(
+            self.output, NEGATIVES, shard, self.total, producer=self.producer, compression="zstd"
+        ) as writer:
+            for begin in range(first, last, ROWS_PER_GROUP):
+                end = min(begin + ROWS_PER_GROUP, last)
+                writer.write(self._table(begin, end))
+
+    def _table(self, first: int, last: int) -> pa.Table:
+        places = self.places[first:last]
+        numbers = np.empty((places.size, self.top), np.int32)
+        scores = np.empty((places.size, self.top))
+        for block in np.unique(places // BLOCK):
+            rows = np.flatnonzero(places // BLOCK == block)
+            numbers[rows], scores[rows] = merged(
+                self.work, int(block), range(self.parts), places[rows] % BLOCK, self.top
+            )
+        real = numbers >= 0
+        offsets = pa.array(np.concatenate([[0], np.cumsum(real.sum(axis=1))]), pa.int32())
+        ids = self.ids.take(pa.array(numbers[real]))
+        cosines = pa.array(scores[real].astype(np.float32))
+        return pa.table(
+            {
+                "pair_id": self.ids[first:last],
+                "negative_pair_ids": pa.ListArray.from_arrays(offsets, ids),
+                "similarities": pa.ListArray.from_arrays(offsets, cosines),
+            }
+        )
+
+
+def ranges_of(count: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of consecutive ranges that cover ``count`` captions."""
+    for number, start in enumerate(range(0, count, size)):
+        yield number, start, min(start + size, count)
+
+
+def missing_blocks(work: Path, captions: int, parts: int) -> list[tuple[int, int]]:
+    """(part, block) whose lists are not there, part by part: each profits from those before it."""
+    blocks = -(-captions // BLOCK)
+    return [
+        (part, block)
+        for part in range(parts)
+        for block in range(blocks)
+        if not lists_folder(work, block, part).exists()
+    ]
+
+
+def read_staged(work: Path) -> dict[str, int] | None:
+    """What an earlier run has staged in ``work``, None if it has not."""
+    path = work / "captions" / "staged.json"
+    if not path.exists():
+        return None
+    counts: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    return counts

@@ -1,0 +1,226 @@
+"""Bags and their index are built from word counts: numpy and numba, no text any more.
+
+w(t) = round(idf(t)^2 * 2^16) is a word's weight, norm2 = sum tf^2 w a bag's squared length, and
+sum (tf - 1) w its excess, which repeated words add. Class A has an excess of at most 8 idf^2 and is
+sorted by norm, class B the rest, sorted by norm / largest tf: in both, what comes later needs a
+larger product to reach the same cosine.
+"""
+
+import numpy as np
+
+from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part
+from vlmill.pipelines.hard_negatives.kernel import (
+    CHUNK,
+    EXCESS_UNIT,
+    INLINE,
+    MOST_EXCESS,
+    ROW,
+    UNKNOWN,
+    WORD_BITS,
+    bit_of,
+    compiled,
+)
+
+MOST_COUNT = 1 << (31 - WORD_BITS)
+
+
+def bags_of(start: Array, words: Array, counts: Array, images: Array, weights: Array) -> Bags:
+    """Bags of captions whose words, ascending, are ``words[start[k]:start[k + 1]]``.
+
+    Equal ones become one bag. Bags are in the order of search: by their three rarest words, so
+    that neighbours read the same lists; those without a word come last.
+    """
+    num = start.size - 1
+    keys = np.empty((num, 2), np.uint64)
+    rare = np.empty((num, 3), np.int32)
+    _describe(start, words, counts, keys, rare)
+    # Captions of a bag are neighbours in this order, each bag's by number.
+    order = np.lexsort((keys[:, 1], keys[:, 0], rare[:, 2], rare[:, 1], rare[:, 0])).astype(
+        np.int32
+    )
+    firsts = np.flatnonzero(_differs(start, words, counts, order))
+    leaders = order[firsts]
+    sizes = (start[1:] - start[:-1])[leaders]
+    bag_start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    bag_words, bag_counts = np.empty(bag_start[-1], np.int32), np.empty(bag_start[-1], np.int32)
+    norm2 = np.empty(leaders.size, np.int64)
+    _copy(start, words, counts, leaders, weights, bag_start, bag_words, bag_counts, norm2)
+    return Bags(
+        start=bag_start,
+        words=bag_words,
+        counts=bag_counts,
+        norm2=norm2,
+        member_start=np.append(firsts, num).astype(np.int64),
+        members=order,
+        images=images,
+        weights=weights,
+    )
+
+
+@compiled
+def _describe(start: Array, words: Array, counts: Array, keys: Array, rare: Array) -> None:
+    """A hash of each caption's bag, and its three rarest words as they sort: rarest first."""
+    for k in range(start.size - 1):
+        begin, end = start[k], start[k + 1]
+        one, two = np.uint64(0), np.uint64(0)
+        for at in range(begin, end):
+            x = np.uint64(words[at]) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(counts[at])
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            one = (one ^ x) * np.uint64(0x100000001B3)
+            two = (two + x) * np.uint64(0xD6E8FEB86659FD93)
+        keys[k, 0], keys[k, 1] = one, two
+        for j in range(3):
+            # Rare words have high numbers. One that is missing sorts last.
+            rare[k, j] = -words[end - 1 - j] if end - begin > j else 1
+
+
+@compiled
+def _differs(start: Array, words: Array, counts: Array, order: Array) -> Array:
+    """Whether each caption in ``order`` has another bag than the one before it."""
+    differs = np.ones(order.size, np.bool_)
+    for k in range(1, order.size):
+        a, b = order[k - 1], order[k]
+        size = start[a + 1] - start[a]
+        if size == start[b + 1] - start[b]:
+            same = True
+            for at in range(size):
+                i, j = start[a] + at, start[b] + at
+                same = same and words[i] == words[j] and counts[i] == counts[j]
+            differs[k] = not same
+    return differs
+
+
+@compiled
+def _copy(
+    start: Array,
+    words: Array,
+    counts: Array,
+    leaders: Array,
+    weights: Array,
+    bag_start: Array,
+    bag_words: Array,
+    bag_counts: Array,
+    norm2: Array,
+) -> None:
+    for bag in range(leaders.size):
+        shift = bag_start[bag] - start[leaders[bag]]
+        norm2[bag] = 0
+        for at in range(start[leaders[bag]], start[leaders[bag] + 1]):
+            bag_words[at + shift], bag_counts[at + shift] = words[at], counts[at]
+            norm2[bag] += np.int64(counts[at]) * counts[at] * weights[words[at]]
+
+
+def part_of(bags: Bags, number: int = 0, parts: int = 1) -> Part:
+    """Builds the index of every ``parts``-th bag from ``number`` on, if it has a word."""
+    chosen = np.arange(number, bags.start.size - 1, parts)
+    chosen = chosen[bags.start[chosen + 1] > bags.start[chosen]]
+    excess, largest = np.empty(chosen.size, np.float64), np.empty(chosen.size, np.int32)
+    _measure(bags, chosen, excess, largest)
+    norms = np.sqrt(bags.norm2[chosen].astype(np.float64))
+    in_b = excess > MOST_EXCESS
+    reach = norms / np.where(in_b, largest, 1)
+    order = np.lexsort((bags.members[bags.member_start[chosen]], reach, in_b))
+    chosen, in_b, norms = chosen[order], in_b[order], norms[order]
+    sizes = bags.start[chosen + 1] - bags.start[chosen]
+    frequency = np.zeros(bags.weights.size, np.int64)
+    frequency_a = np.zeros(bags.weights.size, np.int64)
+    num_long = _measure_lists(bags, chosen, in_b, frequency, frequency_a)
+    starts = np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64)
+    postings = int(starts[-1]) + CHUNK
+    part = Part(
+        rows=np.zeros((chosen.size, ROW), np.int32),
+        long_words=np.zeros(num_long, np.int32),
+        long_counts=np.zeros(num_long, np.int32),
+        list_start=starts,
+        list_middle=starts[:-1] + frequency_a,
+        bits0=np.zeros(postings, np.uint32),
+        bits1=np.zeros(postings, np.uint32),
+        bits2=np.zeros(postings, np.uint32),
+        norm=np.zeros(postings, np.uint16),
+        excess=np.zeros(postings, np.uint16),
+        place=np.zeros(postings, np.int32),
+        reach=(reach[order] * (1 - 1e-6)).astype(np.float32),
+    )
+    norm16 = np.minimum(np.floor(2 * norms * (1 - 1e-12)), 65535).astype(np.uint16)
+    excess16 = np.minimum(np.ceil(excess[order] / EXCESS_UNIT), UNKNOWN).astype(np.uint16)
+    assert sizes.sum() == starts[-1]
+    _fill(bags, chosen, norm16, excess16, part, starts[:-1].copy())
+    return part
+
+
+@compiled
+def _measure(bags: Bags, chosen: Array, excess: Array, largest: Array) -> None:
+    for k in range(chosen.size):
+        total, most = 0.0, 1
+        for at in range(bags.start[chosen[k]], bags.start[chosen[k] + 1]):
+            total += np.float64(bags.counts[at] - 1) * bags.weights[bags.words[at]]
+            most = max(most, bags.counts[at])
+        excess[k], largest[k] = total, most
+
+
+@compiled
+def _fits(bags: Bags, bag: int) -> bool:
+    """Whether a bag's words fit into its row."""
+    begin, end = bags.start[bag], bags.start[bag + 1]
+    if end - begin > INLINE or bags.norm2[bag] >= 2**31:
+        return False
+    fits = True
+    for at in range(begin, end):
+        fits = fits and bags.words[at] < 2**WORD_BITS and bags.counts[at] < MOST_COUNT
+    return fits
+
+
+@compiled
+def _measure_lists(
+    bags: Bags, chosen: Array, in_b: Array, frequency: Array, frequency_a: Array
+) -> int:
+    """Counts the postings of each word, and the words that need ``long_words``."""
+    num_long = 0
+    for k in range(chosen.size):
+        begin, end = bags.start[chosen[k]], bags.start[chosen[k] + 1]
+        if not _fits(bags, chosen[k]):
+            num_long += end - begin
+        for at in range(begin, end):
+            frequency[bags.words[at]] += 1
+            if not in_b[k]:
+                frequency_a[bags.words[at]] += 1
+    return num_long
+
+
+@compiled
+def _fill(
+    bags: Bags, chosen: Array, norm16: Array, excess16: Array, part: Part, cursor: Array
+) -> None:
+    """Writes rows and postings; a row is norm2, bag, number of words, and word | count << 20.
+
+    Where these do not fit: 0, bag, minus the number, then the place in ``long_words`` and norm2,
+    two int32 each, low half first.
+    """
+    num_long = np.int64(0)
+    for k in range(chosen.size):
+        bag, row = chosen[k], part.rows[k]
+        begin, end = bags.start[bag], bags.start[bag + 1]
+        row[1] = bag
+        fits = _fits(bags, bag)
+        if fits:
+            row[0], row[2] = bags.norm2[bag], end - begin
+        else:
+            row[2] = begin - end
+            row[3], row[4] = np.int32(num_long & 0xFFFFFFFF), np.int32(num_long >> 32)
+            row[5], row[6] = np.int32(bags.norm2[bag] & 0xFFFFFFFF), np.int32(bags.norm2[bag] >> 32)
+        bits = np.zeros(3, np.uint32)
+        for at in range(begin, end):
+            word, count = bags.words[at], bags.counts[at]
+            bit = bit_of(word)
+            bits[bit >> 5] |= np.uint32(1) << np.uint32(bit & 31)
+            if fits:
+                row[3 + at - begin] = word | (count << WORD_BITS)
+            else:
+                part.long_words[num_long], part.long_counts[num_long] = word, count
+                num_long += 1
+        for at in range(begin, end):
+            p = cursor[bags.words[at]]
+            cursor[bags.words[at]] += 1
+            part.bits0[p], part.bits1[p], part.bits2[p] = bits[0], bits[1], bits[2]
+            part.norm[p], part.excess[p], part.place[p] = norm16[k], excess16[k], k

@@ -1,0 +1,159 @@
+"""report.html of the job: how similar negatives are, which come most often, and fifty captions."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from markupsafe import Markup
+
+from vlmill.pipelines.hard_negatives.arrays import Array
+from vlmill.pipelines.hard_negatives.captions import read_arrow
+from vlmill.pipelines.hard_negatives.vectors import texts_of
+from vlmill.schemas.console.report import (
+    Section,
+    funnel_table,
+    histogram,
+    html_table,
+    picture_cards,
+    settings_table,
+    thumbnails,
+    write_page,
+)
+
+MAX_VALUES = 200_000  # of a histogram
+SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What a pass over the written lists tells; ``times`` int32 [N] how often a caption is one."""
+
+    times: Array
+    top: int
+    without: int = 0
+    short: int = 0
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)
+
+
+def look(output: Path, names: Sequence[str], ids: pa.Array, top: int) -> Findings:
+    """Counts lists, and samples similarities, from the shards of negatives."""
+    findings = Findings(times=np.zeros(len(ids), np.int64), top=top)
+    share = max(1, MAX_VALUES // max(1, len(names)))
+    for name in names:
+        with pq.ParquetFile(output / name) as file:
+            sampled = 0
+            for batch in file.iter_batches(10_000, columns=["negative_pair_ids", "similarities"]):
+                lists, cosines = batch.column(0), batch.column(1)
+                sizes = np.asarray(pc.list_value_length(lists))
+                findings.lengths.update(sizes.tolist())
+                values = np.asarray(cosines.flatten())
+                ends = np.cumsum(sizes)
+                full = np.flatnonzero(sizes)[: share - sampled]
+                sampled += full.size
+                findings.first += values[ends[full] - sizes[full]].tolist()
+                findings.last += values[ends[full] - 1].tolist()
+                places = pc.index_in(lists.flatten(), value_set=ids)
+                findings.times += np.bincount(np.asarray(places), minlength=len(ids))
+    findings.without = findings.lengths[0]
+    findings.short = sum(n for size, n in findings.lengths.items() if 0 < size < top)
+    return findings
+
+
+def write_report(
+    output: Path,
+    staged: Path,
+    findings: Findings,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    names: Sequence[str],
+    images: str | None,
+) -> None:
+    """Writes ``output/report.html``; ``images`` is a table of pictures, ids those of the pairs."""
+    charts = [
+        histogram(findings.first, title="Highest similarity of a caption", x_label="cosine"),
+        histogram(findings.last, title=f"Lowest of its {findings.top}", x_label="cosine"),
+    ]
+    captions = funnel[-1]["in"]
+    write_page(
+        output / "report.html",
+        "Hard negatives",
+        [
+            Section(
+                title="Funnel",
+                body=funnel_table(funnel),
+                intro=f"{findings.without} captions have no negative, {findings.short} fewer than "
+                f"{findings.top}",
+            ),
+            Section(title="Similarities", body=Markup("").join(charts)),
+            Section(title="Most often a negative", body=_popular(staged, findings)),
+            Section(
+                title="Random captions",
+                body=_examples(output, staged, names, images),
+                intro=f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
+            ),
+            Section(title="Settings", body=settings_table(settings)),
+        ],
+        subtitle=f"negatives of {captions} captions",
+    )
+
+
+def _popular(staged: Path, findings: Findings) -> Markup:
+    order = np.argsort(-findings.times, kind="stable")[:POPULAR]
+    texts = texts_of(staged, order.tolist())
+    rows = [(int(findings.times[k]), texts[int(k)][:200]) for k in order if findings.times[k]]
+    return html_table(["times", "caption"], rows)
+
+
+def _examples(output: Path, staged: Path, names: Sequence[str], images: str | None) -> Markup:
+    """Fifty captions, by a fixed seed, their negatives, and the pictures of both."""
+    ids = read_arrow(staged / "ids.arrow").column("id").combine_chunks()
+    chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:SHOWN])
+    rows = _rows(output, names, chosen)
+    numbers = {
+        row["pair_id"]: pc.index_in(
+            pa.array([row["pair_id"], *row["negative_pair_ids"][:SHOWN_NEGATIVES]], pa.string()),
+            value_set=ids,
+        ).to_pylist()
+        for row in rows
+    }
+    everyone = [number for one in numbers.values() for number in one]
+    texts, pictures = texts_of(staged, everyone), _pictures(staged, everyone)
+    uris = thumbnails(images, {name for name in pictures.values() if name is not None})
+    cards = []
+    for row in rows:
+        for rank, number in enumerate(numbers[row["pair_id"]]):
+            cosine = f"negative, cosine {row['similarities'][rank - 1]:.3f}" if rank else ""
+            cards.append(
+                {
+                    "uri": uris.get(pictures[number] or "", ""),
+                    "text": texts[number][:300],
+                    "about": cosine or f"caption {row['pair_id'][:60]}",
+                }
+            )
+    return picture_cards(cards)
+
+
+def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
+    """The rows of captions by their numbers, which ascend from shard to shard."""
+    rows, before = [], 0
+    for name in names:
+        count = pq.read_metadata(output / name).num_rows
+        inside = numbers[(numbers >= before) & (numbers < before + count)] - before
+        if inside.size:
+            rows += pq.read_table(output / name).take(pa.array(inside)).to_pylist()
+        before += count
+    return rows
+
+
+def _pictures(staged: Path, numbers: Sequence[int]) -> dict[int, str | None]:
+    """The names of captions' pictures."""
+    names = read_arrow(staged / "pictures.arrow").column("image")
+    return {number: names[number].as_py() for number in set(numbers)}

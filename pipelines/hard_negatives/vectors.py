@@ -1,0 +1,213 @@
+"""TF-IDF as scikit-learn's ``TfidfVectorizer`` defines it, counted in Beam, weighed in integers.
+
+N captions, tf the raw count, idf(t) = ln((1 + N) / (1 + df(t))) + 1. Words are numbered by falling
+df, equal ones by code point. Each chunk of captions is cut once: its words lie in
+``words-*.arrow`` (word, captions), its counts in ``counts-*.npz``.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+from vlmill.pipelines.hard_negatives.arrays import Array, Bags
+from vlmill.pipelines.hard_negatives.captions import chunk_starts, read_arrow, write_arrow
+from vlmill.pipelines.hard_negatives.index import bags_of
+from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.tokens import tokenizer_of
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.tables import VOCABULARY
+
+WEIGHT_BITS = 16
+MOST_NORM2 = 1 << 42  # times a million, the largest denominator of --below, it fits 63 bits
+
+
+def idf_of(captions: Array, total: int) -> Array:
+    """Float64 [V] from the number of captions that have a word, of ``total``."""
+    idf: Array = np.log((1 + total) / (1 + captions)) + 1
+    return idf
+
+
+def weights_of(idf: Array) -> Array:
+    """int64 [V]: round(idf^2 * 2^16), so that sums are exact in any order."""
+    weights: Array = np.rint(idf * idf * 2**WEIGHT_BITS).astype(np.int64)
+    return weights
+
+
+class CountWords(beam.DoFn):
+    """Chunk -> its files; yields (word, captions that have it), added up over the bundle."""
+
+    def __init__(self, staged: Path, folder: Path, rules: NegativeRules) -> None:
+        self.staged, self.folder, self.rules = staged, folder, rules
+        self.counter: Counter[str] = Counter()
+
+    def start_bundle(self) -> None:
+        self.counter = Counter()
+
+    def process(self, chunk: int) -> None:
+        path = self.folder / f"words-{chunk:05d}.arrow"
+        if not path.exists():  # it appears after the counts
+            count_chunk(self.staged, self.folder, chunk, tokenizer_of(self.rules))
+        self.counter.update(word_counts(path))
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        window = GlobalWindow()
+        for pair in self.counter.items():
+            yield WindowedValue(pair, window.max_timestamp(), (window,))
+        self.counter = Counter()
+
+
+def count_chunk(
+    staged: Path, folder: Path, chunk: int, tokenize: Callable[[str], list[str]]
+) -> None:
+    """Cuts a chunk's captions into words, numbered as they come, and writes its two files."""
+    texts = read_arrow(staged / f"texts-{chunk:05d}.arrow").column("text").to_pylist()
+    known: dict[str, int] = {}
+    words, counts, sizes = [], [], []
+    for text in texts:
+        bag = Counter(tokenize(text or ""))
+        sizes.append(len(bag))
+        for word, count in bag.items():
+            words.append(known.setdefault(word, len(known)))
+            counts.append(count)
+    local = np.array(words, np.int32)
+    size = np.array(sizes, np.int64)
+    numbers = _numbers(staged, chunk, size.size)
+    frequency = np.bincount(
+        local, weights=np.repeat(numbers >= 0, size).astype(np.float64), minlength=len(known)
+    ).astype(np.int64)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / f"counts-{chunk:05d}.npz") as path, path.open("wb") as file:
+        np.savez(file, sizes=size, words=local, counts=np.array(counts, np.int32))
+    valid = [_utf8(word) for word in known]
+    with atomic_path(folder / f"words-{chunk:05d}.arrow") as path:
+        write_arrow(path, pa.table({"word": pa.array(valid, pa.string()), "captions": frequency}))
+
+
+def _utf8(word: str) -> str:
+    return word.encode("utf-8", "replace").decode("utf-8")
+
+
+def _numbers(staged: Path, chunk: int, size: int) -> Array:
+    """Which captions the texts of a chunk are."""
+    numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
+    own: Array = numbers[chunk_starts(staged)[chunk] :][:size]
+    return own
+
+
+class WriteVocabulary(beam.DoFn):
+    """Writes the table of all words; runs once."""
+
+    def __init__(self, output: Path, total: int, producer: dict[str, Any]) -> None:
+        self.output, self.total, self.producer = output, total, producer
+
+    def process(self, _: None, counts: Iterable[tuple[str, int]]) -> None:
+        with ShardWriter(self.output, VOCABULARY, 0, 1, producer=self.producer) as writer:
+            writer.write(vocabulary_table(counts, self.total))
+
+
+def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
+    """The ``vocabulary`` table from words and how many of ``total`` captions have them."""
+    ordered = sorted((-captions, word) for word, captions in counts if captions)
+    frequency = np.array([-captions for captions, _ in ordered], np.int64)
+    columns = {
+        "word": [word for _, word in ordered],
+        "captions": frequency,
+        "idf": idf_of(frequency, total),
+    }
+    return pa.table(columns, schema=VOCABULARY.schema)
+
+
+def vocabulary_of(folder: Path, total: int) -> pa.Table:
+    """The ``vocabulary`` table of all chunks that lie in ``folder``, without Beam."""
+    counter: Counter[str] = Counter()
+    for path in sorted(folder.glob("words-*.arrow")):
+        counter.update(word_counts(path))
+    return vocabulary_table(counter.items(), total)
+
+
+def word_counts(path: Path) -> dict[str, int]:
+    """Words of a chunk, and how many of its captions have them."""
+    table = read_arrow(path)
+    words, captions = table.column("word").to_pylist(), table.column("captions").to_pylist()
+    return dict(zip(words, captions, strict=True))
+
+
+def load_bags(staged: Path, folder: Path, chunks: int, vocabulary: pa.Table, total: int) -> Bags:
+    """Joins the chunks' counts under the numbers of captions and of words.
+
+    Raises InputError for a caption whose squared length does not fit the integers.
+    """
+    known = vocabulary.column("word").combine_chunks()
+    weights = weights_of(np.asarray(vocabulary.column("idf")))
+    sizes = np.zeros(total + 1, np.int64)
+    parts: list[tuple[Array, Array, Array]] = []
+    with Progress(total=total, unit="caption", label="vectors") as progress:
+        for chunk in range(chunks):
+            numbers, size, words, counts = _chunk(staged, folder, chunk, known)
+            sizes[numbers + 1] = size
+            parts.append((numbers, words, counts))
+            progress.advance(numbers.size)
+    start = np.cumsum(sizes)
+    all_words, all_counts = np.empty(start[-1], np.int32), np.empty(start[-1], np.int32)
+    for numbers, words, counts in parts:
+        size = sizes[numbers + 1]
+        begin = np.cumsum(size) - size
+        to = np.repeat(start[numbers] - begin, size) + np.arange(words.size)
+        all_words[to], all_counts[to] = words, counts
+    parts.clear()
+    _check_norms(start, all_words, all_counts, weights)
+    images = np.load(staged / "images.npy")
+    return bags_of(start, all_words, all_counts, images, weights)
+
+
+def _chunk(
+    staged: Path, folder: Path, chunk: int, known: pa.Array
+) -> tuple[Array, Array, Array, Array]:
+    """(caption numbers, words in each, words, counts), words ascending in each caption."""
+    with np.load(folder / f"counts-{chunk:05d}.npz") as arrays:
+        size, local, counts = arrays["sizes"], arrays["words"], arrays["counts"]
+    table = read_arrow(folder / f"words-{chunk:05d}.arrow")
+    of_local = pc.index_in(table.column("word").combine_chunks(), value_set=known)
+    words = np.asarray(of_local.fill_null(-1)).astype(np.int32)[local]
+    numbers = _numbers(staged, chunk, size.size)
+    row = np.repeat(np.arange(size.size), size)
+    order = np.lexsort((words, row))
+    taken = (numbers >= 0)[row]
+    order = order[taken[order]]
+    return numbers[numbers >= 0], size[numbers >= 0], words[order], counts[order]
+
+
+def _check_norms(start: Array, words: Array, counts: Array, weights: Array) -> None:
+    floats = counts.astype(np.float64) ** 2 * weights[words]
+    totals = np.concatenate([[0.0], np.cumsum(floats)])
+    largest = float(np.max(totals[start[1:]] - totals[start[:-1]], initial=0.0))
+    if largest >= MOST_NORM2:
+        raise InputError(
+            "--pairs: a caption repeats a word so often that its length does not fit an integer; "
+            "cut captions to some thousand words"
+        )
+
+
+def texts_of(staged: Path, numbers: Sequence[int]) -> dict[int, str]:
+    """The texts of some captions by their numbers."""
+    wanted = np.array(sorted(set(numbers)), np.int64)
+    all_numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
+    rows = np.flatnonzero(np.isin(all_numbers, wanted))
+    starts = np.asarray(chunk_starts(staged))
+    texts = {}
+    for row in rows:
+        chunk = int(np.searchsorted(starts, row, side="right") - 1)
+        table = read_arrow(staged / f"texts-{chunk:05d}.arrow")
+        texts[int(all_numbers[row])] = table.column("text")[int(row - starts[chunk])].as_py()
+    return texts

@@ -1,0 +1,93 @@
+"""The list of nearest pictures that ViLBERT's authors published: ``hard_negative.pkl``.
+
+N pictures, K places a row. A pickled dict: ``train_image_list`` has the N ids (whole numbers, of
+Flickr30k 29,000), ``train_hard_pool`` [N, K] the places of the nearest in that list, kept as
+floats, the picture itself first. InterBERT's retrieval reads the same file.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.models.convert.plain_pickle import BadPickle, load, plain_value
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason, reject
+
+STAGE = "nearest_pictures"
+IDS, POOL = "train_image_list", "train_hard_pool"
+MOST_BYTES = 256 << 20  # the published file has 23 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedPool:
+    """What the file holds: ids, and for each its nearest ones' places in ``image_ids`` [N, K]."""
+
+    image_ids: list[str]
+    pool: npt.NDArray[Any]
+
+
+def read_pool(path: Path, id_prefix: str) -> PublishedPool:
+    """Reads the file as plain data: no code of it runs. ``id_prefix`` goes before each id.
+
+    Raises InputError for a file that is no such pickle.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise InputError(f"--import {path} has {size} bytes; at most {MOST_BYTES} are read")
+        with path.open("rb") as file:
+            content = load(file, size)
+    except BadPickle as error:
+        raise InputError(f"--import {path} is no list of nearest pictures: {error}") from None
+    except FileNotFoundError:
+        raise InputError(f"--import {path}: no such file") from None
+    if not isinstance(content, dict) or not {IDS, POOL} <= content.keys():
+        raise InputError(f"--import {path}: must be a dict with {IDS} and {POOL}")
+    image_ids = _ids_of(content[IDS], path, id_prefix)
+    pool = plain_value(content[POOL])
+    if not isinstance(pool, np.ndarray) or pool.ndim != 2 or pool.dtype.kind not in "iuf":
+        raise InputError(f"--import {path}: {POOL} must be an array [N, K] of numbers")
+    if len(pool) != len(image_ids):
+        raise InputError(
+            f"--import {path}: {len(pool)} rows of {POOL} for {len(image_ids)} ids of {IDS}"
+        )
+    return PublishedPool(image_ids=image_ids, pool=pool)
+
+
+def _ids_of(listed: Any, path: Path, id_prefix: str) -> list[str]:
+    array = plain_value(listed)
+    values = array.ravel().tolist() if isinstance(array, np.ndarray) else listed
+    if not isinstance(values, list):
+        raise InputError(f"--import {path}: {IDS} must be a list of ids")
+    values = [plain_value(value) for value in values]
+    if not all(isinstance(v, int | str) and not isinstance(v, bool) for v in values):
+        raise InputError(f"--import {path}: an id of {IDS} is neither a whole number nor text")
+    ids = [f"{id_prefix}{value}" for value in values]
+    if not ids or len(set(ids)) < len(ids):
+        raise InputError(f"--import {path}: {IDS} must have ids, each once")
+    return ids
+
+
+def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, object]]:
+    """Yields a row of ``neighbours`` for each picture, or of ``rejects`` where its list is broken.
+
+    A picture is left out of its own list. Distances are not in the file, and stay null.
+    """
+    count = len(published.image_ids)
+    for number, image_id in enumerate(published.image_ids):
+        places = published.pool[number]
+        in_list = (places >= 0) & (places < count)  # NaN is neither
+        if not in_list.all() or (places != np.floor(places)).any():
+            detail = f"its list has a place that is no whole number below {count}"
+            yield reject(STAGE, image_id, Reason.BAD_RECORD, detail)
+            continue
+        others = [place for place in places.astype(np.int64).tolist() if place != number]
+        if len(set(others)) < len(others):
+            yield reject(STAGE, image_id, Reason.BAD_RECORD, "its list has a picture twice")
+            continue
+        ids = [published.image_ids[place] for place in others[:top]]
+        yield {"image_id": image_id, "neighbour_ids": ids, "distances": None}

@@ -1,0 +1,108 @@
+"""report.html of nearest pictures: some pictures with their nearest ones, and how far these are.
+
+Memory is bounded by samples: 50 rows, and the distances of 20,000.
+"""
+
+import glob
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmill.schemas.console.report import (
+    Section,
+    histogram,
+    html_table,
+    picture_cards,
+    settings_table,
+    thumbnails,
+    write_page,
+)
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.rejects import reason_counts
+from vlmill.schemas.tables import NEIGHBOURS
+
+SHOWN, NEAREST_SHOWN = 50, 5
+MOST_DISTANCES = 20_000
+Row = Mapping[str, Any]
+
+
+def write_report(
+    folder: Path,
+    num_pictures: int,
+    rejects: Mapping[str, int],
+    settings: Mapping[str, Any],
+    images: str | None,
+) -> None:
+    """Writes ``folder/report.html`` from the neighbours there, with thumbnails of ``images``."""
+    shown, nearest, farthest = samples(folder, num_pictures)
+    ids = {str(row["image_id"]) for row in shown}
+    ids |= {other for row in shown for other in row["neighbour_ids"][:NEAREST_SHOWN]}
+    uris = thumbnails(images, ids)
+    charts = [
+        histogram(nearest, title="To the nearest picture", x_label="distance"),
+        histogram(farthest, title="To the last one of the list", x_label="distance"),
+    ]
+    rejected = [[word.split()[1], word.split()[0]] for word in _words(rejects)]
+    sections = [
+        Section(
+            title="Distances",
+            body=Markup("<div class='charts'>{}</div>").format(Markup("").join(charts)),
+            intro="Euclidean, between means of region features. A nearest picture at distance 0 "
+            "is the same picture under another id.",
+        ),
+        Section(
+            title="Pictures and their nearest",
+            body=Markup("").join(_cards(row, uris) for row in shown),
+            intro=f"{len(shown)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
+        ),
+        Section(title="Rejects", body=html_table(["reason", "pictures"], rejected)),
+        Section(title="Settings", body=settings_table(settings)),
+    ]
+    write_page(
+        folder / "report.html",
+        "Nearest pictures",
+        sections,
+        subtitle=f"{num_pictures} pictures",
+    )
+
+
+def _words(rejects: Mapping[str, int]) -> list[str]:
+    said = reason_counts(rejects)
+    return said.split(", ") if said else []
+
+
+def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], list[float]]:
+    """Random rows, and the first and last distances of rows that are evenly spread."""
+    chosen = set(random.Random(0).sample(range(num_pictures), min(SHOWN, num_pictures)))
+    step = max(1, -(-num_pictures // MOST_DISTANCES))
+    rows: list[Row] = []
+    nearest: list[float] = []
+    farthest: list[float] = []
+    start = 0
+    # By a glob: the folder has no manifest yet.
+    shards = f"{glob.escape(str(folder))}/{NEIGHBOURS.name}-*.parquet"
+    for batch in iter_batches(shards, NEIGHBOURS) if num_pictures else ():
+        stop = start + batch.num_rows
+        rows += [
+            batch.slice(at - start, 1).to_pylist()[0] for at in sorted(chosen) if start <= at < stop
+        ]
+        for at in range(-start % step, batch.num_rows, step):
+            if distances := batch.column("distances")[at].as_py():
+                nearest.append(distances[0])
+                farthest.append(distances[-1])
+        start = stop
+    return rows, nearest, farthest
+
+
+def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
+    """A picture and its nearest, with their distances where they are known."""
+    ids: Sequence[str] = row["neighbour_ids"][:NEAREST_SHOWN]
+    distances = row["distances"]
+    said = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]
+    cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "picture"}]
+    for image_id, distance in zip(ids, said, strict=True):
+        cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
+    return picture_cards(cards)

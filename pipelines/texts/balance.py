@@ -1,0 +1,68 @@
+"""Quotation marks and brackets: is each one's other half there, and can the text be mended?"""
+
+import re
+
+_CLOSES = {
+    **{"(": ")", "[": "]", "{": "}", "（": "）", "【": "】", "《": "》", "「": "」", "『": "』"},
+    **{"“": "”", "«": "»", "‹": "›"},
+}
+# A German quotation ends with what begins an English one, and turned guillemets are one, too.
+_ENDS = {"„": "“”", "»": "«", "›": "‹", **{left: right for left, right in _CLOSES.items()}}
+_MARKS = re.compile(r'[()\[\]{}（）【】《》「」『』“”„«»‹›"]')
+_BOTH = "“«»‹›"  # begins or ends, by what is open
+_CLOSING = frozenset(_CLOSES.values())
+MOST_STRAY = 1  # of marks that are taken away to mend a text
+
+
+def stray_marks(text: str) -> list[int]:
+    """The places of marks without their other half, in order; empty if the text is balanced.
+
+    A straight mark behind a digit may be inches, and an apostrophe is never a quotation mark here.
+    """
+    opened: list[tuple[str, int]] = []
+    stray: list[int] = []
+    for match in _MARKS.finditer(text):
+        mark, place = match[0], match.start()
+        if mark == '"':
+            if opened and opened[-1][0] == '"':
+                opened.pop()
+            elif not (text[place - 1 : place].isdigit() and '"' not in (m for m, _ in opened)):
+                opened.append((mark, place))
+        elif opened and mark in _ENDS.get(opened[-1][0], ""):
+            opened.pop()
+        elif mark in _ENDS and (mark not in _CLOSING or mark in _BOTH):
+            opened.append((mark, place))
+        elif any(mark in _ENDS.get(other, "") for other, _ in opened):
+            while mark not in _ENDS.get(opened[-1][0], ""):
+                stray.append(opened.pop()[1])
+            opened.pop()
+        else:
+            stray.append(place)
+    return sorted([*stray, *(place for _, place in opened)])
+
+
+def mended(text: str) -> str | None:
+    """The text without a single stray mark, itself if it has none; None if it has more.
+
+    A straight mark in the middle of a text is left to nobody's guess: None.
+    """
+    stray = stray_marks(text)
+    if len(stray) > MOST_STRAY:
+        return None
+    for place in stray:
+        inner = text[place] == '"' and 0 < place < len(text.rstrip(".!?… ")) - 1
+        if inner:
+            return None
+        text = f"{text[:place]}{text[place + 1 :]}"
+    return " ".join(text.split())
+
+
+def unwrapped(text: str) -> str:
+    """A text without the quotation marks or brackets that stand around the whole of it."""
+    while len(text) > 1 and (text[0] == text[-1] == '"' or text[-1] in _ENDS.get(text[0], "")):
+        inside = text[1:-1]
+        straight = text[0] == '"' and '"' in inside  # of several quotations in a row
+        if straight or stray_marks(inside) or not inside.strip():
+            break
+        text = inside.strip()
+    return text

@@ -1,0 +1,28 @@
+"""Texts are cut into sentences here, in every script that a page may have."""
+
+import re
+from collections.abc import Iterator
+
+# In Latin, Cyrillic and Greek a sentence ends before a space and no lower-case letter; in Chinese
+# and Japanese right behind its full stop.
+_END = re.compile(
+    r"[.!?…]+[\"”’')\]»]*\s+(?=[^\sa-zß-öø-ÿа-яё])|[。！？]+[」』”’）)]*|[!?]+(?=[\u3040-\u9fff])"
+)
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(.])(?:mr|mrs|ms|dr|prof|st|mt|sr|jr|vs|etc|ca|c|no|nr|vol|fig|abb|bzw|approx|inc|"
+    r"ltd|co|gen|col|lt|sgt|rev|hon|gov|sen|rep|e\.g|i\.e|a\.m|p\.m|u\.s|u\.k|z\.b|d\.h|str|"
+    r"г|д|ул|им|см|рис|т\.д|т\.п|[^\W\d_]|\d{1,2})\.$",
+    re.IGNORECASE,
+)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Cuts ``text`` after sentences; abbreviations, initials and numbers do not end one."""
+    start = 0
+    for match in _END.finditer(text):
+        head = text[start : match.end()].rstrip()
+        if head and not _ABBREVIATION.search(head):
+            yield head
+            start = match.end()
+    if rest := text[start:].strip():
+        yield rest
