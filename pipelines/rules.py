@@ -23,8 +23,9 @@ class WebPairRules:
     max_text_chars: int = 2_000  # of an attribute or a block of text
 
     # Language of the page.
-    language: str = "en"  # LAIT: non-English pages are discarded
-    min_language_probability: float = 0.8  # ours
+    language: str = "en"  # LAIT: non-English pages are discarded; several (en,de) or any
+    language_detector: str = "cld2"  # or langdetect: docs/web-pairs.md has their accuracies
+    min_language_probability: float = 0.4  # ours; of CLD2 a share: pages on software quote English
     min_language_chars: int = 60  # ours; on less, the detector guesses
     max_language_chars: int = 1_000  # ours; more does not change the answer, and takes longer
 
@@ -38,24 +39,40 @@ class WebPairRules:
     min_side_px: int = 300  # LAIT: width and height above 300, both strict
 
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
-    min_words: int = 3
+    min_words: int = 1  # a single word that scores high is nearly always the name of what is shown
     max_words: int = 40
     min_alphabetic: float = 0.6
     max_repetition: float = 0.5  # share of words that the text had before
-    surrounding_chars: int = 200
+    max_unknown_words: float = 0.3  # ours: share of words that --vocabulary lacks
+    keep_personal_data: bool = False  # e-mail addresses, telephone and card numbers
 
     # Pairs.
     min_score: float = 0.5  # ours
     max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
+
+    # Pictures that look alike, and those that are kept apart.
+    drop_near_duplicates: bool = False
+    hold_out: float = 0.0  # share of the groups of alike pictures that get the split "val"
+    ignore_opt_outs: bool = False  # what sites forbid is honoured unless the user says otherwise
+    max_distance: int = 4  # bits of the perceptual hash, to pictures that are excluded
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"{field.name} is {value}; it must be 0 or more")
-        for name in ("min_language_probability", "min_dominance", "min_alphabetic", "min_score"):
+        for name in (
+            "min_language_probability",
+            "min_dominance",
+            "min_alphabetic",
+            "min_score",
+            "hold_out",
+            "max_unknown_words",
+        ):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in 0..1")
+        if self.max_distance > 16:
+            raise ValueError(f"max_distance is {self.max_distance}; it must be in 0..16 bits")
         if self.min_words > self.max_words:
             raise ValueError(f"min_words {self.min_words} is above max_words {self.max_words}")
         if self.max_images_per_text < 1:

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     BAD_STATUS = "bad_status"  # an HTTP status other than 200
     OTHER_TYPE = "other_type"  # neither a page nor a picture
     REVISIT = "revisit"  # the archive refers to an earlier record instead of the content
+    DAMAGED = "damaged"  # bytes between two records of an archive that belong to none
     EMPTY = "empty"  # no bytes, or nothing in them
     TOO_LARGE = "too_large"  # more bytes or pixels than the limit
 
@@ -27,6 +28,13 @@ class Reason(StrEnum):
     NO_IMAGES = "no_images"  # the page's markup mentions no picture
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
+
+    # Opt-outs of a page or picture (schemas/net/opt_outs.py)
+    TDM_RESERVED = "tdm_reserved"  # tdm-reservation: 1
+    NO_AI = "no_ai"  # robots: noai, noml
+    NO_IMAGE_AI = "no_image_ai"  # robots: noimageai
+    NO_INDEX = "no_index"  # robots: noindex, none
+    NO_IMAGE_INDEX = "no_image_index"  # robots: noimageindex
 
     # Pictures on pages
     NOT_DOMINANT = "not_dominant"  # nothing marks it as content of its page
@@ -44,6 +52,8 @@ class Reason(StrEnum):
     UNSUPPORTED_FORMAT = "unsupported_format"
     ANIMATED = "animated"
     TOO_SMALL = "too_small"  # a side at or below the limit
+    RACY_IMAGE = "racy_image"  # by the user's model
+    UNREALISTIC_IMAGE = "unrealistic_image"  # a drawing, a chart, a logo, by the user's model
     DUPLICATE = "duplicate"  # the same bytes, text or id came earlier
 
     # Texts
@@ -55,11 +65,19 @@ class Reason(StrEnum):
     NOT_WORDS = "not_words"  # numbers, codes, too few letters
     REPETITIVE = "repetitive"
     BLOCKED_WORD = "blocked_word"
+    FILE_NAME = "file_name"  # of a picture, which says more of a camera than of what it shows
+    CAPITALS = "capitals"  # nothing but capital letters
+    PUNCTUATION = "punctuation"  # more marks than words, or the same one again and again
+    UNBALANCED = "unbalanced"  # a quotation mark or a bracket without its other half
+    UNKNOWN_WORDS = "unknown_words"  # too many that are not in the vocabulary
+    PERSONAL_DATA = "personal_data"  # an e-mail address, a telephone or a card number
 
     # Pairs
     LOW_SCORE = "low_score"
     NOT_BEST_TEXT = "not_best_text"  # another text suits this picture better
     SHARED_TEXT = "shared_text"  # too many pictures have this text
+    EXCLUDED = "excluded"  # a picture of a list that the user gave, as of test sets
+    NEAR_DUPLICATE = "near_duplicate"  # another picture looks the same
 
     # Tables of others
     BAD_ENCODING = "bad_encoding"  # bytes that are not of the file's encoding
@@ -75,7 +93,7 @@ class Reason(StrEnum):
     BAD_RECORD = "bad_record"  # of a feature file: cannot be parsed, or contradicts itself
     BAD_BOXES = "bad_boxes"  # a given box is no box of this picture
     NO_GIVEN_BOXES = "no_given_boxes"  # the box file has no entry for the picture
-    NOT_FINITE = "not_finite"  # a feature or probability that the stored type cannot hold
+    NOT_FINITE = "not_finite"  # a box, feature or score that is not, or not as the stored type
     NETWORK_FAILED = "network_failed"  # out of memory, mostly: the picture failed alone, too
 
 

@@ -7,9 +7,10 @@ nested Arrow lists of them read an order of magnitude more slowly.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +20,15 @@ from vlmill.schemas.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table's contract. ``version`` is MAJOR.MINOR; readers refuse another major version."""
+    """A table's contract. ``version`` is MAJOR.MINOR; readers refuse another major version.
+
+    ``later`` names columns that an earlier minor version has not: missing, they are read as nulls.
+    """
 
     name: str
     version: str
     schema: pa.Schema
+    later: frozenset[str] = frozenset()
 
     @cached_property
     def fields(self) -> dict[str, pa.Field]:
@@ -56,7 +61,7 @@ IMAGES = Table(
 
 PAIRS = Table(
     name="pairs",
-    version="1.1",
+    version="1.2",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
@@ -69,8 +74,10 @@ PAIRS = Table(
             _field("score", pa.float64()),
             _field("page_url", _STRING),
             _field("image_url", _STRING),
+            _field("license", _STRING),  # what the page says: a URL, or words (since 1.2)
         ]
     ),
+    later=frozenset({"license"}),
 )
 
 NEGATIVES = Table(
@@ -81,6 +88,19 @@ NEGATIVES = Table(
             _field("pair_id", _STRING, required=True),
             _field("negative_pair_ids", pa.list_(_STRING), required=True),
             _field("similarities", pa.list_(_FLOAT32), required=True),
+        ]
+    ),
+)
+
+# Sorted by falling number of captions, then by code point: a row's place is its word's number.
+VOCABULARY = Table(
+    name="vocabulary",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("word", _STRING, required=True),
+            _field("captions", pa.int64(), required=True),  # that have the word
+            _field("idf", pa.float64(), required=True),
         ]
     ),
 )
@@ -107,6 +127,18 @@ REGIONS = Table(
     ),
 )
 
+NEIGHBOURS = Table(
+    name="neighbours",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("neighbour_ids", pa.list_(_STRING), required=True),  # the nearest first
+            _field("distances", pa.list_(_FLOAT32)),  # null: who wrote the file did not say
+        ]
+    ),
+)
+
 REJECTS = Table(
     name="rejects",
     version="1.0",
@@ -123,8 +155,9 @@ REJECTS = Table(
 # What a column's values may be that break its contract.
 NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
-TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, REGIONS, REJECTS)}
+TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, REJECTS)}
 
 
 def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
@@ -145,6 +178,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
     """
     if fault := schema_fault(table.schema, spec):
         raise ValueError(fault)
+    table = with_later(table, spec, spec.schema.names)
     if extra := [name for name in table.schema.names if name not in spec.schema.names]:
         raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
     for field in spec.schema:
@@ -156,10 +190,21 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
     return table.select(spec.schema.names).cast(spec.schema)
 
 
+def with_later(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
+    """Appends nulls for those of ``names`` that an earlier minor version's rows have not."""
+    for name in names:
+        if name in spec.later and name not in rows.schema.names:
+            nulls = pa.nulls(rows.num_rows, spec.fields[name].type)
+            rows = rows.append_column(spec.fields[name], nulls)
+    return rows
+
+
 def schema_fault(schema: pa.Schema, spec: Table) -> str | None:
     """Says which of ``spec``'s columns is missing or of another type, None if none is."""
     for field in spec.schema:
         places = schema.get_all_field_indices(field.name)
+        if not places and field.name in spec.later:
+            continue
         if not places:
             names = ", ".join(schema.names)[:200]
             return f"{spec.name} lacks the column {field.name} ({field.type}); its own are {names}"

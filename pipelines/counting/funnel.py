@@ -30,28 +30,36 @@ class Stage:
 
 ARCHIVES = Stage("archives", "archives")
 RECORDS = Stage("records", "records")
+REDIRECTS = Stage("redirects", "redirects")
 PAGES = Stage("pages", "pages")
 LANGUAGE = Stage("language", "pages")
-DOMINANT = Stage("dominant", "images on pages")
+PARSE = Stage("parse", "pages")
 PICTURES = Stage("pictures", "pictures")
+INLINE_PICTURES = Stage("inline_pictures", "pictures in pages")
 JOIN = Stage("join", "images on pages")
-TEXTS = Stage("texts", "texts")
-SCORE = Stage("score", "texts")
+DOMINANT = Stage("dominant", "images on pages")
+TEXTS = Stage("texts", "images on pages")
+EXCLUDE = Stage("exclude", "pairs")
 BEST_TEXT = Stage("best_text", "pairs")
 SHARED_TEXT = Stage("shared_text", "pairs")
+NEAR_DUPLICATES = Stage("near_duplicates", "pairs")
 
 STAGES = (
     ARCHIVES,
     RECORDS,
+    REDIRECTS,
     PAGES,
     LANGUAGE,
-    DOMINANT,
+    PARSE,
     PICTURES,
+    INLINE_PICTURES,
     JOIN,
+    DOMINANT,
     TEXTS,
-    SCORE,
+    EXCLUDE,
     BEST_TEXT,
     SHARED_TEXT,
+    NEAR_DUPLICATES,
 )
 
 Tally = tuple[str, str]

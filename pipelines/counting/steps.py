@@ -1,34 +1,39 @@
-"""What all Beam steps share. A step calls a pure function, and counts in, out and dropped.
+"""What all steps of a job share: they count what came in, went on and was dropped.
 
-Every step has the outputs ``kept`` (its main one), ``rejects`` (rows) and ``tallies`` (what
-``funnel`` counts). Bodies of pages and pictures pass only between steps that Beam fuses; what is
-shuffled is small.
+Counts are kept by stage; each thing that is dropped becomes a row of ``rejects``.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
 
-from apache_beam.pvalue import TaggedOutput
-
-from vlmill.pipelines.counting.funnel import IN, OUT, Drop, Stage
+from vlmill.pipelines.counting.funnel import IN, OUT, Drop, Stage, Tally
 from vlmill.schemas.rejects import reject
 
-KEPT, REJECTS, TALLIES = "kept", "rejects", "tallies"
-
-Tagged = TaggedOutput[str, Any]
+KeepReject = Callable[[dict[str, object]], None]
 
 
-def entered(stage: Stage) -> Tagged:
-    """Counts one item that came into ``stage``."""
-    return TaggedOutput(TALLIES, ((stage.name, IN), 1))
+class Counts:
+    """Counts of one unit of work; ``keep`` takes the rows of what was dropped."""
 
+    def __init__(self, keep: KeepReject) -> None:
+        self.tallies: Counter[Tally] = Counter()
+        self._keep = keep
 
-def left(stage: Stage) -> Tagged:
-    """Counts one item that left ``stage``."""
-    return TaggedOutput(TALLIES, ((stage.name, OUT), 1))
+    def entered(self, stage: Stage, count: int = 1) -> None:
+        """Counts what came into ``stage``."""
+        self.tallies[stage.name, IN] += count
 
+    def left(self, stage: Stage, count: int = 1) -> None:
+        """Counts what left ``stage``."""
+        self.tallies[stage.name, OUT] += count
 
-def dropped(stage: Stage, key: str, drop: Drop) -> Iterator[Tagged]:
-    """Count one more that ``stage`` dropped, and keep its row."""
-    yield TaggedOutput(TALLIES, ((stage.name, drop.reason.value), 1))
-    yield TaggedOutput(REJECTS, reject(stage.name, key, drop.reason, drop.detail))
+    def passed(self, stage: Stage, count: int = 1) -> None:
+        """Counts what came into ``stage`` and left it."""
+        self.entered(stage, count)
+        self.left(stage, count)
+
+    def dropped(self, stage: Stage, key: str, drop: Drop) -> None:
+        """Counts one that came into ``stage`` and went no further, and keeps its row."""
+        self.entered(stage)
+        self.tallies[stage.name, drop.reason.value] += 1
+        self._keep(reject(stage.name, key, drop.reason, drop.detail))

@@ -1,6 +1,8 @@
 """From bytes of a page to its parsed tree: encoding, bounds, parser."""
 
 import codecs
+import heapq
+import html
 import re
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
@@ -11,10 +13,16 @@ from vlmill.pipelines.texts.words import word_set
 from vlmill.schemas.rejects import Reason
 
 _META_CHARSET = re.compile(
-    rb"<meta[^>]{0,500}charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE
+    rb"(?:<meta[^>]{0,500}charset|<\?xml[^>]{0,200}encoding)\s*=\s*[\"']?\s*([\w.:-]{1,40})",
+    re.IGNORECASE,
 )
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,15})")
-_IMAGE = re.compile(rb"<img|<image|og:image|twitter:image|<picture", re.IGNORECASE)
+_IMAGE = re.compile(
+    rb"<img|<image|<amp-img|<picture|<source|\sposter\s*=|:image|image_src|"
+    rb"itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
+    re.IGNORECASE,
+)
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Void elements, and those that close each other: they do not nest.
 _FLAT = word_set(
     "area base br col embed hr img input link meta param source track wbr p li dt dd tr td th "
@@ -27,6 +35,15 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+
+_HIDDEN = re.compile(r"<(script|style|head|svg|template|noscript|SCRIPT|STYLE|HEAD)[\s>]")
+_DECLARED = re.compile(
+    r"<html(?:\s[^>]{0,2000})?\s(?:xml:)?lang\s*=\s*[\"']?([\w-]{2,35})", re.IGNORECASE
+)
+_STRETCH = re.compile(r">\s*([^<>]{6,})")
+_CODE = re.compile(r"[!-;?-~]{50,}|[{};=]{2}|\);|[@©]|\bhttp")
+_MAX_QUICK_CHARS, _MAX_STRETCHES, _MAX_STRETCH = 200_000, 40, 400
+_MAX_DECLARED = 16_384
 
 # Below these sizes the worst page takes tenths of a second and a few megabytes.
 _HARMLESS_TAGS, _HARMLESS_CHARS = 1_000, 1 << 16
@@ -41,17 +58,21 @@ _ATTRIBUTES = re.compile(_ATTRIBUTE)
 
 def mentions_image(body: bytes) -> bool:
     """Whether a page can have a picture at all; most cannot, and need no parser."""
-    return _IMAGE.search(body) is not None
+    # Nearly every page has the first one, which is found without an expression.
+    return b"<img" in body or _IMAGE.search(body) is not None or body.startswith(_UTF_16)
 
 
 def decode(body: bytes, charset: str | None) -> str:
     """Decodes a page by its byte order mark, HTTP charset, meta charset, or detection from bytes.
 
-    What cannot be decoded becomes U+FFFD; NULs go.
+    What is UTF-8 to the last byte is nothing else, whatever it declares. What cannot be decoded
+    becomes U+FFFD; NULs go.
     """
     for bom, name in _BOMS:
         if body.startswith(bom):
             return body.decode(name, "replace").replace("\0", "")
+    if not body.isascii() and (text := _strict_utf8(body)) is not None:
+        return text.replace("\0", "")
     in_meta = _META_CHARSET.search(body, 0, 4_096)
     declared = charset or (in_meta[1].decode("ascii", "replace") if in_meta else None)
     encoding = map_encoding_to_html5(declared) if declared else None
@@ -62,9 +83,58 @@ def decode(body: bytes, charset: str | None) -> str:
     return body.decode(encoding, "replace").replace("\0", "")
 
 
+def _strict_utf8(body: bytes) -> str | None:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
 def _is_utf8(body: bytes) -> bool:
     """Mostly: a page of which one byte in 500 is not UTF-8 is UTF-8 with accidents."""
     return body.decode("utf-8", "replace").count("\ufffd") * 500 <= len(body)
+
+
+def quick_text(text: str, max_chars: int) -> str:
+    """Returns the longest stretches of a page's text without parsing it, to tell its language.
+
+    Menus and footers are short and often in another language, so the longest come first. Hidden
+    elements, code and hashes do not count.
+    """
+    stretches = dict.fromkeys(_STRETCH.findall(_without_hidden(text[:_MAX_QUICK_CHARS])))
+    # A character outside ASCII says more: most are of scripts with one for a syllable or a word.
+    longest = heapq.nlargest(
+        _MAX_STRETCHES, stretches, key=lambda s: len(s) if s.isascii() else 3 * len(s)
+    )
+    chosen: list[str] = []
+    left = max_chars
+    for stretch in longest:
+        if not _CODE.search(stretch):
+            chosen.append(" ".join(html.unescape(stretch[:_MAX_STRETCH]).split()))
+            left -= len(chosen[-1])
+        if left <= 0:
+            break
+    return " ".join(chosen)[:max_chars]
+
+
+def _without_hidden(text: str) -> str:
+    """Cuts elements out whose text is not shown; one that never ends counts as its tag alone."""
+    parts, at, endless = list[str](), 0, set[str]()
+    while hidden := _HIDDEN.search(text, at):
+        parts.append(text[at : hidden.start()])
+        name = hidden[1]
+        end = -1 if name in endless else text.find(f"</{name}", hidden.end())
+        if end < 0:
+            endless.add(name)
+        at = end if end >= 0 else hidden.end()
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+def declared_language(text: str) -> str | None:
+    """Returns the language that an unparsed page declares in its first element, or None."""
+    declared = _DECLARED.search(text, 0, _MAX_DECLARED)
+    return declared[1] if declared else None
 
 
 def parse(text: str, *, max_nesting: int) -> LexborHTMLParser | Drop:

@@ -1,43 +1,52 @@
 """Pages: their title, main text and metadata, and every picture with its addresses and texts.
 
-Nothing here judges: which pictures are dominant is ``dominant``'s matter, which texts are captions
-``captions``'.
+Nothing here judges: which pictures are content and which texts describe them is the matter of
+``choice``, once it is known which pictures are at hand and how large they are.
 """
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from selectolax.lexbor import LexborHTMLParser
 
-from vlmill.pipelines.pages.context import captions_by_picture, main_text, surrounding_texts
+from vlmill.pipelines.pages.addresses import (
+    MAX_INLINE_BYTES,
+    PICTURE_NAME,
+    addresses,
+    inline_picture,
+    references_of,
+)
+from vlmill.pipelines.pages.context import captions_by_picture, nearby
+from vlmill.pipelines.pages.metadata import Metadata, read_metadata
 from vlmill.pipelines.pages.urls import resolve
-from vlmill.pipelines.pages.walk import Spot, fold, walk_page
+from vlmill.pipelines.pages.walk import Block, Spot, fold, walk_page
 
-_PICTURE_META = ("og:image", "og:image:url", "og:image:secure_url", "twitter:image")
-_LAZY = ("data-src", "data-original", "data-lazy-src", "data-lazy", "data-image", "data-url")
-_PICTURE_LINK = re.compile(r"\.(?:jpe?g|png|webp)(?:$|\?)", re.IGNORECASE)
-_MAX_VARIANTS = 8
+_MAX_LINK = 300
+_REACH = 12  # blocks before and after a picture that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageImage:
     """A picture on a page, as the page tells of it; texts are raw, "" where there are none."""
 
-    order: int
+    order: int  # a number that no other picture of the page has
     src: str  # what the page says, for rejects
     urls: tuple[str, ...]  # absolute, best guess first; empty if none is usable
     alt: str = ""
     title: str = ""
+    label: str = ""  # aria-label, its own or its link's
     caption: str = ""
-    surrounding: tuple[str, ...] = ()
-    metadata: tuple[str, ...] = ()
+    metadata: tuple[str, ...] = ()  # what the page's head says of this picture or with it
+    block: int = 0  # of the page's ``blocks``, the one that follows it
+    path: tuple[int, ...] = ()  # serial numbers of the elements around it, the nearest first
     width: int | None = None  # as declared, in pixels
     height: int | None = None
     marks: tuple[str, ...] = ()  # class and id, lower-case: its own, then its parents' upwards
     ancestors: tuple[str, ...] = ()  # tags, the nearest first
-    depth: int = 0
-    is_metadata: bool = False  # og:image, twitter:image or itemprop=image
+    link: str = ""  # where it leads, as the page writes it
+    is_metadata: bool = False  # og:image, twitter:image, JSON-LD or itemprop=image
+    is_furniture: bool = False  # in a menu, a footer or the like, by tags and classes
     links_to_picture: bool = False  # a thumbnail; the picture it leads to is among ``urls``
 
 
@@ -47,147 +56,138 @@ class Page:
 
     url: str
     title: str
-    declared_language: str | None
-    text: str  # main visible text, bounded
     images: tuple[PageImage, ...]
+    blocks: tuple[Block, ...] = ()  # texts near pictures and headings, in order
+    site: str = ""  # the site's name by its metadata
+    license: str | None = None
+    language: str = ""  # as detected
+    inline: tuple[tuple[str, bytes], ...] = ()  # ``data:`` pictures: name and bytes
 
 
-def read_page(
-    tree: LexborHTMLParser,
-    url: str,
-    *,
-    max_text_chars: int,
-    surrounding_chars: int,
-    max_images: int,
-    max_main_chars: int,
-) -> Page:
+def read_page(tree: LexborHTMLParser, url: str, *, max_text_chars: int, max_images: int) -> Page:
     """What the parsed page at ``url`` says. Lengths and numbers are cut at the limits given."""
     base_node = tree.css_first("base[href]")
     base = (resolve(url, base_node.attributes.get("href") or "") if base_node else None) or url
     title_node = tree.css_first("head > title")
     title = fold(title_node.text() if title_node else "", max_text_chars)
     blocks, spots = walk_page(tree, max_chars=max_text_chars, max_images=max_images)
-    metadata = _metadata(tree, max_text_chars)
-    heads = [u for u in (resolve(base, image) for image in metadata.get("image", ())) if u]
-    texts = tuple(dict.fromkeys(metadata.get("text", ())))
-    captions = captions_by_picture(blocks, spots, max_chars=max_text_chars)
-    images = [
-        _page_image(
-            order,
-            spot,
-            base=base,
-            heads=heads,
-            metadata=texts,
-            caption=captions.get(order, ""),
-            surrounding=tuple(surrounding_texts(spot, blocks, surrounding_chars)),
-            max_chars=max_text_chars,
-        )
-        for order, spot in enumerate(spots)
-    ]
-    images += _unshown(heads, images, texts)
-    root = tree.css_first("html")
-    declared = fold(root.attributes.get("lang") if root else "", 35)
+    said = read_metadata(tree, max_text_chars)
+    inline: dict[str, bytes] = {}
+    numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
+    images = _images(spots, blocks, numbers, base, inline, max_text_chars)
+    images = _with_metadata(_without_copies(images, spots), said, base)
     return Page(
         url=url,
         title=title,
-        declared_language=declared or None,
-        text=main_text(blocks, max_main_chars) or title,
         images=tuple(images),
+        blocks=tuple(blocks[number] for number in numbers),
+        site=said.site,
+        license=said.license or None,
+        inline=tuple(inline.items()),
     )
 
 
-def _unshown(heads: list[str], images: list[PageImage], texts: tuple[str, ...]) -> list[PageImage]:
-    """Returns the pictures that the page names, and shows some other way than as an image."""
-    shown = {u for image in images for u in image.urls}
-    named = [head for head in dict.fromkeys(heads) if head not in shown]
-    return [
-        PageImage(order=order, src=head, urls=(head,), metadata=texts, is_metadata=True)
-        for order, head in enumerate(named, start=len(images))
-    ]
+def _images(
+    spots: Sequence[Spot],
+    blocks: Sequence[Block],
+    numbers: Sequence[int],
+    base: str,
+    inline: dict[str, bytes],
+    max_chars: int,
+) -> list[PageImage]:
+    captions = captions_by_picture(blocks, spots, max_chars=max_chars)
+    room = MAX_INLINE_BYTES
+    images = []
+    for order, spot in enumerate(spots):
+        attributes = spot.attributes
+        urls = addresses(base, references_of(spot.node, attributes, spot.link))
+        held = inline_picture(attributes.get("src") or "", room) if not urls else None
+        if held is not None:
+            inline[held[0]] = held[1]
+            room -= len(held[1])
+            urls = (held[0],)
+        width, height = spot.sides
+        images.append(
+            PageImage(
+                order=order,
+                src=(attributes.get("src") or attributes.get("data-src") or "")[:200],
+                urls=urls,
+                alt=fold(attributes.get("alt"), max_chars),
+                title=fold(attributes.get("title"), max_chars) or _link_text(spot, "title"),
+                label=fold(attributes.get("aria-label"), max_chars)
+                or _link_text(spot, "aria-label"),
+                caption=captions.get(order, ""),
+                block=bisect.bisect_left(numbers, spot.block),
+                path=spot.path,
+                width=width,
+                height=height,
+                marks=spot.marks,
+                ancestors=spot.ancestors,
+                link=spot.link[:_MAX_LINK],
+                is_metadata=(attributes.get("itemprop") or "").lower() == "image",
+                is_furniture=spot.furniture,
+                links_to_picture=PICTURE_NAME.search(spot.link) is not None,
+            )
+        )
+    return images
 
 
-def _metadata(tree: LexborHTMLParser, limit: int) -> dict[str, list[str]]:
-    """``image``: URLs that the page names as its picture; ``text``: its descriptions."""
-    named: dict[str, list[str]] = {"image": [], "text": []}
-    for node in tree.css("meta[content]")[:200]:
-        attributes = node.attributes
-        name = (attributes.get("property") or attributes.get("name") or "").lower()
-        content = fold(attributes.get("content"), limit)
-        itemprop = (attributes.get("itemprop") or "").lower()
-        if name in _PICTURE_META or itemprop == "image":
-            named["image"].append(content)
-        elif name in ("og:image:alt", "twitter:image:alt"):
-            named["text"].insert(0, content)
-        elif name in ("og:title", "og:description", "twitter:description", "description"):
-            named["text"].append(content)
-    for node in tree.css("link[rel=image_src]")[:5]:
-        named["image"].append(fold(node.attributes.get("href"), limit))
-    named["text"] = [text for text in named["text"] if text]
+def _link_text(spot: Spot, name: str) -> str:
+    """An attribute of the link that the picture fills."""
+    parent = spot.node.parent
+    if parent is not None and parent.tag == "picture":
+        parent = parent.parent
+    if parent is None or parent.tag != "a":
+        return ""
+    return fold(parent.attributes.get(name), 500)
+
+
+def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[PageImage]:
+    """Leaves out the copies for browsers without scripts that follow a picture loaded late."""
+    originals: list[PageImage] = []
+    for image, spot in zip(images, spots, strict=True):
+        last = originals[-1] if originals else None
+        if last and "noscript" in spot.ancestors and spot.block - last.block <= 1:
+            late = "noscript" not in last.ancestors and (
+                all(url.startswith("urn:") for url in last.urls)
+                or not set(last.urls).isdisjoint(image.urls)
+            )
+            if late:
+                originals[-1] = replace(
+                    last,
+                    urls=tuple(dict.fromkeys((*image.urls, *last.urls))),
+                    alt=last.alt or image.alt,
+                    title=last.title or image.title,
+                    caption=last.caption or image.caption,
+                )
+                continue
+        originals.append(image)
+    return originals
+
+
+def _with_metadata(images: list[PageImage], said: Metadata, base: str) -> list[PageImage]:
+    """Gives pictures what the head says of them; adds those that are named and not shown."""
+    captions = {resolve(base, name): text for name, text in said.captions.items()}
+    heads = list(dict.fromkeys(u for u in (resolve(base, one) for one in said.pictures) if u))
+    shown: set[str] = set()
+    named: list[PageImage] = []
+    for image in images:
+        shown.update(image.urls)
+        label = next((captions[url] for url in image.urls if url in captions), "")
+        if label or image.is_metadata or not set(heads).isdisjoint(image.urls):
+            image = _described(image, label, said)
+        named.append(image)
+    order = images[-1].order + 1 if images else 0
+    for head in heads:
+        if head not in shown:  # but perhaps in some other way than as an image
+            image = PageImage(order=order, src=head[:200], urls=(head,))
+            named.append(_described(image, captions.get(head, ""), said))
+            order += 1
     return named
 
 
-def _page_image(
-    order: int,
-    spot: Spot,
-    *,
-    base: str,
-    heads: list[str],
-    metadata: tuple[str, ...],
-    caption: str,
-    surrounding: tuple[str, ...],
-    max_chars: int,
-) -> PageImage:
-    attributes = spot.node.attributes
-    urls = tuple(_urls(spot, base))
-    width, height = spot.sides
-    named = any(u in heads for u in urls) or (attributes.get("itemprop") or "").lower() == "image"
-    return PageImage(
-        order=order,
-        src=(attributes.get("src") or attributes.get("data-src") or "")[:200],
-        urls=urls,
-        alt=fold(attributes.get("alt"), max_chars),
-        title=fold(attributes.get("title"), max_chars),
-        caption=caption,
-        surrounding=surrounding,
-        metadata=metadata if named else (),
-        width=width,
-        height=height,
-        marks=spot.marks,
-        ancestors=spot.ancestors,
-        depth=spot.depth,
-        is_metadata=named,
-        links_to_picture=_PICTURE_LINK.search(spot.link) is not None,
-    )
-
-
-def _urls(spot: Spot, base: str) -> Iterator[str]:
-    """Absolute URLs under which the picture may be found, each once, at most ``_MAX_VARIANTS``."""
-    attributes = spot.node.attributes
-    references = [attributes.get("src") or "", *(attributes.get(name) or "" for name in _LAZY)]
-    references += srcset(attributes.get("srcset") or attributes.get("data-srcset") or "")
-    parent = spot.node.parent
-    if parent is not None and parent.tag == "picture":
-        for source in parent.css("source[srcset]")[:4]:
-            references += srcset(source.attributes.get("srcset") or "")
-    if _PICTURE_LINK.search(spot.link):
-        references.append(spot.link)
-    seen: set[str] = set()
-    for reference in references:
-        url = resolve(base, reference)
-        if url and url not in seen and len(seen) < _MAX_VARIANTS:
-            seen.add(url)
-            yield url
-
-
-def srcset(value: str) -> list[str]:
-    """References of a srcset, the largest first: ``a.jpg 1x, b.jpg 2x`` gives b.jpg, a.jpg."""
-    candidates = []
-    # A comma ends a candidate only after white space or a descriptor: URLs hold commas, too.
-    for candidate in re.finditer(
-        r"([^\s,]\S*[^\s,])(?:\s+([\d.]{1,8})[wxh])?\s*(?:,|$)", value[:8_192]
-    ):
-        size = candidate[2] or "1"
-        candidates.append(
-            (float(size) if size.count(".") <= 1 and size != "." else 1.0, candidate[1])
-        )
-    return [reference for _, reference in sorted(candidates, key=lambda item: -item[0])]
+def _described(image: PageImage, label: str, said: Metadata) -> PageImage:
+    """A picture that the head names, with the head's own words for it, and those for the page."""
+    words = label or next(iter(said.picture_texts), "")
+    texts = tuple(dict.fromkeys((*said.picture_texts, *said.page_texts)))
+    return replace(image, label=image.label or words, is_metadata=True, metadata=texts)

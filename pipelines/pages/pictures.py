@@ -11,27 +11,50 @@ from PIL import Image
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.pictures.decode import Bounds, check_size, opened, upright_size
+from vlmill.schemas.pictures.hashes import perceptual_hash
+from vlmill.schemas.pictures.orientation import orientation_of, turned
 from vlmill.schemas.rejects import Reason, Rejected
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF")
 """What every consumer downstream decodes, too. Vector graphics and icons are no photographs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFacts:
-    """A readable picture: SHA-256 of its bytes, upright size in pixels, format in lower case."""
+    """A readable picture: SHA-256 of its bytes, upright size in pixels, format in lower case.
+
+    ``phash`` is its perceptual hash, where that was asked for.
+    """
 
     image_id: str
     width: int
     height: int
     format: str
+    phash: int | None = None
 
 
-def examine_picture(data: bytes, *, min_side_px: int, max_pixels: int) -> PictureFacts | Drop:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture that passed, and where its bytes lie: the record at ``offset`` of ``archive``."""
+
+    image_id: str
+    url: str
+    width: int
+    height: int
+    format: str
+    phash: int  # vlmill.schemas.pictures.hashes
+    archive: str
+    offset: int
+
+
+def examine_picture(
+    data: bytes, *, min_side_px: int, max_pixels: int, hashed: bool = False
+) -> PictureFacts | Drop:
     """Facts about the picture in ``data``, or why it is dropped. Never raises.
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
-    300 pixels). An animation is dropped: which of its frames the text means is unknown.
+    300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
+    asks for the perceptual hash.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=None)
     try:
@@ -41,11 +64,19 @@ def examine_picture(data: bytes, *, min_side_px: int, max_pixels: int) -> Pictur
                 return drop
             name = str(picture.format).lower()
             width, height = upright_size(picture, bounds)
+            phash = upright_hash(picture) if hashed else None
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT):
             return unknown_drop(data)
         return Drop(why.reason, why.detail)
-    return PictureFacts(image_id=image_id_of(data), width=width, height=height, format=name)
+    return PictureFacts(
+        image_id=image_id_of(data), width=width, height=height, format=name, phash=phash
+    )
+
+
+def upright_hash(picture: Image.Image) -> int:
+    """Returns the perceptual hash of a decoded picture as it is shown."""
+    return perceptual_hash(turned(picture, orientation_of(picture)))
 
 
 def header_drop(picture: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import lru_cache
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from vlmill.pipelines.texts.words import ESCAPED
@@ -13,6 +14,10 @@ _DROPPED = re.compile(r"[\t\n\r]")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
+# What most references are like: nothing to escape, no dots to resolve.
+_SEGMENT = r"(?!\.)[A-Za-z0-9_.~-]+"
+_HOST = r"https?://[a-z0-9]+(?:[.-][a-z0-9]+)*(?=/|$)"
+_PLAIN = re.compile(rf"({_HOST})?(/?(?:{_SEGMENT}(?:/{_SEGMENT})*/?)?)")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 # What may stand unescaped; "%" too, because what is escaped stays so.
 _SAFE = "%/:=&?~+!$,;'@()*[]-._|"
@@ -25,6 +30,29 @@ def resolve(base: str, reference: str) -> str | None:
     ``MAX_URL_CHARS``. Fragments go, ``.`` and ``..`` are resolved, the host is lower-case, spaces
     and non-ASCII characters are percent-encoded.
     """
+    plain = _PLAIN.fullmatch(reference)
+    if not reference or plain is None:
+        return resolve_any(base, reference)
+    host, path = plain.groups()
+    if host:
+        url = host + (path or "/")
+    else:
+        start = _start(base, rooted=path[0] == "/")
+        if start is None:
+            return None
+        url = start + path
+    return url if len(url) <= MAX_URL_CHARS else None
+
+
+@lru_cache(maxsize=1_024)
+def _start(base: str, *, rooted: bool) -> str | None:
+    """What a plain path is put behind: the base's host, or its folder; None if it has none."""
+    url = resolve_any(base, "/" if rooted else "x")
+    return url[:-1] if url else None
+
+
+def resolve_any(base: str, reference: str) -> str | None:
+    """The rule of :func:`resolve` for every reference; that one is ten times as fast on most."""
     reference = _DROPPED.sub("", reference).strip("\0\x0c ")
     if not reference or len(reference) > MAX_URL_CHARS:
         return None

@@ -1,121 +1,221 @@
-"""The one walk over a page's tree: its runs of text, and the places of its pictures among them."""
+"""The one walk over a page's tree: its runs of text, and the places of its pictures among them.
+
+It is the most expensive part of a page, so it notes nothing of inline elements but links and
+captions, and looks for nothing that is rarely there.
+"""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.texts.words import word_set
 
-_SPACES = re.compile(r"\s+")
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
+_STYLE_SIDE = re.compile(r"(?:^|;)\s*(width|height)\s*:\s*(\d{1,5})(?:\.\d*)?px")
 _SKIPPED = word_set("script style template noframes iframe object canvas math select textarea svg")
 _BLOCKS = word_set(
     "address article aside blockquote body button center dd details dialog div dl dt fieldset "
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
     "summary table tbody td tfoot th thead tr ul br caption noscript"
 )
-_FURNITURE = frozenset(("nav", "footer", "aside", "form", "button", "header"))
+_OPENED = _BLOCKS | {"a", "picture"}  # of other elements nothing is noted
+_CAPTION_WORDS = ("caption", "legend", "cutline")
+_INLINE_CAPTION = ",".join(
+    f'{tag}[class*="{word}" i]'
+    for tag in ("span", "small", "em", "i", "font")
+    for word in _CAPTION_WORDS
+)
+_PICTURES = frozenset(("img", "image", "amp-img"))
+_TEXT = "-text"  # the parser's name of what is no element
+# Whose children the walk does not see.
+_SPECIAL = _SKIPPED | _PICTURES | {"pre", "video", "-comment"}
+_FURNITURE = frozenset(("nav", "footer", "aside", "button"))  # and "header", of a page
+_CONTENT = frozenset(("article", "main"))
+_CHANGING = _FURNITURE | _CONTENT | {"a", "figure", "figcaption", "header"}
 # Classes that the wide-spread content systems give to the text under a picture.
 _CAPTION_CLASS = re.compile(r"(?:^|[\s_-])(?:\w*caption\w*|gallerytext|cutline|legend)(?:$|[\s_-])")
+# Whole class names: "sidebar" is a side bar, "content-sidebar-wrap" wraps the page's content.
+_FURNITURE_CLASSES = word_set(
+    "nav navbar navigation menu main-menu topnav footer site-footer page-footer sidebar "
+    "side-bar breadcrumb breadcrumbs widget widgets widget-area toolbar pagination share sharing "
+    "social related related-posts related-articles relatedposts yarpp-related comments comment-list"
+)
 _MARKED = 8  # elements above a picture whose classes tell what it is part of
-_LEVELS = 5  # how far above a picture its caption's common ancestor may be
+_ANCESTORS = 12  # tags above a picture that are noted
+_LEVELS = 6  # how far above a picture its caption's common ancestor may be
+_INLINE_PX = 50  # a picture that is shown smaller stands in a line of text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Block(NamedTuple):
     """A run of text between block boundaries, white space folded."""
 
     text: str
     path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
-    tag: str  # the nearest block element around it, "" for none
-    furniture: bool  # in a menu, a footer or the like
-    caption: int  # serial number of the caption element around it, 0 for none
+    tag: str = ""  # the nearest block element around it, "" for none
+    furniture: bool = False  # in a menu, a footer or the like
+    caption: int = 0  # serial number of the caption element around it, 0 for none
+    figure: int = 0  # serial number of the figure around it, 0 for none
+    code: bool = False  # a listing
+    linked: float = 0.0  # share of its characters that are links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a picture stood in the walk: before or in block number ``block``."""
+    """Where a picture stood in the walk: before block number ``block``."""
 
     node: LexborNode
+    attributes: Mapping[str, str | None]
+    sides: tuple[int | None, int | None]  # as declared, in pixels; nonsense is None
     block: int
     path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
     ancestors: tuple[str, ...]  # their tags
     marks: tuple[str, ...]  # class and id, lower-case: its own, then its parents' upwards
-    depth: int
     link: str  # where it leads, "" for nowhere
+    figure: int = 0  # serial number of the figure around it, 0 for none
+    furniture: bool = False  # in a menu, a footer or the like, by tags and classes
 
-    @property
-    def sides(self) -> tuple[int | None, int | None]:
-        """Width and height as declared, in pixels; percentages and nonsense are None."""
-        attributes = self.node.attributes
-        return _pixels(attributes.get("width")), _pixels(attributes.get("height"))
+
+def declared_sides(attributes: Mapping[str, str | None]) -> tuple[int | None, int | None]:
+    """Width and height in pixels by attributes, else by style; percentages are None."""
+    width, height = _pixels(attributes.get("width")), _pixels(attributes.get("height"))
+    style = attributes.get("style")
+    if style and (width is None or height is None):
+        styled = {side: int(value) for side, value in _STYLE_SIDE.findall(style[:500].lower())}
+        width, height = width or styled.get("width"), height or styled.get("height")
+    return width, height
+
+
+class _State(NamedTuple):
+    """What holds inside an element and inside all those in it, unless they say otherwise."""
+
+    furniture: bool = False
+    caption: int = 0
+    figure: int = 0
+    content: bool = False  # in an article or in what the page calls its main part
+    link: str = ""
+
+
+# An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
+# A plain tuple: one is made for every element that the walk enters.
+_Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
+
+
+@lru_cache(maxsize=4_096)
+def _roles(class_and_id: str) -> tuple[bool, bool]:
+    """Says whether a class marks (furniture, a caption); pages repeat their classes."""
+    mark = class_and_id.lower()
+    names = mark.split()
+    # Blogger keeps a blog's posts in a widget.
+    furniture = not _FURNITURE_CLASSES.isdisjoint(names) and "blog" not in names
+    return furniture, _CAPTION_CLASS.search(mark) is not None and "nav" not in mark
 
 
 @dataclass(slots=True)
 class _Walk:
-    """State of the walk: the open elements, and what was found."""
+    """State of the walk: the innermost open element, and what stood before."""
 
     max_chars: int
     blocks: list[Block] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
-    serials: list[int] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    marks: list[str] = field(default_factory=list)
-    links: list[str] = field(default_factory=list)
-    captions: list[int] = field(default_factory=list)
+    linked: int = 0  # characters of ``parts`` in links
+    open: _Open = (None, "", "", (), _State())
+    num_entered: int = 0
+    marks: dict[int, str] = field(default_factory=dict)
 
-    def flush(self) -> None:
-        text = fold("".join(self.parts), self.max_chars)
-        self.parts.clear()
+    def flush(self, *, code: bool = False) -> None:
+        """Ends the run of text; it belongs to the innermost element."""
+        parts = self.parts
+        text = fold(parts[0] if len(parts) == 1 else "".join(parts), self.max_chars)
         if text:
-            inside = [t for t in self.tags if t in _BLOCKS]
-            self.blocks.append(
-                Block(
-                    text=text,
-                    path=tuple(reversed(self.serials[-_LEVELS:])),
-                    tag=inside[-1] if inside else "",
-                    furniture=not _FURNITURE.isdisjoint(self.tags),
-                    caption=self.captions[-1] if self.captions else 0,
-                )
-            )
+            _, _, block_tag, path, (furniture, caption, figure, _, _) = self.open
+            tag = "pre" if code else block_tag
+            linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
+            # By position: this is done for every paragraph.
+            self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
+        parts.clear()
+        self.linked = 0
 
-    def enter(self, node: LexborNode, tag: str, serial: int) -> None:
-        if tag in _BLOCKS:
+    def enter(self, node: LexborNode, tag: str) -> None:
+        """Opens an element."""
+        attributes, is_block = node.attributes, tag in _BLOCKS
+        furniture = caption = False
+        if attributes and (classes := attributes.get("class") or attributes.get("id")):
+            furniture, caption = _roles(classes[:200])
+        if self.parts and (is_block or caption):
             self.flush()
-        attributes = node.attributes
-        # <body> carries switches of the whole page in its classes ("has-sidebar").
-        class_and_id = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
-        marks = "" if tag == "body" else class_and_id[:200].lower().strip()
-        self.serials.append(serial)
-        self.tags.append(tag)
-        self.marks.append(marks)
-        self.links.append((attributes.get("href") or "") if tag == "a" else "")
-        if tag == "figcaption" or _CAPTION_CLASS.search(marks):
-            self.flush()
-            self.captions.append(serial)
-        if tag == "img":
-            self.spots.append(self._spot(node))
+        self.num_entered = serial = self.num_entered + 1
+        outer = self.open
+        _, _, block_tag, path, state = outer
+        if furniture or caption or tag in _CHANGING:
+            link = attributes.get("href") or "" if tag == "a" else state.link
+            state = _inside(state, tag, serial, furniture, caption, link)
+        path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - a third faster than unpacking
+        self.open = (outer, tag, tag if is_block else block_tag, path, state)
 
     def leave(self) -> None:
-        if self.tags[-1] in _BLOCKS or (self.captions and self.captions[-1] == self.serials[-1]):
+        """Closes the innermost element."""
+        outer, tag, _, _, state = self.open
+        assert outer is not None
+        if self.parts and (tag in _BLOCKS or state.caption != outer[4].caption):
             self.flush()
-        if self.captions and self.captions[-1] == self.serials[-1]:
-            self.captions.pop()
-        for stack in (self.serials, self.tags, self.marks, self.links):
-            stack.pop()
+        self.open = outer
 
-    def _spot(self, node: LexborNode) -> Spot:
-        return Spot(
-            node=node,
-            block=len(self.blocks),
-            path=tuple(reversed(self.serials[-_LEVELS - 1 : -1])),
-            ancestors=tuple(reversed(self.tags[-12:-1])),
-            marks=tuple(reversed(self.marks[-_MARKED:])),
-            depth=len(self.tags),
-            link=next((link for link in reversed(self.links[-4:]) if link), ""),
+    def see(self, node: LexborNode) -> None:
+        """Notes a picture's place."""
+        attributes = node.attributes
+        sides = declared_sides(attributes)
+        if self.parts and not any(side is not None and side < _INLINE_PX for side in sides):
+            self.flush()
+        _, _, _, path, state = self.open
+        self.spots.append(
+            Spot(
+                node=node,
+                attributes=attributes,
+                sides=sides,
+                block=len(self.blocks),
+                path=path,
+                ancestors=self._ancestors(),
+                marks=self._marks(node),
+                link=state.link,
+                figure=state.figure,
+                furniture=state.furniture,
+            )
         )
+
+    def see_listing(self, node: LexborNode) -> None:
+        """Takes a listing as one block, whatever elements colour its words."""
+        if self.parts:
+            self.flush()
+        self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
+        self.flush(code=True)
+
+    def _ancestors(self) -> tuple[str, ...]:
+        tags: list[str] = []
+        at, tag, *_ = self.open
+        while at is not None and len(tags) < _ANCESTORS:
+            tags.append(tag)
+            at, tag, *_ = at
+        return tuple(tags)
+
+    def _marks(self, node: LexborNode) -> tuple[str, ...]:
+        marks: list[str] = []
+        at: LexborNode | None = node
+        while at is not None and len(marks) < _MARKED:
+            if at.tag == "body":
+                # It carries switches of the whole page in its classes ("has-sidebar").
+                marks.append("")
+                break
+            mark = self.marks.get(at.mem_id)
+            if mark is None:
+                mark = self.marks[at.mem_id] = _class_and_id(at)
+            marks.append(mark)
+            at = at.parent
+        return tuple(marks)
 
 
 def walk_page(
@@ -125,39 +225,95 @@ def walk_page(
 
     A text is cut after ``max_chars`` characters, the walk ends after ``max_images`` pictures.
     """
-    # Depth-first without recursion: pages nest deeper than Python's stack.
     walk = _Walk(max_chars)
-    node, serial = tree.body, 0
-    depth = 0
-    while node is not None:
-        tag = node.tag
-        child = None
-        if tag == "-text":
-            walk.parts.append((node.text_content or "")[: 2 * max_chars])
-        elif tag and tag[0] != "-" and tag not in _SKIPPED:
-            serial += 1
-            walk.enter(node, tag, serial)
-            child = node.child
-            if child is None:
-                walk.leave()
-        if child is not None:
-            node, depth = child, depth + 1
-            continue
-        while depth and node.next is None:
-            node, depth = node.parent, depth - 1
-            walk.leave()
-            if node is None:
-                return walk.blocks, walk.spots
-        if not depth or len(walk.spots) >= max_images:
-            break
-        node = node.next
-    walk.flush()
+    body = tree.body
+    if body is not None:
+        _descend(walk, tree, body, max_images)
+    if walk.parts:
+        walk.flush()
     return walk.blocks, walk.spots
+
+
+def _inside(
+    state: _State, tag: str, serial: int, furniture: bool, caption: bool, link: str
+) -> _State:
+    """The state in an element that changes it."""
+    return _State(
+        # The header of an article holds its headline, the header of a page its banner.
+        state.furniture
+        or tag in _FURNITURE
+        or (tag == "header" and not state.content)
+        or (furniture and tag not in _CONTENT and tag != "body"),
+        serial if caption or tag == "figcaption" else state.caption,
+        serial if tag == "figure" else state.figure,
+        state.content or tag in _CONTENT,
+        link,
+    )
+
+
+def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode, max_images: int) -> None:
+    """Goes depth-first without recursion: pages nest deeper than Python's stack."""
+    limit = 2 * walk.max_chars
+    parts = walk.parts
+    above: list[tuple[LexborNode, bool]] = []  # open nodes, and whether the walk entered them
+    # Elements of text are noted only on pages where one may be a caption: listings have thousands.
+    has_captions = _may_have_captions(tree) and body.css_first(_INLINE_CAPTION) is not None
+    node: LexborNode | None = body
+    while node is not None:
+        tag = node.tag or ""
+        if tag == _TEXT:
+            # Between blocks there is mostly nothing but white space.
+            if parts or not node.is_empty_text_node:
+                text = node.text_content or ""
+                parts.append(text[:limit])
+                if walk.open[4].link:
+                    walk.linked += len(text)
+        elif tag in _SPECIAL:
+            if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
+                walk.see(node)
+                if len(walk.spots) >= max_images:
+                    return
+            elif tag == "pre":
+                walk.see_listing(node)
+        elif (child := node.child) is not None:
+            is_noted = tag in _OPENED or (has_captions and _is_caption(node))
+            if is_noted:
+                walk.enter(node, tag)
+            above.append((node, is_noted))
+            node = child
+            continue
+        elif parts and tag in _BLOCKS:
+            walk.flush()
+        if not above:
+            return
+        node = node.next
+        while node is None and above:
+            last, is_noted = above.pop()
+            if is_noted:
+                walk.leave()
+            node = last.next if above else None
+
+
+def _may_have_captions(tree: LexborHTMLParser) -> bool:
+    """Looks for the words in the source, which is faster than a selector; entities may hide one."""
+    source = (tree.raw_html or b"").lower()
+    return b"&#" in source or any(word.encode() in source for word in _CAPTION_WORDS)
+
+
+def _class_and_id(node: LexborNode) -> str:
+    attributes = node.attributes
+    both = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
+    return both[:200].lower().strip()
+
+
+def _is_caption(node: LexborNode) -> bool:
+    return _roles((node.attributes.get("class") or "")[:200])[1]
 
 
 def fold(text: str | None, limit: int) -> str:
     """Folds the white space of ``text``; gives at most ``limit`` characters."""
-    return _SPACES.sub(" ", (text or "")[: 2 * limit]).strip()[:limit]
+    folded = " ".join((text or "")[: 2 * limit].split())
+    return folded if len(folded) <= limit else folded[:limit].rstrip()
 
 
 def _pixels(value: str | None) -> int | None:

@@ -4,8 +4,15 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
+from vlmill.pipelines.filters.flags import (
+    add_filter_arguments,
+    add_scoring_arguments,
+    filter_files,
+    scores_again,
+)
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.language import DETECTORS, parse_languages
 from vlmill.pipelines.web_pairs.archives import require_archive
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
@@ -18,20 +25,35 @@ def parser() -> Parser:
     rules = WebPairRules()
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
-        description="Image-text pairs from the pages and pictures in WARC files: pages in one "
-        "language, their dominant pictures of more than 300 pixels a side, the best text of each.",
+        description="Image-text pairs from the pages and pictures in WARC files: pages in "
+        "given languages, their dominant pictures of more than 300 pixels a side, the best text of "
+        "each.",
         epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
-        "--output out/pairs\n\nWrites the tables pairs, images and rejects, funnel.json (in = out "
-        "+ rejects for each stage),\nreport.html and _manifest.json. The same archives and "
-        "settings give the same bytes.\nPictures are taken from the same archives; none is "
+        "--output out/pairs --safety-model none --realism-model none\n\n"
+        "Writes the tables pairs, images and rejects, funnel.json (in = out + rejects for each "
+        "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
+        "give the same bytes.\nA killed job goes on where it was; archives "
+        "that are added to a finished output are mined alone\n(--output keeps what that "
+        "needs in work/).\nPictures are taken from the same archives; none is "
         "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
-        "most) and one decoded picture a worker, plus one shard's rows.",
+        "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
+        "once 100 bytes a pair.",
         allow_abbrev=False,
     )
-    p.add_argument("--warc", required=True, metavar="GLOB", help="archives: a path or a glob")
+    p.add_argument("--warc", metavar="GLOB", help="archives: a path or a glob")
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
-    p.add_argument("--language", help=f"ISO 639-1 code of the pages to keep ({rules.language})")
+    p.add_argument(
+        "--language",
+        metavar="CODES",
+        help=f"ISO 639 codes of the pages to keep, as en,de, or any ({rules.language})",
+    )
+    p.add_argument(
+        "--language-detector",
+        choices=DETECTORS,
+        help=f"langdetect is slower, and wrong more often ({rules.language_detector})",
+    )
     p.add_argument(
         "--min-side",
         dest="min_side_px",
@@ -49,15 +71,65 @@ def parser() -> Parser:
         "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
     )
     p.add_argument(
+        "--format",
+        choices=("parquet", "webdataset"),
+        default="parquet",
+        help="webdataset: pictures with their texts as tar shards in place of the table of images",
+    )
+    p.add_argument(
+        "--drop-near-duplicates",
+        action="store_true",
+        default=None,
+        help="of pictures that look alike keep the largest",
+    )
+    p.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        help="share of the groups of alike pictures that get the split val (0)",
+    )
+    p.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="ids, SHA-256 or URLs of pictures to keep out: a text, one a line, or Parquet",
+    )
+    p.add_argument(
+        "--exclude-hash",
+        action="append",
+        default=[],
+        metavar="IMAGES",
+        help="an images table or a folder of pictures: what looks like one of them is kept out",
+    )
+    p.add_argument(
+        "--max-distance",
+        type=int,
+        metavar="BITS",
+        help=f"how far two hashes of --exclude-hash may lie apart ({rules.max_distance} of 64)",
+    )
+    p.add_argument(
+        "--ignore-opt-outs",
+        action="store_true",
+        default=None,
+        help="mine also what its owners forbid to (X-Robots-Tag, meta robots, TDM reservation)",
+    )
+    p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
     add_dry_run(p)
+    add_scoring_arguments(p)
     return p
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    if scores_again(args):
+        from vlmill.pipelines.web_pairs.rescoring import rescore
+
+        with locked(args.output):
+            return rescore(args)
     with locked(None if args.dry_run else args.output):
         return _run(args, beam_flags)
 
@@ -66,6 +138,10 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args)
     if args.shards < 1:
         raise InputError(f"--shards {args.shards}: must be at least 1")
+    if args.warc is None:
+        raise InputError("--warc must be given: a path of an archive, or a quoted glob")
+    parse_languages(rules.language)
+    filter_files(args)
     require_archive(args.warc)
     # Beam takes seconds to load: not before the arguments are known to be good.
     with quiet_beam_import():

@@ -1,7 +1,7 @@
-"""report.html of the web-pairs job: funnel, distributions, sample pairs with pictures, rejects.
+"""report.html of the web-pairs job: the funnel, what was counted, sample pairs and rejects.
 
-Reads the tables that the job has written, so it shows what users will get. Memory is bounded by
-samples: the first rows of each shard, which are random because shards are sorted by hashed ids.
+Everything comes from the records of the shards' units, and the pictures of the samples from their
+archives: nothing grows with the number of pairs.
 """
 
 from collections import Counter
@@ -9,121 +9,136 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.archives.reading import open_archive, read_bodies
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.web_pairs.metrics import (
+    SAMPLES,
+    SCORE_BIN,
+    SHAPE_BIN,
+    SIDE_BIN,
+    first_of,
+    sum_counts,
+)
+from vlmill.pipelines.web_pairs.mine import INLINE
+from vlmill.pipelines.web_pairs.units import Job
+from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
 from vlmill.schemas.console.report import (
     Section,
-    bar_chart,
     funnel_table,
-    histogram,
     html_table,
     picture_cards,
     settings_table,
-    thumbnails,
+    thumbnail_uri,
     write_page,
 )
+from vlmill.schemas.rejects import Rejected
 
-MAX_SAMPLE = 20_000
-MAX_PICTURES = 24
-MAX_REJECTS_SHOWN = 5  # of each stage and reason
+MOST_BARS = 20
 
 
 def write_report(
-    folder: Path, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    job: Job,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    groups: Mapping[str, int],
+    written: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Writes ``folder/report.html`` from the job's tables there."""
-    pairs = list(_sample(folder, "pairs", ["text", "score", "text_source", "image_id", "page_url"]))
-    sizes = list(_sample(folder, "images", ["width", "height"]))
-    rejects = list(_sample(folder, "rejects", ["stage", "reason", "key", "detail"]))
-    num_pairs = funnel[-1]["out"]
+    """Writes ``report.html``; ``written`` are the metrics of the shards."""
+    samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
     write_page(
-        folder / "report.html",
+        Path(job.output) / "report.html",
         "Web pairs",
         [
-            Section(title="Funnel", body=funnel_table(funnel), intro="in = out + dropped"),
-            Section(title="Sample pairs", body=_pictures(folder, pairs)),
-            Section(title="Distributions", body=_charts(pairs, sizes, funnel)),
+            Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
+            Section(
+                title="Sample pairs",
+                body=_pictures([about for _, about in samples[:SAMPLES]], job),
+                intro=f"At most {SAMPLES}, drawn by chance.",
+            ),
+            Section(title="Distributions", body=_charts(sum_counts(written))),
+            Section(title="Pictures that look alike", body=_groups(groups)),
             Section(
                 title="Sample rejects",
-                body=_rejects(rejects),
-                intro=f"At most {MAX_REJECTS_SHOWN} of each stage and reason.",
+                body=_rejects(written),
+                intro="A few of each stage and reason, drawn by chance.",
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{num_pairs} pairs from {funnel[0]['in']} archives",
+        subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} archives",
     )
 
 
-def _sample(folder: Path, table: str, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields at most ``MAX_SAMPLE`` rows, an equal number from each shard."""
-    files = sorted(folder.glob(f"{table}-*.parquet"))
-    share = -(-MAX_SAMPLE // max(1, len(files)))
-    for path in files:
-        taken = 0
-        for batch in pq.ParquetFile(path).iter_batches(min(share, 5_000), columns=columns):
-            rows = batch.to_pylist()[: share - taken]
-            yield from rows
-            taken += len(rows)
-            if taken >= share:
-                break
+def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:
+    return Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel))
 
 
-def _charts(
-    pairs: list[dict[str, Any]],
-    sizes: list[dict[str, Any]],
-    funnel: Sequence[Mapping[str, Any]],
-) -> Markup:
-    words = [float(len(words_of(pair["text"]))) for pair in pairs]
-    mean = sum(words) / len(words) if words else 0.0
-    reasons: Counter[str] = Counter()
-    for stage in funnel:
-        reasons.update({f"{stage['stage']}: {r}": n for r, n in stage["rejects"].items()})
+def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
+    def bins(name: str, width: float, title: str, label: str) -> Markup:
+        return binned_columns(counts.get(name, Counter()), width, title=title, label=label)
+
+    def most(name: str, title: str) -> Markup:
+        return count_bars(dict(counts.get(name, Counter()).most_common(MOST_BARS)), title=title)
+
     charts = [
-        histogram(words, title=f"Words of a text (mean {mean:.1f})", x_label="words"),
-        histogram([p["score"] for p in pairs], title="Score", x_label="score"),
-        histogram(
-            [float(min(s["width"], s["height"])) for s in sizes],
-            title="Shorter side of a picture",
-            x_label="pixels",
-        ),
-        histogram(
-            [s["width"] / s["height"] for s in sizes], title="Shape", x_label="width / height"
-        ),
+        bins("words", 1, "Words of a text", "words"),
+        bins("score", SCORE_BIN, "Score", "score"),
+        bins("side", SIDE_BIN, "Shorter side of a picture", "pixels"),
+        bins("shape", SHAPE_BIN, "Shape", "width / height"),
+        most("language", "Languages"),
+        most("text_source", "Where texts come from"),
+        most("license", "Licences that pages state"),
+        most("split", "Splits"),
+        most("host", "Hosts with most pairs"),
     ]
-    if pairs:
-        sources = Counter(pair["text_source"] for pair in pairs)
-        charts.append(bar_chart(dict(sources.most_common()), title="Where texts come from"))
-    if reasons:
-        charts.append(bar_chart(dict(reasons.most_common(30)), title="Dropped, by reason"))
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
-def _pictures(folder: Path, pairs: list[dict[str, Any]]) -> Markup:
-    shown = pairs[:MAX_PICTURES]
-    if not shown:
+def _groups(groups: Mapping[str, int]) -> Markup:
+    return Markup("<p>{} pairs' pictures look like another's, in {} groups.</p>").format(
+        groups["near_duplicates"], groups["near_duplicate_groups"]
+    )
+
+
+def _pictures(samples: Sequence[Mapping[str, Any]], job: Job) -> Markup:
+    if not samples:
         return Markup("<p>No pair came out.</p>")
-    uris = thumbnails(f"{folder}/images-*.parquet", {pair["image_id"] for pair in shown})
     return picture_cards(
         [
             {
-                "uri": uris.get(pair["image_id"], ""),
-                "text": pair["text"],
-                "about": f"{pair['text_source']}, score {pair['score']:.2f}: "
-                f"{(pair['page_url'] or '')[:100]}",
+                "uri": _thumbnail(sample, job.rules.max_record_bytes),
+                "text": sample["text"],
+                "about": f"{sample['text_source']}, score {sample['score']:.2f}: "
+                f"{sample['page_url'][:100]}",
             }
-            for pair in shown
+            for sample in samples
         ]
     )
 
 
-def _rejects(rejects: list[dict[str, Any]]) -> Markup:
-    seen: Counter[tuple[str, str]] = Counter()
-    rows = []
-    for row in sorted(rejects, key=lambda r: (r["stage"], r["reason"], r["key"])):
-        kind = (row["stage"], row["reason"])
-        seen[kind] += 1
-        if seen[kind] <= MAX_REJECTS_SHOWN:
-            rows.append([*kind, row["key"][:100], (row["detail"] or "")[:160]])
-    return html_table(["stage", "reason", "key", "detail"], rows)
+def _thumbnail(sample: Mapping[str, Any], max_bytes: int) -> str:
+    if sample["archive"] == INLINE:
+        return ""  # one that stood in its page is shown by its text
+    with open_archive(sample["archive"]) as file:
+        (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
+    try:
+        return "" if isinstance(body, Drop) else thumbnail_uri(body)
+    except Rejected:
+        return ""  # thumbnails do not know its format
+
+
+def _rejects(written: Sequence[Mapping[str, Any]]) -> Markup:
+    kinds: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for part in written:
+        for drawn, row in part["examples"]:
+            kinds.setdefault((row["stage"], row["reason"]), []).append((drawn, row))
+    return html_table(["stage", "reason", "key", "detail"], list(_reject_rows(kinds)))
+
+
+def _reject_rows(
+    kinds: Mapping[tuple[str, str], Sequence[tuple[str, dict[str, Any]]]],
+) -> Iterator[list[str]]:
+    for kind, examples in sorted(kinds.items()):
+        for _, row in first_of(examples):
+            yield [*kind, row["key"][:100], (row["detail"] or "")[:160]]

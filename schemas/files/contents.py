@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REJECTS, Table
+from vlmill.schemas.tables import IMAGES, NEGATIVES, NEIGHBOURS, PAIRS, REJECTS, Table
 
 Row = Mapping[str, Any]
 MOST_TOLD = 20  # problems of a table: a folder of another making would tell of every row
@@ -20,9 +21,9 @@ def content_problems(folder: str | Path) -> list[str]:
 
     Ids are unique, pictures are those that their SHA-256 says, pairs point to pictures that are in
     the folder where it has a table of them, negatives have a similarity each and none is the pair
-    itself, and reasons are of the closed list. Rows of ``regions`` are left to their reader.
-    Memory: the ids of a table, some 100 bytes each, and a batch of rows. Raises InputError for a
-    folder whose run has not finished.
+    itself, neighbours are other pictures in their order, and reasons are of the closed list. Rows
+    of ``regions`` are left to their reader. Memory: the ids of a table, some 100 bytes each, and a
+    batch of rows. Raises InputError for a folder whose run has not finished.
     """
     folder = Path(folder)
     shards: Sequence[Shard] = read_manifest(folder)["shards"]
@@ -32,6 +33,7 @@ def content_problems(folder: str | Path) -> list[str]:
         IMAGES.name: (IMAGES, "image_id", _wrong_image),
         PAIRS.name: (PAIRS, "pair_id", lambda row: _wrong_pair(row, image_ids)),
         NEGATIVES.name: (NEGATIVES, "pair_id", _wrong_negatives),
+        NEIGHBOURS.name: (NEIGHBOURS, "image_id", _wrong_neighbours),
         REJECTS.name: (REJECTS, None, _wrong_reject),
     }
     problems: list[str] = []
@@ -87,6 +89,20 @@ def _wrong_negatives(row: Row) -> str | None:
         return f"{row['pair_id']}: {len(ids)} negatives and {len(similarities)} similarities"
     if row["pair_id"] in ids or len(set(ids)) < len(ids):
         return f"{row['pair_id']}: a negative is the pair itself, or comes twice"
+    return None
+
+
+def _wrong_neighbours(row: Row) -> str | None:
+    ids, distances = row["neighbour_ids"], row["distances"]
+    if row["image_id"] in ids or len(set(ids)) < len(ids):
+        return f"{row['image_id']}: a neighbour is the picture itself, or comes twice"
+    if distances is None:
+        return None
+    if len(ids) != len(distances):
+        return f"{row['image_id']}: {len(ids)} neighbours and {len(distances)} distances"
+    places = list(zip(distances, ids, strict=True))
+    if any(before >= after for before, after in pairwise(places)):
+        return f"{row['image_id']}: its neighbours are not in order of distance and id"
     return None
 
 

@@ -5,6 +5,7 @@ manifest at the end. A folder with other settings is never mixed with this run's
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -17,7 +18,11 @@ from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.tables import TABLES
 
 PLAN = "_plan.json"
-REPORTS = ("funnel.json", "report.html", "metrics.json", "neighbours.json")
+REPORTS = ("funnel.json", "report.html", "metrics.json", "neighbours.json", "webdataset.json")
+WORK = "work"  # what a run keeps beside its tables, to go on from
+SHARDS = "*-of-*.tar"  # of pairs, for webdataset
+# Folders inside an output whose pairs have been scored again, or are being.
+FIRST_SCORES, RESCORING = "_first_scores", "_rescoring"
 
 
 class State(Enum):
@@ -62,10 +67,15 @@ def remove_output(folder: Path) -> None:
     if not (folder / PLAN).exists():
         return
     shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
+    shards += folder.glob(SHARDS)
     reports = [folder / name for name in REPORTS]
     # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
-    for path in [folder / MANIFEST, *shards, *reports, folder / PLAN]:
+    for path in [folder / MANIFEST, *shards, *reports]:
         path.unlink(missing_ok=True)
+    for name in (FIRST_SCORES, RESCORING, WORK):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+    (folder / PLAN).unlink()
 
 
 def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
-from vlmill.schemas.tables import REJECTS, TABLES, Table
+from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
@@ -100,6 +100,7 @@ def iter_batches(
             try:
                 for batch in file.iter_batches(batch_size=batch_rows, columns=names):
                     check_values(path, batch, spec)
+                    batch = with_later(batch, spec, names)
                     yield batch.select(names)  # Parquet gives them in the file's order
             except (OSError, pa.ArrowException) as error:
                 raise _damaged(path, error) from None

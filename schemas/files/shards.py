@@ -2,8 +2,8 @@
 
 File metadata: ``vlmill.table``, ``vlmill.version``, ``vlmill.producer`` (JSON: software, settings
 and whatever identifies the producer), ``vlmill.arrays`` (JSON: dtype and width of each binary
-array) and ``vlmill.places`` (JSON: where each binary value lies,
-:mod:`vlmill.schemas.files.places`).
+array), ``vlmill.places`` (JSON: where each binary value lies,
+:mod:`vlmill.schemas.files.places`) and, of arrays that were looked at, ``vlmill.finite``.
 """
 
 import hashlib
@@ -23,6 +23,9 @@ from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.places import PlacesWriter, binary_columns
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
+# Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN or
+# infinite.
+FINITE = "vlmill.finite"
 SOFTWARE = f"vlmill {vlmill.__version__}"
 
 
@@ -62,7 +65,8 @@ class ShardWriter:
     ``producer`` says what wrote it (settings, fingerprints), ``arrays`` the dtype and width of
     binary arrays. Memory is bounded by one ``write``. After the block ``shard`` describes the
     file. On an exception nothing appears. Columns are PLAIN and without statistics where they hold
-    bytes, so that each row's bytes lie contiguously in the file, whose metadata says where;
+    bytes, so that each row's bytes lie contiguously in the file, whose metadata says where, and
+    whether tables alone were written that are marked :data:`FINITE`;
     ``compression`` is pyarrow's name or "none".
     """
 
@@ -82,7 +86,7 @@ class ShardWriter:
         self._compression = compression
         self._stack = ExitStack()
         self._places: PlacesWriter | None = None
-        self._rows = 0
+        self._rows, self._finite = 0, True
         self.shard: Shard | None = None
 
     def __enter__(self) -> "ShardWriter":
@@ -101,12 +105,16 @@ class ShardWriter:
         )
         if self._compression == "none":
             self._places = PlacesWriter(self._temporary, self.spec)
-        self._stack.push(self._keep_places)
+        self._stack.push(self._keep_facts)
         return self
 
-    def _keep_places(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._places is not None:
+    def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        if self._places is not None:
             self._writer.add_key_value_metadata(self._places.metadata())
+        if self._rows and self._finite:
+            self._writer.add_key_value_metadata({FINITE: "true"})
 
     def write(self, rows: pa.Table | Sequence[dict[str, Any]]) -> None:
         """Appends rows as one row group. Raises ValueError for rows that break the contract."""
@@ -120,6 +128,7 @@ class ShardWriter:
             if self._places is not None:
                 self._places.add(table, begin, self._sink.tell())
             self._rows += table.num_rows
+            self._finite &= isinstance(rows, pa.Table) and is_marked_finite(rows.schema.metadata)
 
     def __exit__(
         self,
@@ -130,6 +139,11 @@ class ShardWriter:
         self._stack.__exit__(kind, error, trace)
         if error is None:
             self.shard = describe_shard(self.path, self.spec.name, self._rows)
+
+
+def is_marked_finite(metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Says whether a table's or a shard's metadata say that it is :data:`FINITE`."""
+    return (metadata or {}).get(FINITE.encode()) == b"true"
 
 
 def write_shard(

@@ -18,7 +18,7 @@ from vlmill.schemas.pictures.orientation import orientation_of, turned, turned_s
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs.
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF")
 
 
 @dataclass(frozen=True, kw_only=True)

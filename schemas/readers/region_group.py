@@ -17,6 +17,7 @@ from vlmill.schemas.readers.region_rows import (
     FEATURE_DTYPES,
     PER_BOX,
     RegionRow,
+    are_finite,
     from_stored,
 )
 from vlmill.schemas.tables import REGIONS, breaks_contract
@@ -33,6 +34,8 @@ LISTS: dict[str, np.dtype[Any]] = {
     "attribute_scores": np.dtype(np.float32),
 }
 COLUMNS = (*PER_BOX, "global_feature")
+SCORES = ("class_scores", "attribute_scores")
+ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that may not be finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +122,24 @@ class RegionGroup:
         return RegionRow(
             image_id=self._ids[number], width=width, height=height, boxes=boxes, **arrays
         )
+
+    def is_finite(self, number: int) -> bool:
+        """Says whether all numbers of a row are finite: boxes, scores and arrays. Reads it."""
+        row = self.row(number, SCORES)
+        small = (row.boxes, *(getattr(row, name) for name in SCORES))
+        if not all(np.isfinite(array).all() for array in small if array is not None):
+            return False
+        for name in ARRAYS:
+            stored = self.stored_bytes(name, number)
+            like = name if name in self._arrays else "features"
+            if stored is not None and not are_finite(stored, self._dtype(like)):
+                return False
+        return True
+
+    def _dtype(self, name: str) -> str:
+        self._kind(name)  # refuses metadata that lacks it
+        dtype: str = self._arrays[name]["dtype"]
+        return dtype
 
     def image_id(self, number: int) -> str:
         """Returns the image_id of a row."""

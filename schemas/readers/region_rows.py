@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vlmill.schemas.files.shards import FINITE
 from vlmill.schemas.tables import REGIONS
 
 Array = npt.NDArray[Any]
@@ -108,6 +109,18 @@ def to_stored(values: Array, dtype: str) -> Array:
     return array
 
 
+# All of these bits are set in numbers that are not finite, and in no others.
+EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
+
+
+def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
+    """Says whether the stored bytes of an array of ``dtype`` hold finite numbers alone."""
+    mask = EXPONENTS[dtype]
+    # By their bits: NumPy asks float16 one by one.
+    bits = np.frombuffer(stored, np.dtype(f"<u{FEATURE_DTYPES[dtype].itemsize}"))
+    return not ((bits & mask) == mask).any()
+
+
 def from_stored(array: Array, dtype: str) -> Array:
     """Returns what :func:`to_stored` stored: the same array, or float32 for bfloat16."""
     if dtype != "bfloat16":
@@ -119,9 +132,10 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str) -> pa.Table:
     """Encodes rows as a table of the regions contract; ``dtype``: of features and class_probs.
 
     Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
-    not finite (after conversion: 70,000 overflows float16).
+    not finite (after conversion: 70,000 overflows float16). The table says that they are.
     """
-    return pa.Table.from_pylist([_encode(row, dtype) for row in rows], schema=REGIONS.schema)
+    schema = REGIONS.schema.with_metadata({FINITE: "true"})
+    return pa.Table.from_pylist([_encode(row, dtype) for row in rows], schema=schema)
 
 
 def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
@@ -132,8 +146,15 @@ def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
         array = getattr(row, name)
         if array is not None and len(array) != count:
             raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
-    if not np.isfinite(row.boxes).all():
-        raise ValueError(f"{row.image_id}: a box is not finite")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf
+        boxes = row.boxes.astype(np.float32)
+    for name, array in (
+        ("a box", boxes),
+        ("a class's score", row.class_scores),
+        ("an attribute's score", row.attribute_scores),
+    ):
+        if array is not None and not np.isfinite(array).all():
+            raise ValueError(f"{row.image_id}: {name} is not finite")
     numbers = row.class_prob_ids
     if numbers is not None and (row.class_probs is None or row.class_probs.shape != numbers.shape):
         raise ValueError(f"{row.image_id}: class_prob_ids without class_probs of the same shape")
@@ -142,7 +163,7 @@ def _encode(row: RegionRow, dtype: str) -> dict[str, Any]:
         "width": row.width,
         "height": row.height,
         "num_boxes": count,
-        "boxes": row.boxes.astype(np.float32).tolist(),
+        "boxes": boxes.tolist(),
         "features": _to_bytes(row, "features", dtype),
         "class_ids": _to_list(row.class_ids),
         "class_scores": _to_list(row.class_scores),

@@ -16,7 +16,9 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.contract import footer_of
 from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.files.shards import is_marked_finite
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.region_group import RegionGroup
 from vlmill.schemas.readers.region_rows import (
@@ -31,6 +33,7 @@ from vlmill.schemas.readers.row_index import ABSENT, Numbers, RowIndex
 from vlmill.schemas.tables import REGIONS
 
 OPEN_FOOTERS = 64
+UNKNOWN = -1  # of a row: whether it is finite
 
 
 class RegionReader:
@@ -66,6 +69,8 @@ class RegionReader:
         self._groups = [(s, g) for s, groups in enumerate(counts) for g in range(len(groups))]
         # A list: bisect takes a tenth of searchsorted's time for one number.
         self._starts: list[int] = [0, *accumulate(n for groups in counts for n in groups)]
+        self._marked = [is_marked_finite(footer_of(path).metadata) for path in self.paths]
+        self._looked_at: npt.NDArray[np.int8] | None = None
         self._index: RowIndex | None = None
         self._ids  # noqa: B018  # an id that appears twice is found here
 
@@ -78,12 +83,12 @@ class RegionReader:
         return read_footer(self.paths[shard])
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_shards", "_footer", "_cache", "_index", "_cached_rows")
+        opened = ("_shards", "_footer", "_cache", "_index", "_cached_rows", "_looked_at")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._cached_rows, self._index = 0, None
+        self._cached_rows, self._index, self._looked_at = 0, None, None
         self._open()
 
     @property
@@ -175,6 +180,21 @@ class RegionReader:
     def read_ahead(self, shard: int, offset: int, size: int) -> None:
         """Has the system read the bytes of a :meth:`place` in the background."""
         self._shards[shard].read_ahead(offset, size)
+
+    def is_finite(self, number: int) -> bool:
+        """Says whether all numbers of a row are finite.
+
+        What the shard's writer does not vouch for is read here, each row once.
+        """
+        group = self._group_of(number)
+        if self._marked[self._groups[group][0]]:
+            return True
+        if self._looked_at is None:
+            self._looked_at = np.full(len(self), UNKNOWN, dtype=np.int8)
+        if self._looked_at[number] == UNKNOWN:
+            of_group, within = self.located(number)
+            self._looked_at[number] = of_group.is_finite(within)
+        return bool(self._looked_at[number])
 
     def group_starts(self) -> Numbers:
         """Returns the first row of each row group: rows of one group lie together in the file."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.factories import NO_MODELS
 
 from vlmill.pipelines.launch.loading import quiet_beam_import
 
@@ -36,9 +37,8 @@ def test_the_filter_goes_when_an_import_fails() -> None:
 
 def test_a_job_says_nothing_of_apitools() -> None:
     """In a process of its own, as Beam warns at its first import only."""
-    command = "from vlmill.pipelines.web_pairs.command import main; main(['--warc', 'none*', "
-    finished = subprocess.run(
-        [sys.executable, "-c", f"{command}'--output', 'out'])"], capture_output=True, text=True
-    )
+    flags = ["--warc", "none*", "--output", "out", *NO_MODELS]
+    command = f"from vlmill.pipelines.web_pairs.command import main; main({flags})"
+    finished = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert "none*: no file matches" in finished.stderr
     assert "apitools" not in finished.stderr

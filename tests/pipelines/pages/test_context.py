@@ -1,14 +1,5 @@
-from hypothesis import given
-from hypothesis import strategies as st
-
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.context import (
-    captions_by_picture,
-    first_sentences,
-    last_sentences,
-    main_text,
-    surrounding_texts,
-)
+from vlmill.pipelines.pages.context import captions_by_picture, nearby
 from vlmill.pipelines.pages.markup import parse
 from vlmill.pipelines.pages.walk import Block, Spot, walk_page
 
@@ -21,11 +12,6 @@ def walk(markup: str) -> tuple[list[Block], list[Spot]]:
 
 def captions(markup: str) -> dict[int, str]:
     return captions_by_picture(*walk(markup), max_chars=300)
-
-
-def surrounding(markup: str) -> tuple[str, ...]:
-    blocks, (spot,) = walk(markup)
-    return tuple(surrounding_texts(spot, blocks, 60))
 
 
 def test_a_figure_caption_belongs_to_its_own_picture() -> None:
@@ -59,40 +45,20 @@ def test_captions_are_whole_bounded_and_the_first_counts() -> None:
     assert captions("") == {}
 
 
-def test_surrounding_text_is_near_whole_and_bounded() -> None:
-    assert surrounding("<h2>Head</h2><img src=a.jpg><p>After.") == ("After.", "Head")
-    assert surrounding("<p>Before:</p><img src=a.jpg>") == ("Before:",)
-    assert surrounding("<p>Text <img src=a.jpg> inline") == ("Text inline",)
-    text = "First sentence here. " + "The second one is far too long to fit in here. " * 3
-    assert surrounding(f"<img src=a.jpg><p>{text}") == ("First sentence here.",)
-    assert surrounding("<img src=a.jpg><p>" + "word " * 50) == ()
-    assert surrounding("<img src=a.jpg><footer>Imprint</footer>") == ()
-
-
-def test_sentences_by_hand() -> None:
-    text = "One is. Two was! Three?"
-    assert first_sentences(text, 20) == "One is. Two was!"
-    assert last_sentences(text, 18) == "Two was! Three?"
-    assert first_sentences(text, 5) == last_sentences(text, 5) == ""
-    assert first_sentences("", 0) == last_sentences("", 0) == ""
-
-
-@given(st.text("aB.! \n", max_size=80), st.integers(0, 80))
-def test_sentences_lie_at_their_end_of_the_text_within_the_limit(text: str, limit: int) -> None:
-    first, last = first_sentences(text, limit), last_sentences(text, limit)
-    assert len(first) <= limit and text.lstrip().startswith(first.lstrip())
-    assert len(last) <= limit and text.rstrip().endswith(last.rstrip())
-
-
-def test_main_text_is_prose_outside_of_menus() -> None:
-    blocks, _ = walk(
-        "<nav>Menu and more of it</nav><script>x</script>"
-        "<p>" + "Real prose that is long enough to count as such. " * 3 + "<style>y</style>"
-        '<div>{"a":[1,2,3],"b":{"c":"http://x.y/z"},"d":[4,5,6,7,8,9,10,11,12,13,14,15]}</div>'
+def test_the_caption_of_a_listing_belongs_to_no_picture() -> None:
+    assert (
+        captions(
+            "<div><img src=a.jpg><figure><figcaption>Code</figcaption><pre>x = 1</pre></figure>"
+        )
+        == {}
     )
-    text = main_text(blocks, 500)
-    assert text.startswith("Real prose") and "Menu" not in text and "x.y" not in text
-    assert main_text(blocks, 10) == "Real prose"
-    menu, _ = walk("<nav>Menu</nav>")
-    assert main_text(menu, 500) == "Menu"
-    assert main_text([], 500) == ""
+
+
+def test_a_caption_that_swallows_a_table_is_not_taken_whole() -> None:
+    figure = "<figure><img src=a.jpg><figcaption>A cat.<table><tr><td>1<td>2</table></figcaption>"
+    assert captions(figure) == {0: "A cat."}
+
+
+def test_near_blocks_are_kept_and_headings_wherever_they_are() -> None:
+    blocks, _ = walk("<h1>Head</h1>" + "<p>far</p>" * 5 + "<p>near</p><img><p>next</p><p>far</p>")
+    assert [blocks[i].text for i in nearby(blocks, [7], 1)] == ["Head", "near", "next"]

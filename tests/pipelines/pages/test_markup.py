@@ -1,7 +1,14 @@
 import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.markup import decode, expensive, mentions_image, parse
+from vlmill.pipelines.pages.markup import (
+    declared_language,
+    decode,
+    expensive,
+    mentions_image,
+    parse,
+    quick_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -9,6 +16,8 @@ from vlmill.pipelines.pages.markup import decode, expensive, mentions_image, par
     [
         ("<p>café".encode(), None),
         ("<p>café".encode(), "no-such-charset"),
+        ("<p>café".encode(), "iso-8859-1"),  # UTF-8 to the last byte is nothing else
+        ("<?xml version='1.0' encoding='cp1252'?><p>café".encode("cp1252"), None),
         ("<p>café".encode("utf-16"), "latin-1"),
         ("<p>café".encode("latin-1"), "iso-8859-1"),
         ("<meta charset=windows-1252><p>café".encode("cp1252"), None),
@@ -55,3 +64,32 @@ def test_lone_surrogates_are_parsed() -> None:
 def test_pages_without_pictures_are_told_apart() -> None:
     assert mentions_image(b"<p><IMG src=a>") and mentions_image(b'<meta property="og:image">')
     assert not mentions_image(b"<p>imagine")
+
+
+def test_quick_text_is_the_longest_stretches() -> None:
+    page = """<html lang="de"><head><title>A title that is in the head</title></head><body>
+    <ul><li>Home</li><li>Impressum</li></ul><script>var text = "<p>not shown at all</p>";</script>
+    <p>Der <b>Fuchs</b> springt &uuml;ber den faulen Hund.</p><p>Niemand wunderte sich sehr.</p>
+    <p>0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef</p><p>© 2026 by us</p>
+    <style>p { color: red; }</style>"""
+    assert quick_text(page, 1_000) == (
+        "springt über den faulen Hund. Niemand wunderte sich sehr. Impressum"
+    )
+    assert quick_text(page, 40) == "springt über den faulen Hund. Niemand wu"
+    assert quick_text("", 40) == ""
+    assert len(quick_text("<p>" + "many words " * 100_000, 1_000)) <= 1_000
+    assert quick_text("<script>" * 20_000 + "</noscript><svg>" * 10_000, 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "language"),
+    [
+        ('<!doctype html><HTML class=x LANG="de-AT">', "de-AT"),
+        ("<html xml:lang=fr>", "fr"),
+        ("<html><body lang=fr>", None),
+        ("<html data-lang=x>", None),
+        ("", None),
+    ],
+)
+def test_declared_languages(page: str, language: str | None) -> None:
+    assert declared_language(page) == language

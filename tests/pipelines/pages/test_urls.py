@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.pages.urls import join_key, resolve
+from vlmill.pipelines.pages.urls import join_key, resolve, resolve_any
 from vlmill.pipelines.texts.words import file_words
 
 PAGE = "http://example.org/a/b/page.html"
@@ -56,3 +56,16 @@ def test_words_of_a_file_name() -> None:
         "in",
         "louvre",
     )
+
+
+@given(
+    st.sampled_from((PAGE, "http://a.org", "https://a.org:81/x/?q", "mailto:x", "http://É.org/é/")),
+    st.lists(
+        st.sampled_from(
+            ("http://b.org", "https:", "/", "a", ".", "..", "~b-1_", "x.jpg", "B", "é")
+        ),
+        max_size=6,
+    ).map("".join),
+)
+def test_the_fast_way_gives_what_the_whole_rule_gives(base: str, reference: str) -> None:
+    assert resolve(base, reference) == resolve_any(base, reference)

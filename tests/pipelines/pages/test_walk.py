@@ -27,8 +27,41 @@ def test_blocks_are_runs_of_text_in_document_order() -> None:
 
 def test_a_picture_stands_before_the_text_that_follows_it() -> None:
     blocks, spots = walk("<p>one</p><img src=a.jpg><p>two <img src=b.jpg> three</p>")
-    assert [block.text for block in blocks] == ["one", "two three"]
-    assert [spot.block for spot in spots] == [1, 1]
+    assert [block.text for block in blocks] == ["one", "two", "three"]
+    assert [spot.block for spot in spots] == [1, 2]
+
+
+def test_a_small_picture_stands_in_its_line() -> None:
+    blocks, _ = walk("<p>two <img src=b.jpg width=16> three</p>")
+    assert [block.text for block in blocks] == ["two three"]
+
+
+def test_a_listing_is_one_block() -> None:
+    (block,), _ = walk("<pre><code><span>a</span> = <b>1</b></code></pre>")
+    assert (block.text, block.tag, block.code) == ("a = 1", "pre", True)
+
+
+def test_furniture_by_class_and_what_only_looks_like_it() -> None:
+    blocks, _ = walk(
+        "<div class='widget Blog'>post</div><div id=sidebar>side</div>"
+        "<article><header>head</header></article><header>banner</header><a href=x>link</a>"
+    )
+    assert [(b.text, b.furniture, b.linked) for b in blocks] == [
+        ("post", False, 0.0),
+        ("side", True, 0.0),
+        ("head", False, 0.0),
+        ("banner", True, 0.0),
+        ("link", False, 1.0),
+    ]
+
+
+def test_captions_in_inline_elements() -> None:
+    blocks, _ = walk("<p>text <span class=photo-caption>of it</span> more</p>")
+    assert [(b.text, b.caption > 0) for b in blocks] == [
+        ("text", False),
+        ("of it", True),
+        ("more", False),
+    ]
 
 
 def test_what_is_around_a_picture() -> None:
@@ -37,7 +70,7 @@ def test_what_is_around_a_picture() -> None:
     )
     assert spot.ancestors == ("a", "div", "body")
     assert spot.marks == ("wide", "", "post x p1", "")
-    assert (spot.link, spot.depth) == ("big.jpg", 4)
+    assert spot.link == "big.jpg"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,24 @@
+import base64
+import io
 import json
 import logging
 import resource
 import shutil
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
+from tests.factories import NO_MODELS
 
 from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.pipelines.web_pairs import job as job_module
+from vlmill.pipelines.web_pairs.job import run_steps
+from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
 from vlmill.schemas.console.lineage import state_of
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -32,7 +41,7 @@ def html_page(name: str, body: str) -> tuple[str, bytes, str]:
 
 
 def run(warc: Path | str, output: Path, *flags: str) -> int:
-    return web_pairs.main(["--warc", str(warc), "--output", str(output), *flags])
+    return web_pairs.main(["--warc", str(warc), "--output", str(output), *NO_MODELS, *flags])
 
 
 def rows(folder: Path, spec: Any) -> list[dict[str, Any]]:
@@ -93,7 +102,11 @@ def mined(tmp_path_factory: pytest.TempPathFactory, warcs: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
@@ -101,7 +114,7 @@ def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
     cat, dog = site[4][1], site[6][1]
     pairs = {row["text"]: row for row in rows(mined, PAIRS)}
     assert pairs.keys() == {
-        "The black cat of the neighbours sleeps on its mat.",
+        "A black cat on a mat",
         "A dog in the yard",
     }
     row = pairs["A dog in the yard"]
@@ -118,7 +131,7 @@ def test_from_pages_to_pairs(mined: Path, site: Any) -> None:
         ("archives", "broken_archive"),
         ("records", "other_type"),
         ("language", "other_language"),
-        ("dominant", "bad_url"),
+        ("inline_pictures", "unreadable_image"),
         ("dominant", "navigation"),
         ("pictures", "too_small"),
         ("pictures", "unreadable_image"),
@@ -138,13 +151,17 @@ def test_the_funnel_adds_up_with_the_tables(mined: Path) -> None:
     assert stages["records"]["out"] == stages["pages"]["in"] + stages["pictures"]["in"]
     for first, second in (
         ("pages", "language"),
-        ("dominant", "join"),
-        ("texts", "score"),
-        ("score", "best_text"),
+        ("join", "dominant"),
+        ("dominant", "texts"),
+        ("texts", "exclude"),
+        ("exclude", "best_text"),
         ("best_text", "shared_text"),
+        ("shared_text", "near_duplicates"),
     ):
         assert stages[first]["out"] == stages[second]["in"]
-    assert stages["shared_text"]["out"] == len(rows(mined, PAIRS)) == len(rows(mined, IMAGES)) == 2
+    assert (
+        stages["near_duplicates"]["out"] == len(rows(mined, PAIRS)) == len(rows(mined, IMAGES)) == 2
+    )
     rejects = rows(mined, REJECTS)
     for name, stage in stages.items():
         for reason, count in stage["rejects"].items():
@@ -153,7 +170,10 @@ def test_the_funnel_adds_up_with_the_tables(mined: Path) -> None:
     assert stages["shared_text"]["rejects"] == {"shared_text": 3}
 
 
-def test_the_same_archives_give_the_same_bytes(mined: Path, warcs: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_a_loop")
+def test_the_same_archives_give_the_same_bytes_with_beam_and_without(
+    mined: Path, warcs: Path, tmp_path: Path
+) -> None:
     assert run(warcs, tmp_path / "again", *FLAGS) == 0
     assert files(tmp_path / "again") == files(mined)
 
@@ -164,6 +184,7 @@ def test_shards_hold_sorted_ids(mined: Path) -> None:
     assert all(shard == sorted(shard) for shard in shards)
 
 
+@pytest.mark.usefixtures("in_a_loop")
 def test_finished_continued_refused_fresh(
     mined: Path, warcs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,10 +192,11 @@ def test_finished_continued_refused_fresh(
     shutil.copytree(mined, out)
     assert run(warcs, out, *FLAGS) == 0
     assert "finished before: 2 pairs, 2 images" in capsys.readouterr().out
-    # A kill before the manifest leaves shards, and perhaps temporary files.
+    # A kill before the manifest leaves shards, joins, and perhaps temporary files.
     (out / "_manifest.json").unlink()
     (out / "report.html").unlink()
-    (out / ".tmp-results.json").write_text("{}")
+    (out / "work" / "joins-of-others").mkdir()
+    (out / "work" / "archives" / ".tmp-1-x.spool").write_text("{}")
     assert run(warcs, out, *FLAGS) == 0
     assert files(out) == files(mined)
     capsys.readouterr()
@@ -184,6 +206,7 @@ def test_finished_continued_refused_fresh(
     assert "0 pairs" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("in_a_loop")
 def test_archives_without_a_record_are_rejects(tmp_path: Path) -> None:
     for number, content in enumerate((b"", b"no archive at all", b"\x1f\x8b")):
         (tmp_path / f"{number}.warc").write_bytes(content)
@@ -213,7 +236,7 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here.warc").write_bytes(b"")
-    assert web_pairs.main(flags) == 2
+    assert web_pairs.main([*flags, *NO_MODELS]) == 2
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
 
@@ -240,7 +263,7 @@ def test_a_full_disk_is_told_in_one_line(
 
 def test_the_report_is_one_safe_file(mined: Path) -> None:
     report = (mined / "report.html").read_text()
-    assert "The black cat of the neighbours sleeps" in report
+    assert "A black cat on a mat" in report
     assert "data:image/jpeg;base64," in report
     assert "<script" not in report and "src='http" not in report
 
@@ -266,3 +289,241 @@ def test_the_manifest_names_the_archives(mined: Path, warcs: Path) -> None:
     (entry,) = read_manifest(mined)["inputs"]
     assert (entry.flag, entry.files) == ("--warc", 2)
     assert state_of(entry, entry.path) == ("ok", "")
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_every_unit_resumes_by_itself(
+    mined: Path, warcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is stopped after each of its units in turn; what is done is not done again."""
+    out = tmp_path / "out"
+    done: list[str] = []
+
+    def stop_after_one(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> None:
+        if record_path(folder, unit).exists():
+            return
+        done.append(unit.name)
+        run_unit(job, folder, unit, work, **about)
+        raise OSError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_module, "run_unit", stop_after_one)
+        for _ in range(50):
+            if run(warcs, out, *FLAGS) == 0:
+                break
+            assert not (out / "_manifest.json").exists()
+    assert len(done) == len(set(done)) > 10
+    assert files(out) == files(mined)
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_archives_that_are_added_are_mined_alone(
+    site: Any, archive: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of their coming or all at once, the tables are the same."""
+    folder, out, whole = tmp_path / "warcs", tmp_path / "out", tmp_path / "whole"
+    folder.mkdir()
+    archive(folder / "pages.warc.gz", site[:4])
+    assert run(folder / "*.warc.gz", out, *FLAGS) == 1  # no picture is at hand
+    before = (out / "_manifest.json").read_bytes()
+    archive(folder / "pictures.warc.gz", site[4:])
+    names: list[str] = []
+
+    def note(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> None:
+        names.extend([] if record_path(folder, unit).exists() else [about.get("path", "")])
+        run_unit(job, folder, unit, work, **about)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_module, "run_unit", note)
+        assert run(folder / "pictures.warc.gz", out, *FLAGS) == 0
+    assert [name for name in names if name] == [str(folder / "pictures.warc.gz")]
+    assert (out / "_manifest.json").read_bytes() != before
+    assert run(folder / "*.warc.gz", whole, *FLAGS) == 0
+    for table in (PAIRS, IMAGES, REJECTS):
+        assert rows(out, table) == rows(whole, table)
+    assert verify_folder(out) == []
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_an_archive_that_has_changed_is_refused(
+    site: Any, archive: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = archive(tmp_path / "a.warc.gz", site)
+    assert run(path, tmp_path / "out") == 0
+    archive(path, site[:5])
+    assert run(path, tmp_path / "out") == 2
+    assert "--fresh" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory, archive: Pack) -> Path:
+    """Three pictures that look alike in two sizes, one that does not, each with a text."""
+    pixels = [noise(seed).resize(size) for seed, size in ((1, (640, 480)), (1, (400, 320)))]
+    encoded = [
+        encode(p, quality) for p, quality in ((pixels[0], 90), (pixels[1], 90), (pixels[1], 60))
+    ]
+    encoded.append(encode(noise(2).resize((400, 320)), 90))
+    texts = ("A boat on the lake", "The same boat again", "A boat once more", "A house on a hill")
+    body = "".join(f"<img src={n}.jpg alt='{text}'>" for n, text in enumerate(texts))
+    responses = [html_page("a", body)]
+    responses += [(f"{SITE}{n}.jpg", data, "image/jpeg") for n, data in enumerate(encoded)]
+    return archive(tmp_path_factory.mktemp("alike") / "a.warc.gz", responses)
+
+
+def noise(seed: int) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((640, 480), Image.Resampling.BICUBIC)
+
+
+def encode(picture: Image.Image, quality: int) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=quality)
+    return out.getvalue()
+
+
+@pytest.fixture
+def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's steps without Beam, which has nothing to do with what the test is about."""
+    monkeypatch.setattr(job_module, "run_beam", lambda job, options: run_steps(job))
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_pictures_that_look_alike_are_counted_and_dropped_on_request(
+    alike: Path, tmp_path: Path
+) -> None:
+    assert run(alike, tmp_path / "all") == 0
+    assert len(rows(tmp_path / "all", PAIRS)) == 4
+    metrics = json.loads((tmp_path / "all" / "metrics.json").read_text())
+    assert (metrics["near_duplicates"], metrics["near_duplicate_groups"]) == (2, 1)
+    assert run(alike, tmp_path / "few", "--drop-near-duplicates") == 0
+    pairs = {row["image_url"]: row["text"] for row in rows(tmp_path / "few", PAIRS)}
+    assert pairs.keys() == {f"{SITE}0.jpg", f"{SITE}3.jpg"}  # the largest, and the other one
+    assert len(rows(tmp_path / "few", IMAGES)) == 2
+    funnel = json.loads((tmp_path / "few" / "funnel.json").read_text())
+    assert funnel[-1]["rejects"] == {"near_duplicate": 2}
+    assert sum(row["reason"] == "near_duplicate" for row in rows(tmp_path / "few", REJECTS)) == 2
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_groups_are_held_out_as_a_whole(alike: Path, tmp_path: Path) -> None:
+    assert run(alike, tmp_path / "out", "--hold-out", "0.5") == 0
+    splits = {row["image_url"]: row["split"] for row in rows(tmp_path / "out", PAIRS)}
+    assert len({splits[f"{SITE}{n}.jpg"] for n in range(3)}) == 1
+    assert set(splits.values()) <= {"train", "val"}
+
+
+@pytest.mark.usefixtures("in_a_loop")
+@pytest.mark.parametrize("listed", ["id", "url"])
+def test_pictures_of_a_list_are_kept_out(
+    listed: str, mined: Path, site: Any, warcs: Path, tmp_path: Path
+) -> None:
+    """By its URL a picture is kept out under its other URLs, too."""
+    line = image_id_of(site[4][1]) if listed == "id" else f"{SITE}cat.jpg"
+    (tmp_path / "list.txt").write_text(f"{line}\nunknown\n")
+    out = tmp_path / "out"
+    assert run(warcs, out, *FLAGS, "--exclude", str(tmp_path / "list.txt")) == 0
+    assert [row["text"] for row in rows(out, PAIRS)] == ["A dog in the yard"]
+    stages = {s["stage"]: s for s in json.loads((out / "funnel.json").read_text())}
+    assert stages["exclude"]["rejects"]["excluded"] > 1 and stages["exclude"]["out"] > 0
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_what_looks_like_a_test_set_is_kept_out(alike: Path, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    noise(1).resize((320, 240)).save(tmp_path / "tests" / "boat.png")
+    out = tmp_path / "out"
+    assert run(alike, out, "--exclude-hash", str(tmp_path / "tests")) == 0
+    assert [row["image_url"] for row in rows(out, PAIRS)] == [f"{SITE}3.jpg"]
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_webdataset_holds_the_same_pairs(mined: Path, warcs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(warcs, out, *FLAGS, "--format", "webdataset") == 0
+    assert not list(out.glob("images-*"))
+    samples: dict[str, dict[str, bytes]] = {}
+    for path in sorted(out.glob("pairs-*.tar")):
+        with tarfile.open(path) as tar:
+            for entry in tar:
+                file = tar.extractfile(entry)
+                assert file is not None
+                key, extension = entry.name.split(".")
+                samples.setdefault(key, {})[extension] = file.read()
+    pairs = {row["pair_id"]: row for row in rows(mined, PAIRS)}
+    images = {row["image_id"]: row for row in rows(mined, IMAGES)}
+    assert samples.keys() == pairs.keys()
+    for key, sample in samples.items():
+        image = images[pairs[key]["image_id"]]
+        extension = {"jpeg": "jpg"}.get(image["format"], image["format"])
+        assert sample.keys() == {extension, "txt", "json"}
+        assert sample[extension] == image["bytes"] and sample["txt"].decode() == pairs[key]["text"]
+        assert json.loads(sample["json"]) == pairs[key]
+    index = json.loads((out / "webdataset.json").read_text())
+    assert sum(shard["nsamples"] for shard in index["shardlist"]) == len(pairs)
+    assert verify_folder(out) == []
+
+
+def test_going_without_picture_filters_has_to_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--warc", "a.warc", "--output", str(tmp_path / "out")]
+    assert web_pairs.main(flags) == 2
+    said = capsys.readouterr().err
+    assert "--safety-model and --realism-model must be given" in said and said.count("\n") == 1
+    assert web_pairs.main([*flags, *NO_MODELS[:2]]) == 2
+    assert "error: --realism-model must be given" in capsys.readouterr().err
+    assert web_pairs.main([*flags, *NO_MODELS, "--realism-model", "absent.model"]) == 2
+    assert "--realism-model absent.model: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "_manifest.json").exists()
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_redirects_and_inline_pictures_lead_to_pairs(
+    picture: Make, response: Make, tmp_path: Path
+) -> None:
+    """A picture that has moved twice, at last to another archive, and one that is in its page."""
+    inline, moved = picture(330, 320, seed=5), picture(340, 320, seed=6)
+    source = base64.b64encode(inline).decode()
+    page = html_page(
+        "a",
+        f"<img src='data:image/jpeg;base64,{source}' alt='A red boat on the lake'>"
+        "<p>Something else stands between them, and goes on for some words.</p>"
+        "<img src=old.jpg alt='A white house on a hill'>",
+    )
+    leads = {"old": "newer", "newer": "newest"}
+    hops = [
+        response(f"{SITE}{a}.jpg", b"", "text/html", status="301 Moved", Location=f"/{b}.jpg")
+        for a, b in leads.items()
+    ]
+    (tmp_path / "a.warc.gz").write_bytes(response(*page) + b"".join(hops))
+    (tmp_path / "b.warc.gz").write_bytes(response(f"{SITE}newest.jpg", moved, "image/jpeg"))
+    out = tmp_path / "out"
+    assert run(tmp_path / "*.warc.gz", out) == 0
+    assert {row["image_id"] for row in rows(out, PAIRS)} == {
+        image_id_of(inline),
+        image_id_of(moved),
+    }
+    assert {row["bytes"] for row in rows(out, IMAGES)} == {inline, moved}
+
+
+@pytest.mark.usefixtures("in_a_loop")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_opt_outs_are_honoured_and_counted(
+    ignored: bool, picture: Make, response: Make, tmp_path: Path
+) -> None:
+    texts = ("A boat on the lake", "A house on a hill")
+    pages = [html_page(f"{n}", f"<img src={n}.jpg alt='{text}'>") for n, text in enumerate(texts)]
+    forbidden = pages[1][1].replace(b"<head>", b"<head><meta name=robots content=noai>")
+    (tmp_path / "a.warc").write_bytes(
+        response(*pages[0])
+        + response(pages[1][0], forbidden, "text/html")
+        + response(f"{SITE}0.jpg", picture(320, 320), "image/jpeg", X_Robots_Tag="noimageai")
+        + response(f"{SITE}1.jpg", picture(330, 320, seed=1), "image/jpeg")
+    )
+    flags = ["--ignore-opt-outs"] if ignored else []
+    run(tmp_path / "a.warc", tmp_path / "out", *flags)
+    stages = {s["stage"]: s for s in json.loads((tmp_path / "out" / "funnel.json").read_text())}
+    assert len(rows(tmp_path / "out", PAIRS)) == 2 * ignored
+    if not ignored:
+        assert stages["parse"]["rejects"] == {"no_ai": 1}
+        assert stages["pictures"]["rejects"] == {"no_image_ai": 1}

@@ -34,6 +34,10 @@ def good() -> Rows:
             {"pair_id": "p0", "negative_pair_ids": ["p1"], "similarities": [0.25]},
             {"pair_id": "p1", "negative_pair_ids": [], "similarities": []},
         ],
+        "neighbours": [
+            {"image_id": "a", "neighbour_ids": ["b", "d", "c"], "distances": [0.5, 0.5, 1.0]},
+            {"image_id": "b", "neighbour_ids": ["c"], "distances": None},
+        ],
         "rejects": [{"stage": "s", "key": "k", "reason": "duplicate"}],
     }
 
@@ -68,6 +72,12 @@ def change(name: str, column: str, value: object) -> Callable[[Rows], None]:
         (change("images", "bytes", b"other"), "its bytes are not those of its sha256"),
         (change("negatives", "similarities", []), "p0: 1 negatives and 0 similarities"),
         (change("negatives", "negative_pair_ids", ["p0"]), "a negative is the pair itself"),
+        (repeat("neighbours"), "neighbours: image_id a comes twice"),
+        (change("neighbours", "neighbour_ids", ["b", "a", "c"]), "a neighbour is the picture"),
+        (change("neighbours", "neighbour_ids", ["b", "c", "b"]), "or comes twice"),
+        (change("neighbours", "neighbour_ids", ["d", "b", "c"]), "not in order of distance and id"),
+        (change("neighbours", "distances", [0.5, 1.0, 0.5]), "not in order of distance and id"),
+        (change("neighbours", "distances", [0.5]), "a: 3 neighbours and 1 distances"),
         (change("rejects", "reason", "mood"), "rejects: k: no such reason: mood"),
     ],
 )

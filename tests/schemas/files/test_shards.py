@@ -1,6 +1,7 @@
 """Shards, manifest and reading: what is written is what is read, and damage is found."""
 
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -144,7 +145,8 @@ def test_errors_of_arguments_name_argument_and_remedy(tmp_path: Path) -> None:
 def test_another_major_version_is_refused(tmp_path: Path) -> None:
     future = Table(name="pairs", version="2.0", schema=PAIRS.schema)
     write_shard(tmp_path, future, [pair(1)])
-    with pytest.raises(InputError, match=r"version 2\.0 of pairs, this vlmill reads 1\.1"):
+    ours = re.escape(PAIRS.version)
+    with pytest.raises(InputError, match=rf"version 2\.0 of pairs, this vlmill reads {ours}"):
         find_shards(tmp_path, PAIRS)
 
 

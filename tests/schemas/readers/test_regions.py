@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.files.contract import footer_of
+from vlmill.schemas.files.shards import ShardWriter, is_marked_finite, write_shard
 from vlmill.schemas.readers.regions import (
     RegionReader,
     RegionRow,
@@ -125,6 +126,8 @@ def test_bytes_that_do_not_fit_the_boxes_are_reported(tmp_path: Path) -> None:
         ({"features": np.zeros((1, 6))}, "1 features for 2 boxes"),
         ({"boxes": np.zeros((2, 5), np.float32)}, r"boxes are \(2, 5\)"),
         ({"boxes": np.full((2, 4), np.nan, np.float32)}, "not finite"),
+        ({"boxes": np.full((2, 4), 1e300)}, "a box is not finite"),
+        ({"class_scores": np.full(2, np.nan, np.float32)}, "a class's score is not finite"),
         ({"features": np.full((2, 6), 70_000.0)}, "store them as float32"),
     ],
 )
@@ -170,6 +173,60 @@ def test_bfloat16_rounds_to_nearest(value: float) -> None:
 def test_what_is_not_finite_is_never_stored(value: float, dtype: str) -> None:
     with pytest.raises(ValueError, match=dtype):
         to_stored(np.array([value], np.float32), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["features", "class_probs", "global_feature"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_what_the_writer_does_not_vouch_for_is_looked_at(
+    tmp_path: Path, dtype: str, name: str, compression: str
+) -> None:
+    whole = np.zeros(6, np.float32)
+    table = encode_regions([row(i, 2, global_feature=whole) for i in ("a", "b")], dtype=dtype)
+    plain = table.to_pylist()
+    plain.append({**plain[0], "image_id": "c", name: None})
+    infinity = {"float16": b"\x00\xfc", "bfloat16": b"\x80\xff", "float32": b"\x00\x00\x80\xff"}
+    plain[1][name] = plain[1][name][: -len(infinity[dtype])] + infinity[dtype]
+    arrays = region_arrays(dtype=dtype, feature_dim=6, class_probs_dim=3)
+    about: dict[str, Any] = {"arrays": arrays, "compression": compression}
+    write_shard(tmp_path / "theirs", REGIONS, plain, **about)
+    reader = RegionReader(tmp_path / "theirs")
+    assert [reader.is_finite(number) for number in (0, 1, 2, 1)] == [True, False, True, False]
+    assert [pickle.loads(pickle.dumps(reader)).is_finite(n) for n in (0, 1)] == [True, False]
+    write_shard(tmp_path / "ours", REGIONS, table, **about)
+    reader = RegionReader(tmp_path / "ours")
+    assert reader.is_finite(0) and reader.is_finite(1)
+
+
+def test_scores_and_boxes_are_looked_at_too(tmp_path: Path) -> None:
+    plain = encode_regions([row(i, 1) for i in ("a", "b", "c")], dtype="float16").to_pylist()
+    plain[1]["class_scores"] = [float("inf")]
+    plain[2]["boxes"] = [[0.0, 0.0, float("inf"), 1.0]]
+    arrays = region_arrays(dtype="float16", feature_dim=6, class_probs_dim=3)
+    write_shard(tmp_path, REGIONS, plain, arrays=arrays)
+    reader = RegionReader(tmp_path)
+    assert [reader.is_finite(number) for number in range(3)] == [True, False, False]
+
+
+def test_a_row_of_a_marked_shard_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, [[row("a", 2)], [row("b", 2)]])
+    reader = RegionReader(tmp_path)
+    monkeypatch.setattr(RegionReader, "located", None)
+    assert reader.is_finite(0) and reader.is_finite(1)
+
+
+def test_one_table_that_is_not_marked_takes_the_mark_from_its_shard(tmp_path: Path) -> None:
+    arrays = region_arrays(dtype="float16", feature_dim=6, class_probs_dim=3)
+    ours = encode_regions([row("a", 2)], dtype="float16")
+    theirs = encode_regions([row("b", 2)], dtype="float16").to_pylist()
+    for index, second in enumerate((encode_regions([row("c", 2)], dtype="float16"), theirs)):
+        with ShardWriter(tmp_path, REGIONS, index, 2, arrays=arrays) as writer:
+            writer.write(ours)
+            writer.write(second)
+    marks = [is_marked_finite(footer_of(p).metadata) for p in sorted(tmp_path.glob("*.parquet"))]
+    assert marks == [True, False]
 
 
 def test_bfloat16_features_are_read_as_float32(tmp_path: Path) -> None:

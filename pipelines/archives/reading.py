@@ -1,0 +1,183 @@
+"""Archives as jobs read them: everything once in order, and single bodies again by their place."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, BinaryIO
+
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from vlmill.pipelines.archives.content import (
+    CONTENT_TYPES,
+    Record,
+    bare_url,
+    content_of,
+    target_url,
+)
+from vlmill.pipelines.archives.packing import Unpacked, sniff_layout
+from vlmill.pipelines.archives.stored import BrokenArchive, Gap, Stored, StoredRecords
+from vlmill.pipelines.archives.zips import is_zip, open_entries
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.rejects import Reason
+
+__all__ = ["BrokenArchive", "Record", "open_archive", "read_archive", "read_bodies"]
+
+# An offset in a WACZ holds the number of the entry above these bits, and the place in it below.
+ENTRY_BITS = 48
+MAX_DIGESTS = 20_000  # of pictures, for revisits that name none but a digest: about 5 MB
+
+
+def open_archive(path: str) -> Any:
+    """Opens the archive's stored bytes, seekable, on any file system that Beam knows."""
+    return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+
+
+def read_archive(
+    file: BinaryIO, archive: str, *, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields (key, record or why not) for each record with content in ``file``.
+
+    WARC and ARC, plain or compressed in any way, and WACZ are told by their bytes. The key is the
+    record's URL, or its place where it has none. Damaged bytes between records are a Drop with
+    their number. Raises BrokenArchive at the point behind which nothing can be read; everything
+    before it has been yielded then. Memory: one record of at most ``max_bytes``, which bounds the
+    stored and the decoded body.
+    """
+    if not is_zip(file):
+        yield from _read_entry(file, archive, base=0, max_bytes=max_bytes)
+        return
+    try:
+        for number, name, entry in open_entries(file):
+            key, base = f"{archive}:{name}", number << ENTRY_BITS
+            if isinstance(entry, str):
+                yield key, Drop(Reason.BROKEN_ARCHIVE, entry)
+                continue
+            try:
+                yield from _read_entry(entry, archive, base=base, max_bytes=max_bytes)
+            except BrokenArchive as error:
+                yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
+    except OSError as error:
+        raise BrokenArchive(str(error)) from None
+
+
+def _read_entry(
+    file: BinaryIO, archive: str, *, base: int, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
+    file, layout = sniff_layout(file)
+    pictures = _Digests()
+    stored = StoredRecords(file, layout, wanted=_has_content, max_bytes=max_bytes)
+    for item in stored:
+        key = f"{archive}:{base + item.offset}"
+        if isinstance(item, Gap):
+            yield key, Drop(Reason.DAMAGED, f"{item.num_bytes} bytes")
+        elif _has_content(item.offset, item.record):
+            content = content_of(item, archive, offset=base + item.offset, max_bytes=max_bytes)
+            named = bare_url(item.record.headers.get("WARC-Target-URI"))
+            yield named or key, pictures.resolve(item, content, archive, base + item.offset)
+
+
+def _has_content(offset: int, record: Any) -> bool:
+    return bool(record.record_type & CONTENT_TYPES)
+
+
+class _Digests:
+    """URLs of an archive's pictures by the digest of their payload, the latest ones.
+
+    Older crawlers say of a picture that they had before under another URL only its digest.
+    """
+
+    def __init__(self) -> None:
+        self._urls: OrderedDict[str, str] = OrderedDict()
+
+    def resolve(
+        self, stored: Stored, content: Record | Drop, archive: str, offset: int
+    ) -> Record | Drop:
+        """Makes a redirect of a revisit record whose content came earlier in this archive."""
+        is_revisit = isinstance(content, Drop) and content.reason == Reason.REVISIT
+        is_picture = isinstance(content, Record) and content.kind == "picture"
+        if not is_revisit and not is_picture:
+            return content
+        digest = stored.record.headers.get("WARC-Payload-Digest")
+        if digest and isinstance(content, Record):
+            self._urls.setdefault(digest, content.url)
+            if len(self._urls) > MAX_DIGESTS:
+                self._urls.popitem(last=False)
+            return content
+        url, target = target_url(stored.record), self._urls.get(digest) if digest else None
+        if not url or not target or url == target:
+            return content
+        return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+
+
+def read_bodies(
+    file: BinaryIO, offsets: Sequence[int], *, max_bytes: int
+) -> Iterator[bytes | Drop]:
+    """Yields the body of the record at each of ``offsets``, which ascend, or why there is none.
+
+    Archives whose records can be reached are read there; what is one compressed stream is read
+    through once. Memory: one record.
+    """
+    if not is_zip(file):
+        yield from _entry_bodies(file, offsets, max_bytes)
+        return
+    parts = {n: list(part) for n, part in groupby(offsets, key=lambda o: o >> ENTRY_BITS)}
+    with suppress(OSError):  # the zip is another than the one that was mined: the rest is missing
+        for number, _, entry in open_entries(file):
+            places = [offset - (number << ENTRY_BITS) for offset in parts.pop(number, ())]
+            if places and not isinstance(entry, str):
+                yield from _entry_bodies(entry, places, max_bytes)
+            else:
+                yield from _missing(places)
+    for part in parts.values():
+        yield from _missing(part)
+
+
+def _missing(offsets: Iterable[int]) -> Iterator[Drop]:
+    for offset in offsets:
+        yield Drop(Reason.BROKEN_ARCHIVE, f"no page or picture at byte {offset} any more")
+
+
+def _entry_bodies(file: BinaryIO, offsets: Sequence[int], max_bytes: int) -> Iterator[bytes | Drop]:
+    file, layout = sniff_layout(file)
+    if isinstance(file, Unpacked):
+        places = frozenset(offsets)
+        records = StoredRecords(
+            file,
+            layout,
+            wanted=lambda offset, _: offset in places,
+            max_bytes=max_bytes,
+            start=min(places, default=0),
+        )
+        yield from _in_passing(records, offsets, max_bytes)
+        return
+    for offset in offsets:
+        at = StoredRecords(file, layout, wanted=_has_content, max_bytes=max_bytes, start=offset)
+        yield from _in_passing(at, [offset], max_bytes)
+
+
+def _in_passing(
+    records: Iterable[Stored | Gap], offsets: Sequence[int], max_bytes: int
+) -> Iterator[bytes | Drop]:
+    """Yields the bodies at ``offsets`` while the records go by, each read up to the next offset."""
+    passing = (item for item in records if isinstance(item, Stored))
+    body, at = None, -1
+    for offset in offsets:
+        while at < offset:
+            try:
+                stored = next(passing)
+            except (StopIteration, BrokenArchive):
+                break
+            at, body = stored.offset, _body_of(stored, max_bytes)
+        if at == offset and body is not None:
+            yield body
+        else:
+            yield from _missing([offset])
+
+
+def _body_of(stored: Stored, max_bytes: int) -> bytes | None:
+    if not stored.block:
+        return None
+    content = content_of(stored, "", offset=0, max_bytes=max_bytes, check_digest=False)
+    return content.body if isinstance(content, Record) and content.body else None

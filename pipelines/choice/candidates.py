@@ -1,0 +1,230 @@
+"""Every text of a page that may describe one of its pictures, with where it stands."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmill.pipelines.choice.joined import TextSource
+from vlmill.pipelines.choice.likeness import name_subject, num_words, subject
+from vlmill.pipelines.pages.context import HEADINGS
+from vlmill.pipelines.pages.page import Page, PageImage
+from vlmill.pipelines.pages.walk import Block
+from vlmill.pipelines.texts.sentences import sentences
+
+Kind = Literal[
+    "alt", "title", "label", "caption", "heading", "page_title", "metadata", "before", "after"
+]
+SOURCES: dict[Kind, TextSource] = {
+    "alt": "alt",
+    "title": "title",
+    "label": "alt",
+    "caption": "figcaption",
+    "heading": "surrounding",
+    "page_title": "metadata",
+    "metadata": "metadata",
+    "before": "surrounding",
+    "after": "surrounding",
+}
+_SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
+_REACH = 12  # blocks before and after, listings included
+_HEADINGS, _HEADING_REACH = 2, 200
+
+
+_FILE_NAME = re.compile(
+    r"^\S*\.(?:jpe?g|png|gif|webp|avif)$|^(?=\S*\d)[\w.()+-]*\d{3,}[\w.()+-]*$"
+    r"|^(?:img|dsc\w?|image|photo|pict?|bild|foto)[\s_-]*\d*$|^/[/\w.%-]+$|^\w*_\w*\d\w*$",
+    re.IGNORECASE | re.ASCII,
+)
+_GENERIC = re.compile(
+    r"^(?:(?:post|cover|featured|hero|blog|header|article|main|background|banner|thumbnail|site)?"
+    r"[\s_-]*(?:image|img|images|picture|thumbnail|thumb|pic)|photos?|bild|foto|alt|alt text|cover|"
+    r"banner|see caption|logo|untitled|hero|more|new|newer|older|next|previous|share|tags?|"
+    r"comments?|home|图片|写真|画像|图像|照片|фото|картинка|изображение|"
+    r"read more|continue reading|learn more|weiterlesen|mehr|читать далее|далее|"
+    r"続きを読む|阅读全文)"
+    r"\W*\d*\W*$",
+    re.IGNORECASE,
+)
+
+_CREDIT = re.compile(
+    r"^\W*(?:photo(?:graph(?:y|s)?|s)?|image|picture|foto|bild|illustration|фото(?:граф)?|写真|摄影)"
+    r"\s*(?:by|credit|courtesy|via|von|:|：|©|\(c\))",
+    re.IGNORECASE,
+)
+
+
+def says_nothing(text: str) -> bool:
+    """Says whether a text is a file's name, a word for any picture, a number or a date."""
+    letters = sum(map(str.isalpha, text[:400]))
+    return (
+        letters < 2
+        or bool(_CREDIT.match(text))
+        or 3 * letters < len(text[:400].replace(" ", ""))
+        or bool(_FILE_NAME.match(text))
+        or bool(_GENERIC.match(text))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A text near a picture, raw, and where it stands."""
+
+    kind: Kind
+    text: str
+    sentences_away: int = 0  # 1 for the nearest sentence of its side
+    blocks_away: int = 0  # 1 for the nearest block of its side
+    pictures_between: int = 0
+    tag: str = ""
+    common: int = 9  # how many elements above the picture the first that holds both is
+    is_whole: bool = False  # a block of one sentence
+    position: int = 0  # of the sentence in its block, from its start
+    block_words: float = 0.0
+    linked: float = 0.0
+
+
+def candidates_of(page: Page, image: PageImage, pictures: Sequence[int]) -> list[Candidate]:
+    """Every text that may describe the picture, each once, the most explicit kind first.
+
+    ``pictures`` are places (block numbers) of the page's pictures at hand, sorted.
+    """
+    texts = [
+        *_explicit(image),
+        *_side(page.blocks, image, pictures, -1),
+        *_side(page.blocks, image, pictures, 1),
+        *_headings(page.blocks, image, pictures),
+        *_title(page),
+        *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
+    ]
+    seen: dict[str, Candidate] = {}
+    for candidate in texts:
+        if not says_nothing(candidate.text):
+            seen.setdefault(candidate.text, candidate)
+    return list(seen.values())
+
+
+def _explicit(image: PageImage) -> Iterator[Candidate]:
+    said: dict[Kind, str] = {
+        "caption": image.caption,
+        "alt": image.alt,
+        "title": image.title,
+        "label": image.label,
+    }
+    said = {kind: text for kind, text in said.items() if not says_nothing(text)}
+    # An alt text that a program made of the file's name is worse than any other.
+    name = name_subject(image.urls[0])
+    more = {kind: text for kind, text in said.items() if not subject(text) <= name}
+    for kind, text in (more or said).items():
+        yield Candidate(kind=kind, text=text, is_whole=True)
+
+
+def _side(
+    blocks: Sequence[Block], image: PageImage, pictures: Sequence[int], step: int
+) -> Iterator[Candidate]:
+    """Sentences before (step -1) or after (step 1) the picture, the nearest first."""
+    kind: Kind = "before" if step < 0 else "after"
+    number = image.block - 1 if step < 0 else image.block
+    sentences_away = blocks_away = 0
+    stop = image.block + step * _REACH
+    while 0 <= number < len(blocks) and blocks_away < _SIDE_BLOCKS and number != stop:
+        block = blocks[number]
+        if block.furniture:
+            break
+        if not block.code:
+            blocks_away += 1
+            cut = list(sentences(block.text))
+            places = list(enumerate(cut))
+            for position, text in reversed(places) if step < 0 else places:
+                sentences_away += 1
+                if sentences_away > _SIDE_SENTENCES:
+                    return
+                yield _near(
+                    kind,
+                    text,
+                    block,
+                    image,
+                    sentences_away,
+                    blocks_away,
+                    position,
+                    len(cut),
+                    _between(pictures, image.block, number),
+                )
+        number += step
+
+
+def _between(pictures: Sequence[int], place: int, number: int) -> int:
+    """How many other pictures stand between the picture at ``place`` and a block."""
+    if number < place:
+        return bisect_left(pictures, place) - bisect_right(pictures, number)
+    return bisect_right(pictures, number) - bisect_right(pictures, place)
+
+
+def _near(
+    kind: Kind,
+    text: str,
+    block: Block,
+    image: PageImage,
+    sentences_away: int,
+    blocks_away: int,
+    position: int,
+    num_sentences: int,
+    between: int,
+) -> Candidate:
+    common = next((i for i, serial in enumerate(image.path) if serial in block.path), 9)
+    return Candidate(
+        kind=kind,
+        text=text,
+        sentences_away=sentences_away,
+        blocks_away=blocks_away,
+        pictures_between=between,
+        tag=block.tag,
+        common=common,
+        is_whole=num_sentences == 1,
+        position=position,
+        block_words=num_words(block.text),
+        linked=block.linked,
+    )
+
+
+def _headings(
+    blocks: Sequence[Block], image: PageImage, pictures: Sequence[int]
+) -> Iterator[Candidate]:
+    """The nearest headings above, whatever stands between."""
+    away = 0
+    above = min(image.block, len(blocks))
+    for number in range(above - 1, max(-1, above - 1 - _HEADING_REACH), -1):
+        block = blocks[number]
+        if block.tag in HEADINGS and not block.furniture:
+            away += 1
+            yield _near(
+                "heading",
+                block.text,
+                block,
+                image,
+                away,
+                image.block - number,
+                0,
+                1,
+                _between(pictures, image.block, number),
+            )
+            if away == _HEADINGS:
+                return
+
+
+def _title(page: Page) -> Iterator[Candidate]:
+    title = own_title(page.title, page.site)
+    if title:
+        yield Candidate(kind="page_title", text=title)
+
+
+_SEPARATORS = (" | ", " – ", " — ", " - ", " :: ", " » ", " · ", " « ", "｜")
+
+
+def own_title(title: str, site: str) -> str:
+    """The page's own part of its title: "Madeleines | Orangette" gives Madeleines."""
+    for separator in _SEPARATORS:
+        head, found, tail = title.rpartition(separator)
+        if found and head:
+            return tail.strip() if subject(head) <= subject(site) else head
+    return title

@@ -1,0 +1,109 @@
+"""Chooses a page's content pictures and the texts that describe them."""
+
+import math
+from collections.abc import Mapping
+
+from vlmill.pipelines.choice.candidates import SOURCES, candidates_of
+from vlmill.pipelines.choice.dominance import judge_pictures
+from vlmill.pipelines.choice.features import EXPLICIT, Scene, features, total
+from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.choice.survey import Site, places_of, row_side, sides
+from vlmill.pipelines.choice.weights import WEIGHTS
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.captions import caption_of
+from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
+from vlmill.schemas.rejects import Reason
+
+
+def choose(
+    joined: JoinedPage,
+    site: Site,
+    rules: WebPairRules,
+    lists: TextLists = NO_LISTS,
+    *,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> list[Choice | Drop]:
+    """For each picture of the page, in order, its texts, best first, or why it has none.
+
+    A picture that is not content is dropped for that, one without a text that scores at least
+    ``rules.min_score`` and is left by cleaning for its best text's fault. ``weights`` are those of
+    ``features``.
+    """
+    judged = judge_pictures(joined, site, rules)
+    return [
+        verdict if isinstance(verdict, Drop) else _choice(scene, verdict, rules, lists, weights)
+        for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True)
+    ]
+
+
+def _choice(
+    scene: Scene,
+    dominance: float,
+    rules: WebPairRules,
+    lists: TextLists,
+    weights: Mapping[str, float],
+) -> Choice | Drop:
+    """The picture with its texts, each once; else the fault of the text that scores best."""
+    caption = scene.image.caption
+    if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
+        return Drop(Reason.SHARED_TEXT, caption)
+    scored = [(probability(total(features(c, scene), weights)), c) for c in scene.candidates]
+    scored.sort(key=lambda one: (-one[0], one[1].text))
+    texts: dict[str, ScoredText] = {}
+    faults: list[Drop] = []
+    for score, candidate in scored:
+        source = SOURCES[candidate.kind]
+        if score < rules.min_score:
+            faults.append(Drop(Reason.LOW_SCORE, f"{score:.3f} {source}: {candidate.text}"))
+            break
+        text = caption_of(candidate.text, rules, scene.page.language or None, lists)
+        if isinstance(text, Drop):
+            faults.append(text)
+        else:
+            texts.setdefault(text, ScoredText(source, text, score))
+    if not texts:
+        return faults[0] if faults else Drop(Reason.NO_TEXT)
+    return Choice(scene.image.order, dominance, tuple(texts.values()))
+
+
+def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:
+    """Each picture among the others, with its candidates; those that are not content without."""
+    places = places_of(joined)
+    above, below = sides(joined)
+    above, below = above + site.above, below + site.below
+    side = (above - below) / (above + below + 2)
+    row = row_side(joined, side)
+    num_pictures = sum(not isinstance(verdict, Drop) for verdict in judged)
+    return [
+        Scene(
+            page=joined.page,
+            image=image,
+            site=site,
+            side=side,
+            row=row,
+            num_pages_with=_pages_with(joined, image.order, site),
+            num_pictures=num_pictures,
+            candidates=()
+            if isinstance(verdict, Drop)
+            else [
+                candidate
+                for candidate in candidates_of(joined.page, image, places)
+                if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
+            ],
+        )
+        for image, verdict in zip(joined.page.images, judged, strict=True)
+    ]
+
+
+def _pages_with(joined: JoinedPage, order: int, site: Site) -> int:
+    picture = joined.pictures.get(order)
+    return 1 if picture is None or isinstance(picture, Drop) else site.pages_with(picture.image_id)
+
+
+def probability(value: float) -> float:
+    """The logistic function, rounded to 6 digits.
+
+    Rounded so that platforms whose exp differs in the last bit order texts alike.
+    """
+    return round(1 / (1 + math.exp(-max(-500.0, min(500.0, value)))), 6)

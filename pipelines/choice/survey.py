@@ -1,0 +1,174 @@
+"""What a site repeats on its pages, and on which side of its pictures captions stand."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from vlmill.pipelines.choice.joined import JoinedPage
+from vlmill.pipelines.choice.likeness import name_subject, num_words, shared, subject
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.context import HEADINGS
+from vlmill.pipelines.pages.page import Page, PageImage
+from vlmill.pipelines.pages.walk import Block
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.schemas.rejects import Reason
+
+_ABSENT = Drop(Reason.MISSING_IMAGE)
+_MAX_COUNTED = 200_000  # different pictures or texts of a site; the rare ones are forgotten first
+_REPEATED_PAGES, _REPEATED_SHARE = 5, 0.4
+_GENERIC_PICTURES = 5
+_SHORT = 25  # words: what is no longer may be a caption
+
+
+@dataclass(slots=True)
+class Site:
+    """What the pages of one host have in common; it is made and asked in one process."""
+
+    num_pages: int = 0
+    pictures: Counter[str] = field(default_factory=Counter)  # image id -> pages that show it
+    texts: Counter[int] = field(default_factory=Counter)  # hash -> pages that say it
+    named: dict[int, set[str]] = field(default_factory=dict)  # hash of an alt text -> pictures
+    above: float = 0.0  # evidence that captions stand above their pictures
+    below: float = 0.0
+
+    def pages_with(self, image_id: str) -> int:
+        """How many pages show the picture."""
+        return self.pictures[image_id]
+
+    def is_repeated(self, image_id: str) -> bool:
+        """Says whether so many pages show the picture that it belongs to the site."""
+        pages = self.pictures[image_id]
+        return pages >= max(_REPEATED_PAGES, _REPEATED_SHARE * self.num_pages)
+
+    def is_generic(self, text: str) -> bool:
+        """Says whether a picture's own text (alt, title, caption) stands for many pictures."""
+        return len(self.named.get(hash(text), ())) >= _GENERIC_PICTURES
+
+    def share_with(self, text: str) -> float:
+        """Share of the site's other pages that say the text."""
+        pages = self.texts[hash(text)]
+        return (pages - 1) / (self.num_pages - 1) if pages > 1 and self.num_pages > 1 else 0.0
+
+
+def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
+    """Looks at the pages of one host once, one after another; memory is bounded."""
+    site = Site()
+    for joined in pages:
+        site.num_pages += 1
+        ids = [p.image_id for p in joined.pictures.values() if not isinstance(p, Drop)]
+        texts = [hash(block.text) for block in joined.page.blocks]
+        texts += [hash(t) for i in joined.page.images for t in (i.alt, i.title) if t]
+        # Once a page, and in its order: a set's order is another in every process.
+        site.pictures.update(dict.fromkeys(ids, 1))
+        site.texts.update(dict.fromkeys(texts, 1))
+        _note_names(joined, site)
+        above, below = sides(joined)
+        site.above += above
+        site.below += below
+        for counted in (site.pictures, site.texts):
+            if len(counted) > _MAX_COUNTED:
+                _forget(counted)
+    return site
+
+
+def _note_names(joined: JoinedPage, site: Site) -> None:
+    """Notes which pictures have an alt text, title or caption, up to those that make it generic."""
+    for image in joined.page.images:
+        picture = joined.pictures.get(image.order, _ABSENT)
+        if isinstance(picture, Drop):
+            continue
+        for text in (image.alt, image.title, image.label, image.caption):
+            if text and (len(site.named) < _MAX_COUNTED or hash(text) in site.named):
+                pictures = site.named.setdefault(hash(text), set())
+                if len(pictures) < _GENERIC_PICTURES:
+                    pictures.add(picture.image_id)
+
+
+def _forget(counted: Counter[Any]) -> None:
+    """Drops what was seen once, or whatever it takes to halve the table."""
+    most = counted.most_common(_MAX_COUNTED // 2)
+    counted.clear()
+    counted.update(dict(most))
+
+
+def places_of(joined: JoinedPage) -> list[int]:
+    """Places (block numbers) of the page's pictures at hand, sorted."""
+    return sorted(
+        image.block
+        for image in joined.page.images
+        if not isinstance(joined.pictures.get(image.order, _ABSENT), Drop)
+        and not image.is_furniture
+    )
+
+
+def sides(joined: JoinedPage) -> tuple[float, float]:
+    """Evidence of a page that captions stand (above, below) its pictures.
+
+    A row of pictures and short texts tells at its ends: what follows the last picture in the same
+    part of the page is a caption below, what precedes the first one above. Words that a text
+    shares with the name or the alt text of its picture tell everywhere.
+    """
+    above = below = 0.0
+    for image in joined.page.images:
+        picture = joined.pictures.get(image.order)
+        if picture is None or isinstance(picture, Drop) or image.is_furniture or image.caption:
+            continue
+        before, after = neighbours(joined.page, image)
+        named = subject(image.alt) | subject(image.title)
+        named |= name_subject(image.urls[0]) if image.urls else frozenset()
+        if before is not None:
+            above += shared(subject(before.text), named)
+            above += 0.5 * (before.text[-1:] in ":：" or after is None)
+        if after is not None:
+            below += shared(subject(after.text), named)
+            below += 0.5 * (before is None)
+    return above, below
+
+
+def neighbours(page: Page, image: PageImage) -> tuple[Block | None, Block | None]:
+    """The short texts right before and right after a picture, in the same part of the page."""
+    before = page.blocks[image.block - 1] if 0 < image.block <= len(page.blocks) else None
+    after = page.blocks[image.block] if image.block < len(page.blocks) else None
+    return _caption_like(before, image), _caption_like(after, image)
+
+
+def _caption_like(block: Block | None, image: PageImage) -> Block | None:
+    if block is None or block.furniture or block.code or block.tag in HEADINGS:
+        return None
+    near = not set(block.path[:4]).isdisjoint(image.path[:4])
+    return block if near and num_words(block.text) <= _SHORT else None
+
+
+def row_side(joined: JoinedPage, side: float) -> str:
+    """Where captions stand on a page on which pictures and short texts alternate, "" on others.
+
+    ``before`` or ``after`` the picture: as the row's ends say, and ``side`` where they do not.
+    """
+    blocks = joined.page.blocks
+    places = sorted(set(places_of(joined)))
+    if len(places) < 3:
+        return ""
+    gaps = [blocks[one:other] for one, other in pairwise(places)]
+    single = [gap for gap in gaps if len(gap) == 1 and num_words(gap[0].text) <= _SHORT]
+    if len(single) < 0.6 * len(gaps):
+        return ""
+    path = single[0][0].path
+    first = blocks[places[0] - 1] if places[0] else None
+    last = blocks[places[-1]] if places[-1] < len(blocks) else None
+    opens, ends = _like(first, path), _like(last, path)
+    if opens != ends:
+        return "before" if opens else "after"
+    return "before" if side >= 0 else "after"
+
+
+def _like(block: Block | None, path: tuple[int, ...]) -> bool:
+    """A short text in the same part of the page as the row that ``path`` leads to."""
+    return (
+        block is not None
+        and not block.furniture
+        and block.tag not in HEADINGS
+        and num_words(block.text) <= _SHORT
+        and not set(block.path[1:4]).isdisjoint(path[1:4])
+    )

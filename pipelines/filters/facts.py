@@ -1,0 +1,99 @@
+"""Pairs meet their pictures and regions here: what a scorer's features are made of."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.filters.region_features import ClassNames
+from vlmill.pipelines.filters.scorer import PairFacts, PictureLook, look_at
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.class_names import read_names, require_number
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.joining import Join
+from vlmill.schemas.readers.regions import RegionReader, RegionRow
+from vlmill.schemas.readers.row_index import ABSENT
+
+COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
+MAX_PIXELS = 50_000_000
+KEPT_LOOKS = 256  # pairs of one picture stand near each other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The tables beside the pairs, and the names of classes; None for what was not given."""
+
+    images: ImageReader | None = None
+    regions: RegionReader | None = None
+    classes: ClassNames | None = None
+    attributes: ClassNames | None = None
+
+
+def open_sources(
+    images: str | Path | None, regions: str | None, classes: str | None, attributes: str | None
+) -> Sources:
+    """Opens what flags name. Raises InputError for tables and lists that are none, and for regions
+    without ``--classes``: their words are what texts are compared with.
+    """
+    if regions is None:
+        if classes is not None or attributes is not None:
+            flag = "--attributes" if classes is None else "--classes"
+            raise InputError(f"{flag} names what regions show; give --regions, too")
+        return Sources(images=None if images is None else ImageReader(images))
+    if classes is None:
+        raise InputError("--regions needs --classes FILE, the names of its classes, one a line")
+    reader = RegionReader(regions)
+    names: dict[str, ClassNames] = {}
+    for what, path in (("classes", classes), ("attributes", attributes)):
+        if path is not None:
+            listed = read_names(path, f"--{what}")
+            require_number(
+                listed, reader.producer, what, flag=f"--{what}", regions=f"--regions {regions}"
+            )
+            names[what] = ClassNames.of(listed)
+    return Sources(images=None if images is None else ImageReader(images), regions=reader, **names)
+
+
+class FactsReader:
+    """Gives pairs with what is known of their pictures; memory: the indices of the tables."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._look = lru_cache(maxsize=KEPT_LOOKS)(self._look_at)
+        self._joins: dict[str, Join] = {}
+        for flag, reader in (("--images", sources.images), ("--regions", sources.regions)):
+            if reader is not None:
+                self._joins[flag] = Join(reader.index, asking="--pairs", holding=flag)
+        self.met = dict.fromkeys(self._joins, 0)  # how many pairs found a row there
+
+    def facts(self, pairs: Sequence[Mapping[str, Any]]) -> Iterator[PairFacts]:
+        """Yields the facts of rows of ``pairs``, in their order. Raises InputError for a damaged
+        table.
+        """
+        ids = [pair["image_id"] or "" for pair in pairs]
+        rows = {flag: join.find(ids).tolist() for flag, join in self._joins.items()}
+        for flag, numbers in rows.items():
+            self.met[flag] += sum(number != ABSENT for number in numbers)
+        none = [ABSENT] * len(ids)
+        numbered = zip(pairs, rows.get("--images", none), rows.get("--regions", none), strict=True)
+        for pair, image, region in numbered:
+            yield PairFacts(
+                pair=pair,
+                picture=None if image == ABSENT else self._look(image),
+                regions=None if region == ABSENT else self._regions(region),
+            )
+
+    def _look_at(self, row: int) -> PictureLook | None:
+        assert self._sources.images is not None
+        data = self._sources.images.bytes_of(row)
+        return None if data is None else look_at(data, max_pixels=MAX_PIXELS)
+
+    def _regions(self, row: int) -> RegionRow:
+        assert self._sources.regions is not None
+        return self._sources.regions.row(row)
+
+    def summary(self, pairs: int) -> str:
+        """Says how many of the pairs found a row in each table."""
+        parts = [f"{count} in {flag}" for flag, count in self.met.items()]
+        return f"of {pairs} pairs' pictures {' and '.join(parts)}" if parts else ""

@@ -1,0 +1,84 @@
+"""What a fit says of itself: on the terminal, and as a page beside the model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.filters.fitting import FOLDS, Labels, Validation
+from vlmill.schemas.console.report import (
+    Section,
+    bar_chart,
+    histogram,
+    html_table,
+    settings_table,
+    write_page,
+)
+
+MOST_IMPORTANT = 15
+MOST_DRAWN = 30
+WARN_AUC = 0.7
+
+
+def report_lines(validation: Validation, labels: Labels) -> list[str]:
+    """The report as plain lines."""
+    v = validation
+    lines = [
+        f"{v.rows} labels, {v.positives} of them 1; {FOLDS} folds, each judged by the others",
+        f"AUC {v.auc:.3f} (folds {min(v.auc_of_folds):.3f} to {max(v.auc_of_folds):.3f}), average "
+        f"precision {v.average_precision:.3f}, AUC with shuffled labels {v.auc_of_shuffled:.3f}",
+        "threshold  share above  precision  recall",
+        *(f"{t:>9.1f}  {s:>11.3f}  {p:>9.3f}  {r:>6.3f}" for t, s, p, r in v.table(labels)),
+        "features           AUC alone  AUC of all others",
+        *(
+            f"{name:<17}  {v.alone[name]:>9.3f}  "
+            + (f"{v.without[name]:>17.3f}" if name in v.without else "")
+            for name in v.alone
+        ),
+        "AUC lost where a feature is permuted:",
+        *(f"{lost:>9.4f}  {name}" for name, lost in list(v.importances.items())[:MOST_IMPORTANT]),
+    ]
+    if v.auc < WARN_AUC:
+        lines.append(f"warning: AUC {v.auc:.3f} is little better than guessing (0.5); label more")
+    return [line.rstrip() for line in lines]
+
+
+def write_fit_report(
+    path: Path, title: str, validation: Validation, labels: Labels, settings: Mapping[str, Any]
+) -> None:
+    """Writes the report as one page of HTML."""
+    v = validation
+    table = [(f"{t:.1f}", f"{s:.3f}", f"{p:.3f}", f"{r:.3f}") for t, s, p, r in v.table(labels)]
+    groups = [
+        (name, f"{v.alone[name]:.3f}", f"{v.without.get(name, v.auc):.3f}") for name in v.alone
+    ]
+    important = dict(list(v.importances.items())[:MOST_DRAWN])
+    by_label = {
+        f"label {int(label)}": v.probabilities[labels == label].tolist() for label in (True, False)
+    }
+    sections = [
+        Section(
+            title="Cross-validation",
+            intro=f"{v.rows} labels, {v.positives} of them 1. AUC {v.auc:.3f}, average precision "
+            f"{v.average_precision:.3f}; with shuffled labels AUC {v.auc_of_shuffled:.3f}.",
+            body=html_table(["threshold", "share above", "precision", "recall"], table),
+        ),
+        Section(
+            title="Groups of features",
+            intro="What each gives alone, and what all others give without it.",
+            body=html_table(["features", "AUC alone", "AUC of all others"], groups),
+        ),
+        Section(
+            title="Features",
+            intro="AUC that is lost where the values of one are permuted, mean of the folds.",
+            body=bar_chart(important, title="the most important", x_label="AUC lost"),
+        ),
+        *(
+            Section(
+                title=f"Probabilities, {name}",
+                body=histogram(values, title=name, x_label="held-out probability"),
+            )
+            for name, values in by_label.items()
+        ),
+        Section(title="Settings", body=settings_table(settings)),
+    ]
+    write_page(path, title, sections)

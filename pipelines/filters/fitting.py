@@ -1,0 +1,205 @@
+"""Fits boosted trees on labelled rows, and says by cross-validation what they are worth.
+
+N labelled rows of F features. scikit-learn grows the trees, which are then plain arrays.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.model_selection import StratifiedGroupKFold
+
+from vlmill.pipelines.filters.trees import Features, Trees
+
+Labels = npt.NDArray[np.bool_]
+FOLDS = 5
+SHUFFLES = 3  # one of 300 labels is 0.03 off by chance
+# Small sets: few leaves, few rows in each, and not many trees.
+GROWING = {
+    "max_iter": 60,
+    "max_bins": 63,
+    "learning_rate": 0.15,
+    "max_leaf_nodes": 8,
+    "min_samples_leaf": 5,
+    "l2_regularization": 1.0,
+    "early_stopping": False,
+}
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledRows:
+    """Features float32 [N, F] with NaN for what is missing, labels [N], and what belongs together.
+
+    Rows of the same ``unit`` (a picture, of pairs) are never in two folds: the one would give the
+    other away. ``groups`` are names of features by what they look at.
+    """
+
+    features: Features
+    labels: Labels
+    units: Sequence[str]
+    names: tuple[str, ...]
+    groups: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What cross-validation found; every row was judged by trees that had not seen it."""
+
+    rows: int
+    positives: int
+    probabilities: Features
+    auc: float
+    auc_of_folds: tuple[float, ...]
+    average_precision: float
+    auc_of_shuffled: float  # with labels drawn anew: 0.5 unless something leaks
+    importances: dict[str, float]  # AUC lost where a feature's values are permuted
+    alone: dict[str, float]  # AUC with one group of features
+    without: dict[str, float]  # AUC with all groups but one
+
+    def table(self, labels: Labels) -> list[tuple[float, float, float, float]]:
+        """Lines of (threshold, share at or above it, precision, recall)."""
+        lines = []
+        for threshold in THRESHOLDS:
+            above = self.probabilities >= np.float32(threshold)
+            hits = int(np.count_nonzero(above & labels))
+            precision = hits / max(1, int(above.sum()))
+            lines.append((threshold, float(above.mean()), precision, hits / max(1, labels.sum())))
+        return lines
+
+
+def grow(features: Features, labels: Labels, *, seed: int) -> Trees:
+    """Fits trees to features [N, F] and labels [N]; the same input gives the same trees."""
+    # scikit-learn cannot bin a column without a value; of a constant it asks nothing.
+    present = np.where(np.isnan(features).all(axis=0), np.float32(0), features)
+    booster = HistGradientBoostingClassifier(random_state=seed, **GROWING)
+    booster.fit(present, labels)
+    return plain_trees(booster)
+
+
+def plain_trees(booster: HistGradientBoostingClassifier) -> Trees:
+    """Copies scikit-learn's nodes into plain arrays; a leaf becomes its own child."""
+    arrays: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in NODE_FIELDS}
+    roots, start = [], 0
+    for (predictor,) in booster._predictors:
+        nodes = predictor.nodes
+        places = np.arange(start, start + len(nodes), dtype=np.int32)
+        leaf = nodes["is_leaf"].astype(bool)
+        arrays["feature"].append(np.where(leaf, 0, nodes["feature_idx"]).astype(np.int32))
+        arrays["threshold"].append(np.where(leaf, 0.0, nodes["num_threshold"]))
+        for side in ("left", "right"):
+            arrays[side].append(
+                np.where(leaf, places, nodes[side].astype(np.int64) + start).astype(np.int32)
+            )
+        arrays["missing_left"].append(nodes["missing_go_to_left"].astype(bool))
+        arrays["value"].append(np.where(leaf, nodes["value"], 0.0))
+        roots.append(start)
+        start += len(nodes)
+    joined = {name: np.concatenate(parts) for name, parts in arrays.items()}
+    bias = np.asarray(booster._baseline_prediction, dtype=np.float64).reshape(1)
+    return Trees(**joined, roots=np.array(roots, dtype=np.int32), bias=bias)
+
+
+NODE_FIELDS = ("feature", "threshold", "left", "right", "missing_left", "value")
+
+
+def validate(rows: LabelledRows, *, seed: int) -> Validation:
+    """Cross-validates in FOLDS folds, with importances and what each group adds."""
+    folds = folds_of(rows.labels, rows.units, seed)
+    probabilities, importances = _judge(rows, folds, seed)
+    rng = np.random.default_rng(seed)
+    shuffles = [rng.permutation(rows.labels) for _ in range(SHUFFLES)]
+    return Validation(
+        rows=len(rows.labels),
+        positives=int(rows.labels.sum()),
+        probabilities=probabilities,
+        auc=_mean_auc(rows.labels, probabilities, folds),
+        auc_of_folds=tuple(auc(rows.labels[fold], probabilities[fold]) for fold in folds),
+        average_precision=float(average_precision_score(rows.labels, probabilities)),
+        auc_of_shuffled=float(np.mean([_auc_of_labels(rows, labels, seed) for labels in shuffles])),
+        importances=importances,
+        alone={name: _auc_of_group(rows, folds, name, True, seed) for name in rows.groups},
+        without={
+            name: _auc_of_group(rows, folds, name, False, seed)
+            for name in (rows.groups if len(rows.groups) > 1 else ())
+        },
+    )
+
+
+def auc(labels: Labels, probabilities: Features) -> float:
+    """The area under the ROC curve; 0.5 where there is one class only."""
+    if labels.all() or not labels.any():
+        return 0.5
+    return float(roc_auc_score(labels, probabilities))
+
+
+def folds_of(labels: Labels, units: Sequence[str], seed: int) -> list[npt.NDArray[np.int64]]:
+    """Row numbers of each fold, both classes spread evenly, units whole; none is empty."""
+    splitter = StratifiedGroupKFold(n_splits=FOLDS, shuffle=True, random_state=seed)
+    numbers = np.unique(np.asarray(units), return_inverse=True)[1]
+    splits = splitter.split(np.zeros((len(labels), 1)), labels, numbers)
+    return [fold for _, fold in splits if len(fold)]
+
+
+def _judge(
+    rows: LabelledRows, folds: Sequence[npt.NDArray[np.int64]], seed: int
+) -> tuple[Features, dict[str, float]]:
+    """Probabilities of rows by the trees of the other folds, and features' importances."""
+    probabilities = np.zeros(len(rows.labels), dtype=np.float32)
+    lost = np.zeros(len(rows.names))
+    rng = np.random.default_rng(seed)
+    for fold in folds:
+        trees = grow(*_others(rows.features, rows.labels, fold), seed=seed)
+        seen, labels = rows.features[fold], rows.labels[fold]
+        probabilities[fold] = trees.probabilities(seen)
+        before = auc(labels, probabilities[fold])
+        for number in trees.used():
+            permuted = seen.copy()
+            permuted[:, number] = rng.permutation(seen[:, number])
+            lost[number] += before - auc(labels, trees.probabilities(permuted))
+    means = (lost / len(folds)).tolist()
+    ranked = sorted(zip(rows.names, means, strict=True), key=lambda one: (-one[1], one[0]))
+    return probabilities, dict(ranked)
+
+
+def _others(
+    features: Features, labels: Labels, fold: npt.NDArray[np.int64]
+) -> tuple[Features, Labels]:
+    rest = np.ones(len(labels), dtype=np.bool_)
+    rest[fold] = False
+    return features[rest], labels[rest]
+
+
+def _auc_of_group(
+    rows: LabelledRows, folds: Sequence[npt.NDArray[np.int64]], group: str, inside: bool, seed: int
+) -> float:
+    """AUC with the features of one group alone, or with all others."""
+    names = set(rows.groups[group])
+    columns = [n for n, name in enumerate(rows.names) if (name in names) == inside]
+    return _auc_over(rows.features[:, columns], rows.labels, folds, seed)
+
+
+def _auc_of_labels(rows: LabelledRows, labels: Labels, seed: int) -> float:
+    """AUC with other labels for the same rows."""
+    return _auc_over(rows.features, labels, folds_of(labels, rows.units, seed), seed)
+
+
+def _auc_over(
+    features: Features, labels: Labels, folds: Sequence[npt.NDArray[np.int64]], seed: int
+) -> float:
+    probabilities = np.zeros(len(labels), dtype=np.float32)
+    for fold in folds:
+        trees = grow(*_others(features, labels, fold), seed=seed)
+        probabilities[fold] = trees.probabilities(features[fold])
+    return _mean_auc(labels, probabilities, folds)
+
+
+def _mean_auc(
+    labels: Labels, probabilities: Features, folds: Sequence[npt.NDArray[np.int64]]
+) -> float:
+    """The mean of the folds: over all rows together it would be below 0.5 for labels of chance."""
+    return float(np.mean([auc(labels[fold], probabilities[fold]) for fold in folds]))

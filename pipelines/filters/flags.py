@@ -1,0 +1,89 @@
+"""The flags of the filters in the job of web pairs; nothing heavy is loaded for them."""
+
+import argparse
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+NONE = "none"
+MODELS = {"--safety-model": "pictures that are racy", "--realism-model": "drawings, charts, logos"}
+
+
+def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the filters of pictures and texts to the job's parser."""
+    for flag, what in MODELS.items():
+        parser.add_argument(
+            flag,
+            metavar="FILE|none",
+            help=f"drops {what}: a model of fit_image_filter; must be given, none goes without",
+        )
+    parser.add_argument(
+        "--blocked-words",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="drops texts with one of these words or phrases, one a line (repeatable)",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        metavar="FILE|PAIRS",
+        help="drops texts of which more than three words in ten are not in this list, or come less "
+        "than three times in this table of pairs",
+    )
+    parser.add_argument(
+        "--keep-personal-data",
+        action="store_true",
+        default=None,
+        help="keeps texts with e-mail addresses, telephone or card numbers, which are dropped",
+    )
+
+
+def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
+    """The model files by their flags, None where ``none`` was given.
+
+    Raises InputError where a flag is missing, and for a file that is not there: going without a
+    filter is a decision, and never a silence.
+    """
+    values = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in MODELS}
+    if missing := [flag for flag, value in values.items() if value is None]:
+        raise InputError(
+            f"{' and '.join(missing)} must be given: a file that python -m "
+            "vlmill.pipelines.fit_image_filter wrote, or none, which lets such pictures pass"
+        )
+    files = {flag: None if value == NONE else Path(value) for flag, value in values.items()}
+    for flag, file in files.items():
+        if file is not None and not file.is_file():
+            raise InputError(
+                f"{flag} {file}: no such file; give a model of fit_image_filter, or none"
+            )
+    return files
+
+
+def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of scoring a finished output again, which go without ``--warc``."""
+    group = parser.add_argument_group("scoring a finished --output again, without --warc")
+    group.add_argument("--regions", help="regions table of its pictures")
+    group.add_argument(
+        "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
+    )
+    group.add_argument("--attributes", metavar="FILE", help="names of the regions' attributes")
+    group.add_argument(
+        "--scorer", metavar="FILE", help="a model of fit_scorer (scores move by what regions show)"
+    )
+
+
+def scores_again(args: argparse.Namespace) -> bool:
+    """Whether the flags ask for scoring again. Raises InputError for those of both, or of none."""
+    flags = [f"--{n}" for n in ("regions", "classes", "attributes", "scorer") if getattr(args, n)]
+    if args.warc is not None:
+        if flags:
+            raise InputError(
+                f"{flags[0]} goes without --warc: mine first, then score the same --output again"
+            )
+        return False
+    if args.regions is None and args.scorer is None:
+        raise InputError(
+            "give --warc GLOB to mine, or --regions R --classes FILE to score a finished --output "
+            "again"
+        )
+    return True

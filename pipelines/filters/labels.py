@@ -1,0 +1,68 @@
+"""Labels by hand: a file of ids and of yes or no, and the rows that they are of."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+YES, NO = ("1", "yes", "true", "y"), ("0", "no", "false", "n")
+FEWEST_OF_A_CLASS = 10  # below it five folds have less than two each
+MAX_LABELS = 10_000_000
+REMEDY = "one line for each: an id, a tab or a comma, and 1 or 0"
+
+
+def read_labels(path: str | Path, *, flag: str = "--labels") -> dict[str, bool]:
+    """Reads ids with their labels: tab- or comma-separated, further columns and a header ignored.
+
+    Raises InputError for a file that cannot be read, a line that is no label, an id with both
+    labels, and where one of the two classes has less than FEWEST_OF_A_CLASS.
+    """
+    labels: dict[str, bool] = {}
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            delimiter = "\t" if "\t" in file.readline() else ","
+            file.seek(0)
+            for number, cells in enumerate(csv.reader(file, delimiter=delimiter), start=1):
+                _add(labels, cells, number, f"{flag} {path}")
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{flag} {path}: {error}; give a text file, {REMEDY}") from None
+    _check_classes(labels, f"{flag} {path}")
+    return labels
+
+
+def _add(labels: dict[str, bool], cells: list[str], number: int, said: str) -> None:
+    if not any(cell.strip() for cell in cells):
+        return
+    word = cells[1].strip().lower() if len(cells) > 1 else ""
+    if word not in YES + NO:
+        if number == 1 and word:
+            return  # the header
+        raise InputError(f"{said}: line {number} has the label {word!r}; give {REMEDY}")
+    name, label = cells[0].strip(), word in YES
+    if labels.setdefault(name, label) != label:
+        raise InputError(f"{said}: {name} is both 1 and 0 (line {number}); remove one of the lines")
+    if len(labels) > MAX_LABELS:
+        raise InputError(f"{said}: more than {MAX_LABELS} labels; give a sample of them")
+
+
+def _check_classes(labels: Mapping[str, bool], said: str) -> None:
+    yes = sum(labels.values())
+    for label, count in ((1, yes), (0, len(labels) - yes)):
+        if count < FEWEST_OF_A_CLASS:
+            raise InputError(
+                f"{said}: {count} of {len(labels)} ids have the label {label}, at least "
+                f"{FEWEST_OF_A_CLASS} of each are needed; label more"
+            )
+
+
+def require_rows(labels: Mapping[str, bool], rows: Mapping[str, object], said: str) -> None:
+    """Raises InputError if some labelled id has no row; ``said`` names where rows were looked for.
+
+    Nothing is fitted on the rest: ids that do not meet are mostly of another table altogether.
+    """
+    if absent := [name for name in labels if name not in rows]:
+        raise InputError(
+            f"--labels: {len(absent)} of {len(labels)} ids have no row in {said} "
+            f"({', '.join(absent[:3])}); give the table that was labelled"
+        )

@@ -1,0 +1,131 @@
+"""Files of fitted models: arrays and a description in one safetensors file, which runs no code.
+
+The description names kind, version, features and threshold, and holds a digest of everything: what
+was changed after it was written is refused, and so is a model of other features than ours.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from vlmill.pipelines.filters.trees import BadTrees, Trees, trees_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_bytes
+from vlmill.schemas.files.shards import SOFTWARE
+
+KEY = "vlmill.model"
+VERSION = 1
+MAX_FILE_BYTES = 256 << 20
+TREE = "trees."  # before the names of the trees' arrays; others are the model's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Trees over named features, and what was noted when they were fitted.
+
+    ``arrays`` are what else the features need (frequencies of words), ``about`` plain JSON values.
+    """
+
+    kind: str
+    features: tuple[str, ...]
+    threshold: float
+    trees: Trees
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_model(path: Path, model: Model) -> None:
+    """Writes a model atomically; equal models give equal bytes."""
+    arrays = {f"{TREE}{name}": array for name, array in model.trees.arrays().items()}
+    arrays |= {name: np.ascontiguousarray(array) for name, array in model.arrays.items()}
+    described = {
+        "kind": model.kind,
+        "version": VERSION,
+        "software": SOFTWARE,
+        "features": list(model.features),
+        "threshold": model.threshold,
+        "about": dict(model.about),
+    }
+    described["digest"] = _digest(described, arrays)
+    write_bytes(path, save(arrays, {KEY: json.dumps(described, sort_keys=True)}))
+
+
+def read_model(path: Path, *, kinds: Sequence[str], flag: str, fitted_by: str) -> Model:
+    """Reads a model of one of ``kinds``.
+
+    Raises InputError, one line with ``flag`` and the command that writes such files, for a file
+    that cannot be read, is damaged or changed, or is of another kind or version.
+    """
+    remedy = f"give a file that python -m vlmill.pipelines.{fitted_by} wrote"
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        with safe_open(path, framework="numpy") as file:
+            described = json.loads((file.metadata() or {}).get(KEY, "null"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
+        raise InputError(f"{flag} {path} is no readable model ({_line(error)}); {remedy}") from None
+    if not isinstance(described, dict):
+        raise InputError(f"{flag} {path} holds arrays, but no model of vlmill; {remedy}")
+    if described.get("version") != VERSION:
+        raise InputError(
+            f"{flag} {path} is of version {described.get('version')!r}, this vlmill reads "
+            f"{VERSION}; fit it again with python -m vlmill.pipelines.{fitted_by}"
+        )
+    if described.get("kind") not in kinds:
+        raise InputError(
+            f"{flag} {path} is a model of {described.get('kind')!r}, expected "
+            f"{' or '.join(kinds)}; {remedy}"
+        )
+    if described.pop("digest", None) != _digest(described, arrays):
+        raise InputError(f"{flag} {path} was changed after it was written; fit it again")
+    return _model_of(described, arrays, f"{flag} {path}", remedy)
+
+
+def _model_of(
+    described: Mapping[str, Any], arrays: Mapping[str, Any], said: str, remedy: str
+) -> Model:
+    trees = {n.removeprefix(TREE): a for n, a in arrays.items() if n.startswith(TREE)}
+    try:
+        features = tuple(map(str, described["features"]))
+        return Model(
+            kind=described["kind"],
+            features=features,
+            threshold=float(described["threshold"]),
+            trees=trees_of(trees, num_features=len(features)),
+            arrays={name: array for name, array in arrays.items() if not name.startswith(TREE)},
+            about=dict(described["about"]),
+        )
+    except (KeyError, TypeError, ValueError, BadTrees) as error:
+        raise InputError(f"{said} is damaged ({_line(error)}); {remedy}") from None
+
+
+def require_features(model: Model, features: Sequence[str], said: str) -> None:
+    """Raises InputError unless the model was fitted on these features, in this order."""
+    if model.features != tuple(features):
+        other = sorted(set(model.features) ^ set(features))
+        raise InputError(
+            f"{said} was fitted on other features than this vlmill computes "
+            f"({', '.join(other[:3]) or 'in another order'}); fit it again"
+        )
+
+
+def _digest(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

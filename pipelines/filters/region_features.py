@@ -1,0 +1,259 @@
+"""Named features of a picture's regions, and of what they share with the words of its text.
+
+R boxes with a class each, of a detector whose class names the user gives; attributes by number.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.pipelines.texts.words import word_set
+from vlmill.schemas.readers.region_rows import RegionRow
+
+NAN = float("nan")
+SURE = 0.5  # of a class score
+CONTENT = (
+    *("boxes", "sure_boxes", "classes", "sure_classes", "class_score_mean", "class_score_best"),
+    *("class_score_spread", "box_area_mean", "box_area_largest", "box_area_smallest"),
+    *("box_area_of_best", "small_boxes_share", "middle_boxes_share", "best_box_across"),
+    *("best_box_down", "most_boxes_of_a_class", "person_boxes", "attribute_score_mean"),
+    *("attribute_score_best", "attributes"),
+)
+CROSS = (
+    *("classes_named", "classes_named_share", "boxes_named_share", "sure_boxes_named_share"),
+    *("score_named_best", "score_named_sum", "area_named", "area_named_largest"),
+    *("words_that_name_share", "content_words_that_name_share", "first_named_word_place"),
+    *("best_class_is_named", "largest_box_is_named", "best_five_named", "best_unnamed_score"),
+    *("named_over_unnamed_score", "attributes_named", "attribute_and_class_named"),
+    *("attribute_words_share", "people_said_and_seen", "people_said_not_seen"),
+    *("people_seen_not_said", "number_said_minus_seen", "plural_said_and_many_seen"),
+    *("known_class_words", "known_class_words_not_seen", "known_words_seen_share"),
+)
+PEOPLE = word_set("person man woman boy girl child lady guy player baby kid")
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NUMBERS = {word: number for number, word in enumerate(NUMBER_WORDS)}
+FAR = 3  # words from a number to what it counts: two big dogs
+IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "person"}
+STOP = word_set(
+    "a an the of in on at with by from to for and or is are was were his her its their as"
+)
+
+
+@lru_cache(maxsize=100_000)
+def singular(word: str) -> str:
+    """An English word without its plural's ending; others as they are."""
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes")):
+        return word[:-2]
+    if word in IRREGULAR:
+        return IRREGULAR[word]
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def phrases_of(words: Sequence[str]) -> list[str]:
+    """Words as classes are compared with them: singular and lower-case, and two in a row."""
+    single = [singular(word.lower()) for word in words]
+    return [*single, *(f"{one} {other}" for one, other in pairwise(single))]
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """What a detector's classes, or attributes, are called: their numbers by each of their names.
+
+    A class of a longer name ("tennis racket") is also known by the last word of it.
+    """
+
+    numbers: Mapping[str, frozenset[int]]
+
+    @classmethod
+    def of(cls, names: Sequence[Sequence[str]]) -> "ClassNames":
+        """Of each class, in the order of their numbers, all its names."""
+        numbers: dict[str, set[int]] = {}
+        for number, synonyms in enumerate(names):
+            for name in synonyms:
+                words = [singular(word) for word in name.lower().split()]
+                for phrase in {" ".join(words[-2:]), *words[-1:]} - {""}:
+                    numbers.setdefault(phrase, set()).add(number)
+        return cls({phrase: frozenset(classes) for phrase, classes in numbers.items()})
+
+    def named_in(self, phrases: Sequence[str]) -> frozenset[int]:
+        """The numbers that some of the phrases name."""
+        known = [self.numbers[phrase] for phrase in phrases if phrase in self.numbers]
+        return frozenset().union(*known)
+
+    @cached_property
+    def people(self) -> frozenset[int]:
+        """The classes of people."""
+        return self.named_in(sorted(PEOPLE))
+
+
+def region_features(
+    row: RegionRow | None,
+    words: Sequence[str],
+    classes: ClassNames | None,
+    attributes: ClassNames | None,
+) -> list[float]:
+    """Features of CONTENT and CROSS, in this order; all NaN without regions, classes or names."""
+    if row is None or row.class_ids is None or classes is None:
+        return [NAN] * (len(CONTENT) + len(CROSS))
+    scores = np.ones(len(row.class_ids)) if row.class_scores is None else row.class_scores
+    order = np.argsort(-scores, kind="stable")
+    regions = Regions(
+        ids=row.class_ids[order].tolist(),
+        scores=scores[order].tolist(),
+        boxes=_fractions(row.boxes[order], row.width, row.height),
+        attributes=None if row.attribute_ids is None else row.attribute_ids[order].tolist(),
+        attribute_scores=(
+            [] if row.attribute_scores is None else row.attribute_scores[order].tolist()
+        ),
+    )
+    return [*_content(regions, classes), *_cross(regions, words, classes, attributes)]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """A picture's regions, the surest first, as plain lists: they are few.
+
+    ``boxes`` are (across, down, area) as fractions of the picture: the middle, and the size.
+    """
+
+    ids: list[int]
+    scores: list[float]
+    boxes: list[list[float]]
+    attributes: list[int] | None
+    attribute_scores: list[float]
+
+
+def _fractions(boxes: npt.NDArray[np.float32], width: int, height: int) -> list[list[float]]:
+    x1, y1, x2, y2 = boxes.astype(np.float64).T
+    area = np.maximum(x2 - x1, 0) * np.maximum(y2 - y1, 0) / (width * height)
+    fractions: list[list[float]] = np.stack(
+        [(x1 + x2) / (2 * width), (y1 + y2) / (2 * height), area], axis=1
+    ).tolist()
+    return fractions
+
+
+def _content(regions: Regions, classes: ClassNames) -> list[float]:
+    count = len(regions.ids)
+    if not count:
+        return [0.0] * 4 + [NAN] * (len(CONTENT) - 4)
+    scores = regions.scores
+    areas = [area for _, _, area in regions.boxes]
+    sure = [n for n, score in zip(regions.ids, scores, strict=True) if score >= SURE]
+    middle = sum(abs(x - 0.5) < 0.25 and abs(y - 0.5) < 0.25 for x, y, _ in regions.boxes)
+    mean = sum(scores) / count
+    known = regions.attribute_scores
+    return [
+        count,
+        len(sure),
+        len(set(regions.ids)),
+        len(set(sure)),
+        mean,
+        scores[0],
+        (sum((score - mean) ** 2 for score in scores) / count) ** 0.5,
+        sum(areas) / count,
+        max(areas),
+        min(areas),
+        areas[0],
+        sum(area < 0.02 for area in areas) / count,
+        middle / count,
+        regions.boxes[0][0],
+        regions.boxes[0][1],
+        max(Counter(regions.ids).values()),
+        sum(number in classes.people for number in regions.ids),
+        sum(known) / len(known) if known else NAN,
+        max(known) if known else NAN,
+        len(set(regions.attributes)) if regions.attributes is not None else NAN,
+    ]
+
+
+def _cross(
+    regions: Regions, words: Sequence[str], classes: ClassNames, attributes: ClassNames | None
+) -> list[float]:
+    phrases = phrases_of(words)
+    singles = phrases[: len(words)]
+    said = classes.named_in(phrases)
+    content = [word for word in singles if word not in STOP and word.isalpha()]
+    seen = frozenset(regions.ids)
+    naming = [bool(classes.numbers.get(word, NONE) & seen) for word in singles]
+    boxes = list(zip(regions.ids, regions.scores, regions.boxes, strict=True))
+    named = [(score, box[2]) for number, score, box in boxes if number in said]
+    unnamed = [score for number, score, _ in boxes if number not in said]
+    sure = [number for number, score, _ in boxes if score >= SURE]
+    count, best = max(1, len(boxes)), max((score for score, _ in named), default=0.0)
+    largest = max(boxes, key=lambda one: one[2][2], default=None)
+    unseen = said - seen
+    return [
+        len(said & seen),
+        len(said & seen) / max(1, len(seen)),
+        len(named) / count,
+        sum(number in said for number in sure) / max(1, len(sure)),
+        best,
+        sum(score for score, _ in named),
+        sum(area for _, area in named),
+        max((area for _, area in named), default=0.0),
+        sum(naming) / max(1, len(words)),
+        sum(naming) / max(1, len(content)),
+        naming.index(True) / len(naming) if any(naming) else NAN,
+        float(regions.ids[0] in said) if boxes else NAN,
+        float(largest[0] in said) if largest else NAN,
+        sum(number in said for number in regions.ids[:5]),
+        max(unnamed, default=0.0),
+        best - max(unnamed, default=0.0),
+        *_attributes(regions, phrases, said, attributes),
+        *_people(regions, singles, classes),
+        *_numbers(regions, words, singles, classes),
+        len(said),
+        len(unseen),
+        len(said & seen) / max(1, len(said)),
+    ]
+
+
+def _attributes(
+    regions: Regions, phrases: Sequence[str], said: frozenset[int], names: ClassNames | None
+) -> list[float]:
+    """How many regions have an attribute that is named, and are named themselves, too."""
+    if regions.attributes is None or names is None:
+        return [NAN] * 3
+    named = names.named_in(phrases)
+    both = zip(regions.ids, regions.attributes, strict=True)
+    return [
+        sum(number in named for number in regions.attributes),
+        sum(attribute in named and number in said for number, attribute in both),
+        sum(phrase in names.numbers for phrase in phrases) / max(1, len(phrases)),
+    ]
+
+
+def _people(regions: Regions, singles: Sequence[str], classes: ClassNames) -> list[float]:
+    said = not PEOPLE.isdisjoint(singles)
+    seen = not classes.people.isdisjoint(regions.ids)
+    return [float(said and seen), float(said and not seen), float(seen and not said)]
+
+
+def _numbers(
+    regions: Regions, words: Sequence[str], singles: Sequence[str], classes: ClassNames
+) -> list[float]:
+    """Whether "two dogs" are two, and "dogs" more than one."""
+    counts = Counter(regions.ids)
+    difference, plurals = NAN, NAN
+    number, number_place = 0, -FAR
+    for place, (word, single) in enumerate(zip(words, singles, strict=True)):
+        if single in NUMBERS:
+            number, number_place = NUMBERS[single], place
+        numbers = classes.numbers.get(single)
+        if numbers:
+            seen = max(counts[one] for one in numbers)
+            if place - number_place < FAR:
+                difference, number_place = abs(number - seen), -FAR
+            if word.lower() != single:
+                plurals = float(seen > 1)
+    return [difference, plurals]
+
+
+NONE: frozenset[int] = frozenset()

@@ -1,0 +1,246 @@
+"""Does the text describe the picture? A fitted model's probability, from some 300 named features.
+
+LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs so: text alone, content of the picture,
+and both together. What a pair lacks (pictures, regions) is NaN, which the trees know how to take.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.pipelines.filters import region_features, statistics, text_features
+from vlmill.pipelines.filters.model_file import Model, read_model, require_features
+from vlmill.pipelines.filters.region_features import ClassNames
+from vlmill.pipelines.filters.statistics import picture_statistics, shrunk, small_picture
+from vlmill.pipelines.texts.words import words_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.pictures.decode import Bounds, opened
+from vlmill.schemas.readers.region_rows import RegionRow
+from vlmill.schemas.rejects import Rejected
+
+NAN = float("nan")
+SCORER = "scorer"
+FORMATS = ("jpeg", "png", "webp", "gif")
+PICTURE = ("width", "height", "pixels", "aspect", "bytes_a_pixel", *(f"is_{n}" for n in FORMATS))
+# Words of a text against a statistic of its picture: the statistic where one is said, 0 if none is.
+SAID_AND_SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
+    "red": (("red", "crimson", "scarlet"), "red_share"),
+    "orange": (("orange",), "orange_share"),
+    "yellow": (("yellow", "golden", "gold"), "yellow_share"),
+    "green": (("green",), "green_share"),
+    "blue": (("blue",), "blue_share"),
+    "purple": (("purple", "violet"), "purple_share"),
+    "pink": (("pink",), "pink_share"),
+    "black_and_white": (("monochrome", "black-and-white"), "grey_share"),
+    "black": (("black", "dark", "night"), "dark_share"),
+    "white": (("white", "snow", "snowy"), "light_share"),
+    "colourful": (("colorful", "colourful", "rainbow"), "colourfulness"),
+    "grass": (("grass", "forest", "field", "meadow", "garden", "tree", "trees"), "green_share"),
+    "sky": (("sky", "sea", "ocean", "lake", "water"), "blue_share"),
+    "sunset": (("sunset", "sunrise", "fire", "autumn"), "warm_share"),
+    "people": (
+        ("man", "woman", "people", "portrait", "face", "girl", "boy", "child", "person"),
+        "skin_share",
+    ),
+    "drawing": (tuple(sorted(text_features.WORD_CLASSES["drawings"])), "first_colour_share"),
+    "lettering": (("sign", "text", "poster", "cover", "screenshot", "page"), "lines_like_text"),
+}
+CROSS_PICTURE = tuple(f"said_and_shown_{name}" for name in SAID_AND_SHOWN)
+GROUPS: dict[str, tuple[str, ...]] = {
+    "text_form": text_features.FORM,
+    "text_words": text_features.WORDS,
+    "text_signs": text_features.SIGNS,
+    "place": text_features.PLACE,
+    "picture": (*PICTURE, *(f"picture_{name}" for name in statistics.NAMES)),
+    "regions": tuple(f"regions_{name}" for name in region_features.CONTENT),
+    "text_and_picture": CROSS_PICTURE,
+    "text_and_regions": tuple(f"cross_{name}" for name in region_features.CROSS),
+}
+NAMES = tuple(name for names in GROUPS.values() for name in names)
+
+FREQUENCIES = "word_frequencies"  # the array in a scorer's file: float32 by a hash of the word
+TABLE_SIZE = 1 << 17
+MOST_WORDS = 50_000
+
+Features = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureLook:
+    """What a picture's file shows: size in pixels and bytes, format in lower case, statistics."""
+
+    width: int
+    height: int
+    format: str
+    num_bytes: int
+    statistics: Features
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFacts:
+    """A row of ``pairs``, and what is known of its picture."""
+
+    pair: Mapping[str, Any]
+    picture: PictureLook | None = None
+    regions: RegionRow | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabularies:
+    """What words are compared with: a detector's classes and attributes, shares of words."""
+
+    classes: ClassNames | None = None
+    attributes: ClassNames | None = None
+    frequency: Mapping[str, float] | None = None
+
+
+def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
+    """The features of NAMES, in this order."""
+    pair = facts.pair
+    words = words_of(pair["text"], pair.get("language"))
+    regions = region_features.region_features(
+        facts.regions, words, vocabularies.classes, vocabularies.attributes
+    )
+    content = len(region_features.CONTENT)
+    return [
+        *text_features.text_features(pair["text"], words, vocabularies.frequency),
+        *text_features.place_features(pair, words),
+        *_picture(facts.picture),
+        *regions[:content],
+        *_said_and_shown(words, facts.picture),
+        *regions[content:],
+    ]
+
+
+def look_at(data: bytes, *, max_pixels: int) -> PictureLook | None:
+    """Measures a picture's file; None if it cannot be decoded: its features are then NaN."""
+    try:
+        with opened(data, Bounds(max_pixels=max_pixels, max_bytes=None)) as picture:
+            width, height, kind = picture.width, picture.height, str(picture.format).lower()
+        values = picture_statistics(shrunk(small_picture(data, max_pixels=max_pixels)))
+    except Rejected:
+        return None
+    return PictureLook(
+        width=width, height=height, format=kind, num_bytes=len(data), statistics=values
+    )
+
+
+def _picture(look: PictureLook | None) -> list[float]:
+    """Features of ``picture``; NaN for what is not known of it."""
+    if look is None:
+        return [NAN] * (len(PICTURE) + len(statistics.NAMES))
+    pixels = look.width * look.height
+    return [
+        look.width,
+        look.height,
+        pixels,
+        look.width / look.height,
+        look.num_bytes / pixels,
+        *(float(look.format == name) for name in FORMATS),
+        *look.statistics.tolist(),
+    ]
+
+
+def _said_and_shown(words: Sequence[str], look: PictureLook | None) -> list[float]:
+    if look is None:
+        return [NAN] * len(SAID_AND_SHOWN)
+    said = {name for word in words for name in _SAID.get(word.lower(), ())}
+    return [
+        float(look.statistics[place]) if name in said else 0.0
+        for name, place in _SHOWN_PLACES.items()
+    ]
+
+
+_SAID: dict[str, list[str]] = {}
+for _name, (_words, _) in SAID_AND_SHOWN.items():
+    for _word in _words:
+        _SAID.setdefault(_word, []).append(_name)
+_SHOWN_PLACES = {
+    name: statistics.NAMES.index(statistic) for name, (_, statistic) in SAID_AND_SHOWN.items()
+}
+
+
+class HashedShares(Mapping[str, float]):
+    """Shares of words in a corpus by a hash of the word: a table of fixed size, in a model's file.
+
+    Two words may share a place (one in four of 50,000 in 131,072): both then count as the commoner.
+    """
+
+    def __init__(self, table: Features) -> None:
+        self._table = table
+
+    @classmethod
+    def counted(cls, texts: Iterable[tuple[str, str | None]]) -> "HashedShares":
+        """Counts the words of (text, language), of which the MOST_WORDS most frequent stay."""
+        counts: Counter[str] = Counter()
+        for text, language in texts:
+            counts.update(word.lower() for word in words_of(text, language))
+        total = max(1, counts.total())
+        table = np.zeros(TABLE_SIZE, dtype=np.float32)
+        for word, count in counts.most_common(MOST_WORDS):
+            place = _place(word)
+            table[place] = max(table[place], count / total)
+        return cls(table)
+
+    @property
+    def table(self) -> Features:
+        """The shares by places, float32 [TABLE_SIZE]."""
+        return self._table
+
+    def __getitem__(self, word: str) -> float:
+        return float(self._table[_place(word)])
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("words are not kept")
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._table))
+
+
+def _place(word: str) -> int:
+    return zlib.crc32(word.encode("utf-8", "surrogatepass")) % TABLE_SIZE
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A fitted scorer; it can be sent to another process."""
+
+    model: Model
+
+    @classmethod
+    def load(cls, path: str | Path, *, flag: str = "--scorer") -> "Scorer":
+        """Reads the scorer of a file that fit_scorer wrote. Raises InputError for another file."""
+        model = read_model(Path(path), kinds=(SCORER,), flag=flag, fitted_by="fit_scorer")
+        require_features(model, NAMES, f"{flag} {path}")
+        table = model.arrays.get(FREQUENCIES)
+        if table is None or table.shape != (TABLE_SIZE,) or table.dtype != np.float32:
+            raise InputError(f"{flag} {path} lacks its frequencies of words; fit it again")
+        return cls(model)
+
+    @property
+    def threshold(self) -> float:
+        """The score from which on a pair counts as described."""
+        return self.model.threshold
+
+    @property
+    def frequency(self) -> HashedShares:
+        """The shares of words in the texts that it was fitted on."""
+        return HashedShares(self.model.arrays[FREQUENCIES])
+
+    def score(
+        self,
+        rows: Sequence[PairFacts],
+        *,
+        classes: ClassNames | None = None,
+        attributes: ClassNames | None = None,
+    ) -> Features:
+        """Scores float32 [N] in 0..1 of N pairs: the probability that the text describes."""
+        words = Vocabularies(classes=classes, attributes=attributes, frequency=self.frequency)
+        values = np.array([pair_features(facts, words) for facts in rows], dtype=np.float32)
+        return self.model.trees.probabilities(values.reshape(len(rows), len(NAMES)))

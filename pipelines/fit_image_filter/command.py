@@ -1,0 +1,67 @@
+"""A picture filter from labels: python -m vlmill.pipelines.fit_image_filter --help"""
+
+from collections.abc import Sequence
+
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.errors import InputError
+
+
+def parser() -> Parser:
+    """Returns the parser of the job's flags."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.fit_image_filter",
+        description="Fits a filter of pictures on some hundred labels: a safety model (1: racy) "
+        "or a realism model (1: natural). Colours, palette, edges and what looks like text are "
+        "measured on a small copy of each picture; boosted trees judge them.",
+        epilog="Example:\n  python -m vlmill.pipelines.fit_image_filter --images out/pairs "
+        "--labels realism.tsv \\\n    --kind realism --output realism.model\n\nLABELS has a line "
+        "for each picture: image_id (or the file's name below DIR), a tab, 1 or 0.\nPrints a "
+        "cross-validated report and writes it as FILE.html, too. Memory: the statistics of the\n"
+        "labelled pictures, and one decoded picture.",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--images", required=True, metavar="TABLE|DIR", help="images table, or a folder of pictures"
+    )
+    p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
+    p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
+    p.add_argument(
+        "--kind",
+        choices=("safety", "realism"),
+        help="what it is for: web_pairs then refuses it for the other (for either)",
+    )
+    p.add_argument(
+        "--backbone",
+        metavar="FILE",
+        help="a ResNet of torchvision's, whose pooled vector is measured, too; it becomes a part "
+        "of the model file",
+    )
+    p.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        help="probability from which on a picture counts as 1 (0.5)",
+    )
+    p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
+    return p
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job."""
+    args = parser().parse_args(arguments)
+    require_threshold(args.threshold)
+    # scikit-learn takes its time: not before the arguments are known to be good.
+    from vlmill.pipelines.fit_image_filter import job
+
+    return job.run(args)
+
+
+def require_threshold(threshold: float) -> None:
+    """Raises InputError unless it is a probability."""
+    if not 0 <= threshold <= 1:
+        raise InputError(f"--threshold {threshold}: must be in 0..1")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,135 @@
+"""Labelled pictures become rows of features, and these a model."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vlmill.pipelines.filters import statistics
+from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
+from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
+from vlmill.pipelines.filters.labels import read_labels, require_rows
+from vlmill.pipelines.filters.model_file import Model, write_model
+from vlmill.pipelines.filters.picture import (
+    ANY,
+    BACKBONE,
+    Vector,
+    backbone_names,
+    decode_side,
+    features_of,
+)
+from vlmill.pipelines.filters.statistics import small_picture
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.tables import IMAGES
+
+MAX_PIXELS = 50_000_000
+MAX_BYTES = 64 << 20
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fits, prints the report, and writes the model with its page."""
+    labels = read_labels(args.labels)
+    weights = {}
+    if args.backbone is not None:
+        from vlmill.pipelines.filters.backbone import read_backbone
+
+        weights = read_backbone(args.backbone)
+    rows = labelled_rows(args.images, labels, weights)
+    validation = validate(rows, seed=args.seed)
+    settings = {
+        "images": args.images,
+        "labels": args.labels,
+        "kind": args.kind or ANY,
+        "backbone": args.backbone,
+        "threshold": args.threshold,
+        "seed": args.seed,
+    }
+    model = Model(
+        kind=args.kind or ANY,
+        features=rows.names,
+        threshold=args.threshold,
+        trees=grow(rows.features, rows.labels, seed=args.seed),
+        arrays={f"{BACKBONE}{name}": array for name, array in weights.items()},
+        about={"labels": len(labels), "positives": validation.positives, "auc": validation.auc},
+    )
+    print("\n".join(report_lines(validation, rows.labels)))
+    write_model(Path(args.output), model)
+    report = Path(f"{args.output}.html")
+    write_fit_report(report, "Picture filter", validation, rows.labels, settings)
+    say(f"{args.output} written, and {report.name} beside it")
+    return 0
+
+
+def labelled_rows(
+    images: str, labels: Mapping[str, bool], weights: Mapping[str, Vector]
+) -> LabelledRows:
+    """The features of all labelled pictures, in the order of their ids.
+
+    Raises InputError for an id without a picture, and for a picture that cannot be decoded.
+    """
+    network: Callable[[Image.Image], Vector] | None = None
+    groups = dict(statistics.GROUPS)
+    if weights:
+        from vlmill.pipelines.filters.backbone import vector_function, width_of
+
+        network = vector_function(weights, said="--backbone")
+        groups["backbone"] = backbone_names(width_of(weights))
+    vectors: dict[str, Vector] = {}
+    with Progress(total=len(labels), unit="picture", label="measured") as progress:
+        for name, data in labelled_pictures(images, labels):
+            try:
+                picture = small_picture(
+                    data, max_pixels=MAX_PIXELS, side=decode_side(bool(weights))
+                )
+                vectors[name] = features_of(picture, network)
+            except Rejected as why:
+                raise InputError(
+                    f"--images {images}: {name} cannot be read ({why.reason}: {why}); remove its "
+                    "line from --labels"
+                ) from None
+            progress.advance()
+    require_rows(labels, vectors, f"--images {images}")
+    ids = sorted(labels)
+    return LabelledRows(
+        features=np.stack([vectors[name] for name in ids]),
+        labels=np.array([labels[name] for name in ids]),
+        units=ids,
+        names=tuple(name for names in groups.values() for name in names),
+        groups=groups,
+    )
+
+
+def labelled_pictures(images: str, labels: Mapping[str, bool]) -> Iterator[tuple[str, bytes]]:
+    """Yields (id, bytes) of the labelled pictures of a table or a folder.
+
+    In a folder without a table an id is a file's path below it.
+    """
+    folder = Path(images)
+    if folder.is_dir() and not any(folder.glob(f"{IMAGES.name}-*.parquet")):
+        yield from _files(folder, labels)
+        return
+    find_shards(images, IMAGES, "--images")
+    columns = ["image_id", "bytes"]
+    for batch in iter_batches(images, IMAGES, columns=columns, batch_rows=64, flag="--images"):
+        for name, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if name in labels:
+                yield name, data or b""
+
+
+def _files(folder: Path, labels: Mapping[str, bool]) -> Iterator[tuple[str, bytes]]:
+    for name in sorted(labels):
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"--labels: {name} leads out of --images {folder}; give paths below it"
+            )
+        if path.is_file():
+            if path.stat().st_size > MAX_BYTES:
+                raise InputError(f"--images: {path} has more than {MAX_BYTES} bytes; give pictures")
+            yield name, path.read_bytes()

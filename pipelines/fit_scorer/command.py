@@ -1,0 +1,70 @@
+"""A scorer of pairs from labels: python -m vlmill.pipelines.fit_scorer --help"""
+
+import argparse
+from collections.abc import Sequence
+
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.errors import InputError
+
+
+class ListFeatures(argparse.Action):
+    """Prints the names of all features with their groups, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from vlmill.pipelines.filters.scorer import GROUPS
+
+        for group, names in GROUPS.items():
+            print(*(f"{group}\t{name}" for name in names), sep="\n")
+        parser.exit()
+
+
+def parser() -> Parser:
+    """Returns the parser of the job's flags."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.fit_scorer",
+        description="Fits the model that says whether a text describes its picture, on some "
+        "hundred labelled pairs: boosted trees over 299 named features of the text, the picture "
+        "and both together. What is not given counts as missing.",
+        epilog="Example:\n  python -m vlmill.pipelines.fit_scorer --pairs out/pairs --images "
+        "out/pairs --labels described.tsv \\\n    --output scorer.model\n\nLABELS has a line for "
+        "each pair: pair_id, a tab, 1 (describes) or 0. Prints a cross-validated report and\n"
+        "writes it as FILE.html, too; pairs of one picture are never in two folds. Memory: the "
+        "features of the labelled\npairs, and indices of --images and --regions (100 bytes a row).",
+        allow_abbrev=False,
+    )
+    p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
+    p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
+    p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
+    p.add_argument("--images", help="images table, for features of the pictures")
+    p.add_argument("--regions", help="regions table, for features of what pictures show")
+    p.add_argument(
+        "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
+    )
+    p.add_argument("--attributes", metavar="FILE", help="names of the regions' attributes")
+    p.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        help="score from which on a text counts as describing (0.5)",
+    )
+    p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
+    p.add_argument(
+        "--list-features", action=ListFeatures, nargs=0, help="print all features and exit"
+    )
+    return p
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job."""
+    args = parser().parse_args(arguments)
+    if not 0 <= args.threshold <= 1:
+        raise InputError(f"--threshold {args.threshold}: must be in 0..1")
+    # scikit-learn takes its time: not before the arguments are known to be good.
+    from vlmill.pipelines.fit_scorer import job
+
+    return job.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,111 @@
+"""Labelled pairs become rows of features, and these a model."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlmill.pipelines.filters.facts import COLUMNS, FactsReader, Sources, open_sources
+from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
+from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
+from vlmill.pipelines.filters.labels import read_labels, require_rows
+from vlmill.pipelines.filters.model_file import Model, write_model
+from vlmill.pipelines.filters.scorer import (
+    FREQUENCIES,
+    GROUPS,
+    NAMES,
+    SCORER,
+    HashedShares,
+    Vocabularies,
+    pair_features,
+)
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import PAIRS
+
+MOST_TEXTS = 1_000_000  # of the pairs, whose words are counted
+AT_ONCE = 256
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fits, prints the report, and writes the model with its page."""
+    labels = read_labels(args.labels)
+    sources = open_sources(args.images, args.regions, args.classes, args.attributes)
+    pairs = labelled_pairs(args.pairs, labels)
+    frequency = HashedShares.counted(islice(texts_of(args.pairs), MOST_TEXTS))
+    rows = labelled_rows(pairs, labels, sources, frequency)
+    validation = validate(rows, seed=args.seed)
+    model = Model(
+        kind=SCORER,
+        features=NAMES,
+        threshold=args.threshold,
+        trees=grow(rows.features, rows.labels, seed=args.seed),
+        arrays={FREQUENCIES: frequency.table},
+        about={"labels": len(labels), "positives": validation.positives, "auc": validation.auc},
+    )
+    print("\n".join(report_lines(validation, rows.labels)))
+    write_model(Path(args.output), model)
+    report = Path(f"{args.output}.html")
+    names = ("pairs", "labels", "images", "regions", "classes", "attributes", "threshold", "seed")
+    settings = {name: getattr(args, name) for name in names}
+    write_fit_report(report, "Scorer of pairs", validation, rows.labels, settings)
+    say(f"{args.output} written, and {report.name} beside it")
+    return 0
+
+
+def texts_of(pairs: str) -> Iterator[tuple[str, str | None]]:
+    """Yields each text with its language."""
+    for batch in iter_batches(pairs, PAIRS, columns=["text", "language"], flag="--pairs"):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def labelled_pairs(pairs: str, labels: Mapping[str, bool]) -> list[dict[str, Any]]:
+    """The labelled rows of a table, in the order of their ids. Raises InputError if one is not
+    there.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for batch in iter_batches(pairs, PAIRS, columns=COLUMNS, flag="--pairs"):
+        ids = batch.column(0).to_pylist()
+        places = [place for place, pair_id in enumerate(ids) if pair_id in labels]
+        rows |= {
+            row["pair_id"]: row for row in batch.take(pa.array(places, pa.int64())).to_pylist()
+        }
+    require_rows(labels, rows, f"--pairs {pairs}")
+    return [rows[pair_id] for pair_id in sorted(labels)]
+
+
+def labelled_rows(
+    pairs: list[dict[str, Any]],
+    labels: Mapping[str, bool],
+    sources: Sources,
+    frequency: HashedShares,
+) -> LabelledRows:
+    """The features of labelled pairs; a picture's pairs belong together."""
+    reader = FactsReader(sources)
+    words = Vocabularies(
+        classes=sources.classes, attributes=sources.attributes, frequency=frequency
+    )
+    values: list[list[float]] = []
+    with Progress(total=len(pairs), unit="pair", label="features") as progress:
+        for start in range(0, len(pairs), AT_ONCE):
+            for facts in reader.facts(pairs[start : start + AT_ONCE]):
+                values.append(pair_features(facts, words))
+                progress.advance()
+    if summary := reader.summary(len(pairs)):
+        say(summary)
+    features = np.array(values, dtype=np.float32)
+    known = {
+        name for name, column in zip(NAMES, features.T, strict=True) if not np.isnan(column).all()
+    }
+    return LabelledRows(
+        features=features,
+        labels=np.array([labels[pair["pair_id"]] for pair in pairs]),
+        units=[pair["image_id"] or pair["pair_id"] for pair in pairs],
+        names=NAMES,
+        groups={group: names for group, names in GROUPS.items() if known & set(names)},
+    )

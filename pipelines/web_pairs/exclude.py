@@ -1,0 +1,129 @@
+"""Test sets are kept out: pictures by id, by URL, and by their looks."""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.urls import join_key
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.pictures.decode import FORMATS, Bounds, decode
+from vlmill.schemas.pictures.hashes import Neighbours, perceptual_hash
+from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.tables import IMAGES
+
+MOST_PIXELS = 1 << 28
+MOST_BYTES = 64 << 20
+COLUMNS = ("image_id", "sha256", "source_url", "image_url")  # of a Parquet file, those that it has
+
+
+class Excluded:
+    """Pictures that must not come out. Memory: the lists themselves."""
+
+    def __init__(self, names: frozenset[str], looks: Neighbours | None, distance: int) -> None:
+        self._names, self._looks, self._distance = names, looks, distance
+
+    @classmethod
+    def of(cls, files: Sequence[str], pictures: Sequence[str], distance: int) -> "Excluded":
+        """The lists of ``--exclude`` and ``--exclude-hash``, read once a process."""
+        times = tuple(map(_time_of, (*files, *pictures)))
+        return _excluded(tuple(files), tuple(pictures), distance, times)
+
+    def has_url(self, key: bytes) -> bool:
+        """Whether the URL of this key is on a list."""
+        return bool(self._names) and key.hex() in self._names
+
+    def why(self, picture: Picture) -> str | None:
+        """What excludes a picture by itself; None if nothing does."""
+        if picture.image_id in self._names:
+            return "its id"
+        if self._looks is not None and self._looks.near(picture.phash):
+            return f"within {self._distance} bits of an excluded picture"
+        return None
+
+
+def _time_of(argument: str) -> int:
+    """When a file was last written; globs and what is missing have no time."""
+    return os.stat(argument).st_mtime_ns if os.path.exists(argument) else 0
+
+
+@lru_cache(maxsize=1)
+def _excluded(
+    files: tuple[str, ...], pictures: tuple[str, ...], distance: int, _: tuple[int, ...]
+) -> Excluded:
+    names = frozenset(name for file in files for name in names_in(file))
+    hashes = {phash for argument in pictures for phash in hashes_in(argument)}
+    array = np.array(sorted(hashes), dtype=np.uint64)
+    return Excluded(names, Neighbours(array, distance) if hashes else None, distance)
+
+
+def names_in(file: str) -> Iterator[str]:
+    """Yields ids, digests and keys of URLs: of a text file a line each, or of a Parquet file.
+
+    Raises InputError for a file that cannot be read, or that has none of the columns.
+    """
+    path = Path(file)
+    try:
+        if path.suffix == ".parquet" or path.is_dir():
+            for name in _names_in_table(path):
+                yield _name(name)
+            return
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    yield _name(line.strip())
+    except (OSError, ValueError) as error:
+        raise InputError(f"--exclude {file}: {error}; give ids or URLs, one a line") from None
+
+
+def _name(text: str) -> str:
+    return join_key(text) if "://" in text else text
+
+
+def _names_in_table(path: Path) -> Iterator[str]:
+    files = find_shards(path, IMAGES, "--exclude") if path.is_dir() else [path]
+    for file in files:
+        with pq.ParquetFile(file) as table:
+            names = [name for name in COLUMNS if name in table.schema_arrow.names]
+            if not names:
+                raise ValueError(f"no column {', '.join(COLUMNS)}")
+            for batch in table.iter_batches(columns=names):
+                for column in batch.columns:
+                    yield from (value for value in column.to_pylist() if value)
+
+
+def hashes_in(argument: str) -> Iterator[int]:
+    """Yields the perceptual hashes of an images table, or of a folder's pictures.
+
+    What cannot be decoded has none. Raises InputError where there is no picture at all.
+    """
+    bounds = Bounds(max_pixels=MOST_PIXELS, max_bytes=MOST_BYTES)
+    count = 0
+    for data in _bytes_in(argument):
+        try:
+            yield perceptual_hash(decode(data, bounds).image)
+        except Rejected:
+            continue  # no picture of the archives looks like what cannot be decoded
+        count += 1
+    if not count:
+        raise InputError(f"--exclude-hash {argument}: no picture there; give images or a folder")
+
+
+SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg", ".tif"}
+
+
+def _bytes_in(argument: str) -> Iterator[bytes]:
+    folder = Path(argument)
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if folder.is_dir() and files:
+        yield from (file.read_bytes() for file in files)
+        return
+    for batch in iter_batches(
+        argument, IMAGES, columns=["bytes"], batch_rows=64, flag="--exclude-hash"
+    ):
+        yield from (value for value in batch.column(0).to_pylist() if value is not None)

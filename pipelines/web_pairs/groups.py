@@ -1,0 +1,110 @@
+"""Groups of pictures that look alike: who leads one, and which are held out."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.schemas.pictures.hashes import groups_of
+from vlmill.schemas.rejects import Reason
+
+# Of hashes that are not alone: the least hash of the group, and its leader (see Look).
+GROUPS = np.dtype([("hash", "<u8"), ("group", "<u8"), ("leader", "V32")])
+RANK = np.dtype("V40")
+
+
+class Look(NamedTuple):
+    """A perceptual hash that so many ``pictures`` have; ``rank`` is the bytes of the first of them.
+
+    Eight bytes that sort larger pictures first, and the 32 of the image_id.
+    """
+
+    phash: int
+    pictures: int
+    rank: bytes
+
+
+def make_groups(looks: Iterable[Look]) -> tuple[npt.NDArray[np.void], dict[str, int]]:
+    """Returns the table of groups of more than one picture, by hash, and how many there are.
+
+    ``looks`` come in order of their hashes, each once. A group's leader is its largest picture,
+    of equals the one with the lowest id. Memory: 100 bytes a hash.
+    """
+    table = np.fromiter(
+        looks, dtype=np.dtype([("hash", "<u8"), ("pictures", "<i8"), ("rank", RANK)])
+    )
+    hashes, counts = table["hash"], table["pictures"]
+    groups, number = np.unique(groups_of(hashes), return_inverse=True)
+    sizes = np.bincount(number, weights=counts, minlength=len(groups)).astype(np.int64)
+    several = np.flatnonzero(sizes[number] > 1)
+    leaders: dict[int, bytes] = {}
+    for at in several.tolist():
+        group, rank = int(number[at]), table["rank"][at].tobytes()
+        leaders[group] = min(rank, leaders.get(group, rank))
+    rows = np.empty(len(several), dtype=GROUPS)
+    rows["hash"], rows["group"] = hashes[several], groups[number[several]]
+    for row, group in enumerate(number[several].tolist()):
+        rows["leader"][row] = np.void(leaders[group][8:])
+    large = sizes[sizes > 1]
+    return rows, {
+        "near_duplicate_groups": len(large),
+        "near_duplicates": int(large.sum()) - len(large),
+    }
+
+
+def groups_path(folder: Path) -> Path:
+    """Where the table of groups lies."""
+    return folder / "groups.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """The group of a picture, and whether the picture leads it (as one alone does)."""
+
+    group: int
+    leads: bool
+
+
+class Groups:
+    """Looks pictures up in the table of groups, which is mapped."""
+
+    def __init__(self, table: npt.NDArray[np.void]) -> None:
+        self._table = table
+        self._hashes = np.ascontiguousarray(table["hash"])
+
+    @classmethod
+    def read(cls, folder: Path) -> "Groups":
+        """The table that a run has left."""
+        return cls(np.load(groups_path(folder), mmap_mode="r", allow_pickle=False))
+
+    def of(self, picture: Picture) -> Membership:
+        """The group of a picture; one that is alone has a group of its own."""
+        at = int(np.searchsorted(self._hashes, np.uint64(picture.phash)))
+        if at == len(self._hashes) or int(self._hashes[at]) != picture.phash:
+            return Membership(group=picture.phash, leads=True)
+        row = self._table[at]
+        leads = row["leader"].tobytes() == bytes.fromhex(picture.image_id)
+        return Membership(group=int(row["group"]), leads=leads)
+
+
+@lru_cache(maxsize=1 << 12)
+def is_held_out(group: int, share: float) -> bool:
+    """Whether a group is among the ``share`` that is held out, which its hash decides."""
+    digest = hashlib.blake2b(group.to_bytes(8, "big"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * (1 << 64)
+
+
+def split_of(picture: Picture, groups: Groups, rules: WebPairRules) -> str | Drop:
+    """The split of a picture's pair, or why the pair is dropped."""
+    membership = groups.of(picture)
+    if rules.drop_near_duplicates and not membership.leads:
+        return Drop(Reason.NEAR_DUPLICATE, f"hash {picture.phash:016x}: {picture.url}")
+    return "val" if is_held_out(membership.group, rules.hold_out) else "train"

@@ -1,0 +1,249 @@
+"""Pictures come to their pages, by ranges of URLs; texts to their pictures, by ranges of hosts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain, groupby
+from pathlib import Path
+
+from vlmill.pipelines.choice.choose import choose
+from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.choice.survey import Site, survey_site
+from vlmill.pipelines.counting.funnel import DOMINANT, JOIN, TEXTS, Drop, Stage
+from vlmill.pipelines.counting.steps import Counts
+from vlmill.pipelines.pages.page import Page
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.texts.language import LanguageDetector, caption_language
+from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.exclude import Excluded
+from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows, spool
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.schemas.rejects import Reason
+
+# Why a picture on a page is dropped tells where: before anybody has looked at it, or at its texts.
+AT_JOIN = frozenset((Reason.BAD_URL, Reason.MISSING_IMAGE, Reason.REJECTED_IMAGE))
+AT_TEXTS = frozenset(
+    (
+        *(Reason.NO_TEXT, Reason.BOILERPLATE, Reason.TOO_SHORT, Reason.TOO_LONG),
+        *(Reason.NOT_A_SENTENCE, Reason.NOT_WORDS, Reason.REPETITIVE, Reason.BLOCKED_WORD),
+        *(Reason.FILE_NAME, Reason.CAPITALS, Reason.PUNCTUATION, Reason.UNBALANCED),
+        *(Reason.UNKNOWN_WORDS, Reason.PERSONAL_DATA, Reason.DUPLICATE, Reason.LOW_SCORE),
+        *(Reason.OTHER_LANGUAGE, Reason.SHARED_TEXT),
+    )
+)
+
+
+def follow_redirects(job: Job, unit: Unit) -> Result:
+    """Leaves what lies under the target of a redirect under its own URL, too."""
+    redirects, urls = job.spools("mined-redirects"), job.spools("mined-urls")
+    with spool(job.joins / f"{unit.name}.forwarded.spool") as forwarded:
+        for slice_ in unit.slices:
+            edges = peekable(sorted_rows(redirects, slice_))
+            if edges is not None:
+                forward_slice(edges, sorted_rows(urls, slice_), forwarded)
+    return Result()
+
+
+def peekable(stream: Iterator[Row]) -> Iterator[Row] | None:
+    """The stream, or None for one without a row."""
+    first = next(stream, None)
+    return None if first is None else chain((first,), stream)
+
+
+def forward_slice(edges: Iterable[Row], urls: Iterable[Row], forwarded: SpoolWriter) -> None:
+    """Copies the best fact of each target to the URLs that lead there; both come sorted."""
+    facts = (
+        (key[: rows.KEY], key[rows.KEY :], value)
+        for key, value in urls
+        if key[rows.KEY : rows.KEY + 1] == rows.FACT
+    )
+    target, rest, value = next(facts, (b"", b"", b""))
+    for key, _ in edges:
+        while target and target < key[: rows.KEY]:
+            # Later facts of one URL are worse: the first of each is what is compared.
+            target, rest, value = next(facts, (b"", b"", b""))
+        if target == key[: rows.KEY]:
+            source = key[rows.KEY :]
+            forwarded.add(source[0], source + rest, value)
+
+
+def join_urls(job: Job, unit: Unit) -> Result:
+    """Leaves what lies under a URL with every page that asks for it: a spool by hosts.
+
+    A URL that a million pages ask for is a stream like any other: its picture comes first.
+    """
+    paths = [*job.spools("mined-urls"), *job.spools("forwarded")]
+    with (
+        spool(job.joins / f"{unit.name}.matches.spool") as matches,
+        spool(job.joins / f"{unit.name}.excluded.spool") as excluded,
+    ):
+        for slice_ in unit.slices:
+            stream = noting_excluded(sorted_rows(paths, slice_), job.excluded, excluded)
+            join_slice(stream, matches)
+    return Result()
+
+
+def noting_excluded(stream: Iterable[Row], excluded: Excluded, ids: SpoolWriter) -> Iterator[Row]:
+    """Passes rows on, and leaves the ids of pictures that lie under excluded URLs.
+
+    Their bytes may lie under other URLs, too.
+    """
+    for row in stream:
+        key, value = row
+        if key[rows.KEY : rows.KEY + 1] == rows.FACT and excluded.has_url(key[: rows.KEY]):
+            picture = rows.fact(value).picture
+            if picture is not None:
+                ids.add(0, picture.image_id.encode())
+        yield row
+
+
+def join_slice(stream: Iterable[Row], matches: SpoolWriter) -> None:
+    """Gives each page that asks for a URL the best of what lies there; rows come sorted."""
+    at, rank, value = b"", b"", b""
+    for key, content in stream:
+        if key[rows.KEY : rows.KEY + 1] == rows.FACT:
+            if key[: rows.KEY] != at:  # the first fact of a URL is its best
+                at, rank, value = key[: rows.KEY], key[rows.KEY + 1 :], content
+        elif key[: rows.KEY] == at:
+            place = key[rows.KEY + 1 :]
+            # Of equals the URL that the page names first wins: its number comes behind the rank.
+            page, order, number = place[: rows.PLACE], place[rows.PLACE : -1], place[-1:]
+            matches.add(page[0], page + rows.MATCH + order + rank + number, value)
+
+
+def choose_texts(job: Job, unit: Unit) -> Result:
+    """Chooses pictures and texts, host by host: a spool of candidates by pictures.
+
+    Each host's pages are read twice: to survey the site, then to choose. Memory: one page, and
+    the rows of hosts that are small.
+    """
+    paths = [*job.spools("mined-pages"), *job.spools("matches")]
+    with ExitStack() as stack:
+        counts = stack.enter_context(counted(job, job.joins / f"{unit.name}.rejects.spool"))
+        writer = stack.enter_context(spool(job.joins / f"{unit.name}.candidates.spool"))
+        chooser = Chooser(job, counts, writer)
+        for slice_ in unit.slices:
+            stream = sorted_rows(paths, slice_)
+            for _, host in groupby(stream, key=lambda row: row[0][: rows.KEY]):
+                choose_of_host(host, job.joins, chooser)
+    return Result(tallies=counts.tallies)
+
+
+def choose_of_host(stream: Iterable[Row], folder: Path, chooser: "Chooser") -> None:
+    """Surveys the pages of one host and chooses from them; keeps them on disk if they are many."""
+    tape, repeats = Tape(folder), chooser.rules.max_repeats_on_page
+    try:
+        site = survey_site(pages_of(stream, tape.add, repeats), chooser.rules)
+        for joined in pages_of(tape, None, repeats):
+            chooser.take(joined, site)
+    finally:
+        tape.close()
+
+
+def pages_of(
+    stream: Iterable[Row], keep: Callable[[Row], None] | None, most_repeats: int
+) -> Iterator[JoinedPage]:
+    """Yields pages with the pictures that lie under their URLs, the best of each place."""
+    for _, group in groupby(stream, key=lambda row: row[0][: rows.PLACE]):
+        page: Page | None = None
+        at_hand: dict[int, list[Picture | Drop]] = {}
+        for row in group:
+            if keep is not None:
+                keep(row)
+            key, value = row
+            if key[rows.PLACE : rows.PLACE + 1] == rows.PAGE:
+                page = rows.page(value)
+                continue
+            order = int.from_bytes(key[rows.PLACE + 1 : rows.PLACE + 3], "big")
+            at_hand.setdefault(order, []).append(rows.fact(value).outcome)
+        assert page is not None, "a match without its page"
+        yield JoinedPage(page=page, pictures=shown_pictures(at_hand, most_repeats))
+
+
+def shown_pictures(
+    at_hand: Mapping[int, Sequence[Picture | Drop]], most_repeats: int
+) -> dict[int, Picture | Drop]:
+    """The picture of each place: the first of those that lie under its URLs, which is the largest.
+
+    Unless it stands in for many, until a script has loaded them, and another is at hand.
+    """
+    places = Counter(
+        image_id
+        for pictures in at_hand.values()
+        for image_id in {p.image_id for p in pictures if not isinstance(p, Drop)}
+    )
+    return {
+        order: min(pictures, key=lambda picture: _stands_in(picture, places, most_repeats))
+        for order, pictures in at_hand.items()
+    }
+
+
+def _stands_in(picture: Picture | Drop, places: Counter[str], most_repeats: int) -> int:
+    """0 for a picture of its own, 1 for one that too many places have, 2 for none."""
+    return 2 if isinstance(picture, Drop) else int(places[picture.image_id] > most_repeats)
+
+
+class Chooser:
+    """Chooses from pages one by one, and leaves candidates."""
+
+    def __init__(self, job: Job, counts: Counts, candidates: SpoolWriter) -> None:
+        self.rules, self._lists = job.rules, job.lists
+        self._detector = LanguageDetector(job.rules.language_detector)
+        self._counts, self._candidates = counts, candidates
+
+    def take(self, joined: JoinedPage, site: Site) -> None:
+        """Chooses from a page; each of its pictures becomes a candidate or a reject."""
+        choices = choose(joined, site, self.rules, self._lists)
+        for image, choice in zip(joined.page.images, choices, strict=True):
+            if isinstance(choice, Drop):
+                key = image.urls[0] if image.urls else image.src
+                self._drop(f"{joined.page.url} {key}", choice)
+                continue
+            picture = joined.pictures[choice.order]
+            assert isinstance(picture, Picture), "a choice without its picture"
+            for stage in (JOIN, DOMINANT, TEXTS):
+                self._counts.passed(stage)
+            best = self._in_language(choice, joined.page.language)
+            if isinstance(best, Drop):
+                self._drop(f"{joined.page.url} {image.src}", best)
+                continue
+            candidate = Pair(
+                picture=picture,
+                text=best.text,
+                text_source=best.source,
+                score=best.score,
+                language=joined.page.language,
+                page_url=joined.page.url,
+                license=joined.page.license,
+            )
+            rank = rows.candidate_key(candidate)
+            self._candidates.add(rank[0], rank, rows.encode(candidate))
+
+    def _in_language(self, choice: Choice, language: str) -> ScoredText | Drop:
+        """The best text in the page's language, or why the best of all is in none such."""
+        if not language:
+            return choice.texts[0]
+        drops = []
+        for text in choice.texts:
+            drop = caption_language(self._detector, text.text, language=language)
+            if drop is None:
+                return text
+            drops.append(drop)
+        return drops[0]
+
+    def _drop(self, key: str, drop: Drop) -> None:
+        for stage in stages_before(drop.reason):
+            self._counts.passed(stage)
+        self._counts.dropped(stage_of(drop.reason), key, drop)
+
+
+def stage_of(reason: Reason) -> Stage:
+    """The stage that drops a picture of a page for this reason."""
+    return JOIN if reason in AT_JOIN else TEXTS if reason in AT_TEXTS else DOMINANT
+
+
+def stages_before(reason: Reason) -> tuple[Stage, ...]:
+    """The stages that it has passed by then."""
+    stages = (JOIN, DOMINANT, TEXTS)
+    return stages[: stages.index(stage_of(reason))]

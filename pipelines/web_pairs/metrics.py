@@ -1,0 +1,104 @@
+"""What the report shows is counted as shards are written: counts by bins, and a few samples."""
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.web_pairs.pair import Pair
+
+SAMPLES = 50
+EXAMPLES = 5  # of each stage and reason
+MOST_HOSTS = 1_000  # of each shard: enough for the largest of all
+SIDE_BIN, SCORE_BIN, SHAPE_BIN = 100, 0.05, 0.25
+
+Counts = Counter[Any]
+
+
+class PairMetrics:
+    """Counts of one shard's pairs, and those of them that stand first by their hashes."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counts] = {}
+        self.samples: list[tuple[str, dict[str, Any]]] = []
+        self.tar: dict[str, Any] | None = None
+
+    def add(self, pair: Pair, row: Mapping[str, Any]) -> None:
+        """Counts a pair."""
+        picture = pair.picture
+        values = {
+            "words": len(words_of(pair.text)),
+            "score": int(pair.score / SCORE_BIN),
+            "side": min(picture.width, picture.height) // SIDE_BIN,
+            "shape": int(picture.width / picture.height / SHAPE_BIN),
+            "language": pair.language or "unknown",
+            "text_source": pair.text_source,
+            "split": row["split"],
+            "license": pair.license or "none stated",
+            "host": urlsplit(pair.page_url).netloc,
+        }
+        for name, value in values.items():
+            self.counts.setdefault(name, Counter())[value] += 1
+        about = {name: row[name] for name in ("text", "text_source", "score", "page_url")}
+        place = {"archive": picture.archive, "offset": picture.offset}
+        self.samples.append((drawn(row["pair_id"]), {**about, **place}))
+        if len(self.samples) > 20 * SAMPLES:
+            self._cut()
+
+    def _cut(self) -> None:
+        self.samples = heapq.nsmallest(SAMPLES, self.samples, key=lambda sample: sample[0])
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for the unit's record."""
+        self._cut()
+        counts = {
+            name: sorted(counter.most_common(MOST_HOSTS), key=lambda item: str(item[0]))
+            for name, counter in self.counts.items()
+        }
+        return {"counts": counts, "samples": self.samples, "tar": self.tar}
+
+
+class RejectExamples:
+    """A few rejects of each stage and reason: the first by their hashes."""
+
+    def __init__(self) -> None:
+        self._examples: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+
+    def seen(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Passes rejects on."""
+        for row in rejects:
+            kind = (row["stage"], row["reason"])
+            examples = self._examples.setdefault(kind, [])
+            examples.append((drawn(row["key"]), row))
+            if len(examples) > 20 * EXAMPLES:
+                examples[:] = first_of(examples)
+            yield row
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for the unit's record."""
+        kinds = sorted(self._examples.items())
+        return {"examples": [example for _, each in kinds for example in first_of(each)]}
+
+
+def first_of(
+    examples: Iterable[tuple[str, dict[str, Any]]],
+) -> list[tuple[str, dict[str, Any]]]:
+    """The first examples by their hashes."""
+    return heapq.nsmallest(EXAMPLES, examples, key=lambda example: example[0])
+
+
+def drawn(key: str) -> str:
+    """What samples are drawn by: as good as chance, and the same on every run."""
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def sum_counts(parts: Iterable[Mapping[str, Any]]) -> dict[str, Counts]:
+    """Adds the counts of shards."""
+    total: dict[str, Counts] = {}
+    for part in parts:
+        for name, items in part["counts"].items():
+            total.setdefault(name, Counter()).update({key: count for key, count in items})
+    return total

@@ -1,0 +1,229 @@
+"""First step, an archive a unit: its pages, its pictures, and which page asks for which URL."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from selectolax.lexbor import LexborHTMLParser
+
+from vlmill.pipelines.archives.reading import BrokenArchive, Record, open_archive, read_archive
+from vlmill.pipelines.counting.funnel import (
+    ARCHIVES,
+    INLINE_PICTURES,
+    LANGUAGE,
+    PAGES,
+    PARSE,
+    PICTURES,
+    RECORDS,
+    REDIRECTS,
+    Drop,
+    Stage,
+)
+from vlmill.pipelines.counting.steps import Counts
+from vlmill.pipelines.filters.picture import PictureFilters
+from vlmill.pipelines.pages import markup
+from vlmill.pipelines.pages import page as html
+from vlmill.pipelines.pages.pictures import Picture, examine_picture
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
+from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.schemas.net.opt_outs import first_opt_out, meta_opt_outs
+from vlmill.schemas.rejects import Reason
+
+MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
+MOST_HOPS = 5
+SPOOLS = ("pages", "urls", "redirects", "inline")
+INLINE = ""  # the archive of pictures that stand in their page: their bytes are kept beside it
+
+
+class Miner:
+    """Takes the records of one archive, and leaves spools of what they are."""
+
+    def __init__(
+        self, archive: bytes, job: Job, spools: dict[str, SpoolWriter], counts: Counts
+    ) -> None:
+        self._archive, self._job, self._rules = archive, job, job.rules
+        self._spools, self._counts = spools, counts
+        self._detector = LanguageDetector(job.rules.language_detector)
+        self._targets: dict[bytes, bytes] = {}
+
+    def take(self, key: str, record: Record | Drop) -> None:
+        """Takes one record, or why it is none."""
+        if isinstance(record, Drop):
+            self._counts.dropped(RECORDS, key, record)
+            return
+        self._counts.passed(RECORDS)
+        if record.kind == "page":
+            self._take_page(record)
+        elif record.kind == "picture":
+            outcome = measure(record, self._rules, self._job.filters)
+            self._take_picture(PICTURES, record.url, outcome)
+        else:
+            self._take_redirect(record)
+
+    def _take_page(self, record: Record) -> None:
+        source = source_of(record, self._rules)
+        if isinstance(source, Drop):
+            self._counts.dropped(PAGES, record.url, source)
+            return
+        self._counts.passed(PAGES)
+        # Before the page is parsed, which takes longer than telling its language.
+        language = language_of(source, self._detector, self._rules)
+        if isinstance(language, Drop):
+            self._counts.dropped(LANGUAGE, record.url, language)
+            return
+        self._counts.passed(LANGUAGE)
+        page = read_page(source, record.url, self._rules)
+        if isinstance(page, Drop):
+            self._counts.dropped(PARSE, record.url, page)
+            return
+        self._counts.passed(PARSE)
+        for url, data in page.inline:
+            self._take_inline(url, data)
+        page = replace(page, language=language, inline=())
+        place = rows.place_of(page.url, self._archive, record.offset)
+        self._spools["pages"].add(place[0], place + rows.PAGE, rows.encode(page))
+        for image in page.images:
+            order = image.order.to_bytes(2, "big")
+            for number, url in enumerate(image.urls):
+                key = rows.url_key(url)
+                row = key + rows.REQUEST + place + order + bytes((number,))
+                self._spools["urls"].add(key[0], row)
+
+    def _take_inline(self, url: str, data: bytes) -> None:
+        record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
+        outcome = measure(record, self._rules, self._job.filters)
+        self._take_picture(INLINE_PICTURES, url, outcome)
+        if isinstance(outcome, Picture):
+            shard = rows.shard_of(outcome.image_id, self._job.shards)
+            self._spools["inline"].add(shard, bytes.fromhex(outcome.image_id), data)
+
+    def _take_picture(self, stage: Stage, url: str, outcome: Picture | Drop) -> None:
+        if isinstance(outcome, Drop):
+            self._counts.dropped(stage, url, outcome)
+            row = rows.Fact(None, outcome)
+        else:
+            self._counts.passed(stage)
+            row = rows.Fact(outcome, None)
+        key = rows.url_key(url)
+        self._spools["urls"].add(key[0], rows.fact_key(key, outcome), rows.encode(row))
+
+    def _take_redirect(self, record: Record) -> None:
+        self._counts.passed(REDIRECTS)
+        assert record.target is not None
+        self._targets[rows.url_key(record.url)] = rows.url_key(record.target)
+        if len(self._targets) > MOST_REDIRECTS:
+            self.finish()
+
+    def finish(self) -> None:
+        """Leaves where redirects lead in the end, as far as this archive tells."""
+        for source, target in self._targets.items():
+            for _ in range(MOST_HOPS):
+                target = self._targets.get(target, target)
+            self._spools["redirects"].add(target[0], target + source)
+        self._targets.clear()
+
+
+def source_of(record: Record, rules: WebPairRules) -> str | Drop:
+    """Decodes a page's bytes, or says why it is dropped."""
+    if len(record.body) > rules.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(record.body)} bytes")
+    if not markup.mentions_image(record.body):
+        return Drop(Reason.NO_IMAGES)
+    if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
+        return Drop(why)
+    return markup.decode(record.body, record.charset)
+
+
+def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
+    """Parses the page at ``url``, or says why it is dropped."""
+    tree = markup.parse(source, max_nesting=rules.max_nesting)
+    if isinstance(tree, Drop):
+        return tree
+    if not rules.ignore_opt_outs and (why := first_opt_out(opt_outs_in(tree))):
+        return Drop(why)
+    return html.read_page(
+        tree, url, max_text_chars=rules.max_text_chars, max_images=rules.max_images_per_page
+    )
+
+
+def opt_outs_in(tree: LexborHTMLParser) -> frozenset[Reason]:
+    """What a page's metadata forbid."""
+    nodes = tree.css("meta[name][content]")
+    attributes = (node.attributes for node in nodes)
+    return meta_opt_outs((a.get("name") or "", a.get("content") or "") for a in attributes)
+
+
+def language_of(source: str, detector: LanguageDetector, rules: WebPairRules) -> str | Drop:
+    """Tells the language of an unparsed page if it is asked for, else why the page is dropped.
+
+    Where any language will do, "" is that of a page that has too little text to tell.
+    """
+    languages = parse_languages(rules.language)
+    language = page_language(
+        detector,
+        markup.quick_text(source, rules.max_language_chars),
+        markup.declared_language(source),
+        languages=languages,
+        min_probability=rules.min_language_probability,
+        min_chars=rules.min_language_chars,
+        max_chars=rules.max_language_chars,
+    )
+    if languages is None and isinstance(language, Drop):
+        return ""
+    return language
+
+
+def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> Picture | Drop:
+    """A picture's facts and its place, or why it is dropped."""
+    if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
+        return Drop(why)
+    facts = examine_picture(
+        record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels, hashed=True
+    )
+    if isinstance(facts, Drop):
+        return facts
+    if (drop := filters.drop_of(record.body, max_pixels=rules.max_pixels)) is not None:
+        return drop
+    assert facts.phash is not None
+    return Picture(
+        image_id=facts.image_id,
+        url=record.url,
+        width=facts.width,
+        height=facts.height,
+        format=facts.format,
+        phash=facts.phash,
+        archive=record.archive,
+        offset=record.offset,
+    )
+
+
+def records_of(path: str, counts: Counts, max_bytes: int) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields an archive's records; what cannot be read further is counted, and ends it."""
+    try:
+        with open_archive(path) as file:
+            yield from read_archive(file, path, max_bytes=max_bytes)
+    except BrokenArchive as error:
+        counts.dropped(ARCHIVES, path, Drop(Reason.BROKEN_ARCHIVE, str(error)))
+    else:
+        counts.passed(ARCHIVES)
+
+
+def mine(job: Job, unit: Unit) -> Result:
+    """Mines one archive. Memory: one record and the rows of one run of each spool."""
+    archive = job.archives[unit.number]
+
+    def path(kind: str) -> Path:
+        return job.mined / f"{unit.name}.mined-{kind}.spool"
+
+    with ExitStack() as stack:
+        counts = stack.enter_context(counted(job, path("rejects")))
+        spools = {kind: stack.enter_context(spool(path(kind))) for kind in SPOOLS}
+        miner = Miner(archive.id, job, spools, counts)
+        for key, record in records_of(archive.path, counts, job.rules.max_record_bytes):
+            miner.take(key, record)
+        miner.finish()
+    return Result(tallies=counts.tallies)

@@ -1,0 +1,51 @@
+"""The bytes of kept pictures, from their archives again or as they stood in their pages."""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
+
+from vlmill.pipelines.archives.reading import open_archive, read_bodies
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.web_pairs.mine import INLINE
+from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.spool import sorted_rows
+from vlmill.pipelines.web_pairs.units import Job
+from vlmill.schemas.ids import image_id_of
+
+BATCH = 10_000  # pictures of an archive that are asked for at once
+
+
+def read_pictures(
+    pairs: Iterable[tuple[Pair, str]], job: Job, shard: int
+) -> Iterator[tuple[Pair, str, bytes]]:
+    """Yields pairs with their splits and pictures' bytes; they come by archive and offset.
+
+    Raises OSError if an archive has changed since it was mined. Memory: one picture, and a batch
+    of pairs.
+    """
+    for archive, group in groupby(pairs, key=lambda one: one[0].picture.archive):
+        if archive == INLINE:
+            yield from _inline(group, job, shard)
+            continue
+        with open_archive(archive) as file:
+            while batch := list(islice(group, BATCH)):
+                offsets = [pair.picture.offset for pair, _ in batch]
+                bodies = read_bodies(file, offsets, max_bytes=job.rules.max_record_bytes)
+                for (pair, split), body in zip(batch, bodies, strict=True):
+                    yield pair, split, _checked(pair.picture, body)
+
+
+def _checked(picture: Picture, body: bytes | Drop) -> bytes:
+    if isinstance(body, Drop) or image_id_of(body) != picture.image_id:
+        raise OSError(f"{picture.archive} changed during the run, at byte {picture.offset}")
+    return body
+
+
+def _inline(
+    pairs: Iterable[tuple[Pair, str]], job: Job, shard: int
+) -> Iterator[tuple[Pair, str, bytes]]:
+    """Both come in the order of the pictures' ids; one that several pages have is kept once."""
+    kept = sorted_rows(job.spools("mined-inline"), shard)
+    for pair, split in pairs:
+        key = bytes.fromhex(pair.picture.image_id)
+        yield pair, split, next(data for at, data in kept if at == key)

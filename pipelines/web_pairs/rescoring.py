@@ -1,0 +1,225 @@
+"""A finished output's pairs are scored again from its own files: no archive is read.
+
+Regions of the mined pictures are known only after mining; with them a score says more. New shards
+are made in a folder inside the output, and take the old ones' places when all are there: a run that
+was killed is continued by the same command, and a reader never sees both.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.pipelines.filters.agreement import agreement_score
+from vlmill.pipelines.filters.facts import FactsReader, Sources, open_sources
+from vlmill.pipelines.filters.scorer import PairFacts, Scorer
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import atomic_path, sync, write_json
+from vlmill.schemas.files.digests import file_input, table_input
+from vlmill.schemas.files.inputs import Input, recorded
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest
+from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING
+from vlmill.schemas.files.reading import producer_of, read_group
+from vlmill.schemas.files.shards import Shard, ShardWriter, describe_shard, shard_name
+from vlmill.schemas.tables import PAIRS, REGIONS
+
+JOB = "web_pairs"
+PLAN, NEXT = "plan.json", "manifest.json"  # in the folder of a run that has not finished
+ROWS = 1_000
+UNKNOWN = 0.5  # for a pair that was mined without a score
+
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """What pairs are scored by, and ``about``: what the manifest says of it."""
+
+    sources: Sources
+    scorer: Scorer | None
+    about: dict[str, Any]
+
+    def scores(self, facts: Sequence[PairFacts], first: Scores) -> list[float]:
+        """Scores pairs by the scorer; without one by what was mined and how regions agree."""
+        classes, attributes = self.sources.classes, self.sources.attributes
+        if self.scorer is not None:
+            values = self.scorer.score(facts, classes=classes, attributes=attributes)
+            return [round(value, 6) for value in values.tolist()]
+        mined = np.where(np.isnan(first), UNKNOWN, first).tolist()
+        both = zip(mined, facts, strict=True)
+        return [agreement_score(score, one, classes, attributes) for score, one in both]
+
+
+def rescore(args: argparse.Namespace) -> int:
+    """Scores the pairs of ``--output`` again, and says what came out.
+
+    Raises InputError for an output that is not finished or of another job.
+    """
+    output = Path(args.output)
+    if (output / RESCORING / NEXT).exists():  # a run was killed while its shards took their places
+        _publish(output)
+    manifest = read_manifest(output)
+    if manifest["job"] != JOB:
+        raise InputError(f"--output {output} was written by {manifest['job']}, not by {JOB}")
+    # Only a scorer looks at pictures; those of tar shards have no table.
+    looks = args.scorer and any(shard.table == "images" for shard in manifest["shards"])
+    images = output if looks else None
+    scoring = _scoring(args, output, images, manifest["settings"].get("min_score"))
+    if manifest.get("scoring") != scoring.about:
+        _make_shards(output, manifest, scoring)
+        _plan_manifest(output, manifest["shards"], scoring.about)
+        _publish(output)
+        say(f"{output}: the scores as they were mined stay in {FIRST_SCORES}")
+    return _say_scores(output, scoring.about["threshold"])
+
+
+def _scoring(
+    args: argparse.Namespace, output: Path, images: Path | None, min_score: float | None
+) -> Scoring:
+    sources = open_sources(images, args.regions, args.classes, args.attributes)
+    scorer = None if args.scorer is None else Scorer.load(args.scorer)
+    about = {
+        "by": "agreement with regions" if scorer is None else "scorer",
+        "inputs": recorded(_inputs(args), output),
+        "threshold": min_score if scorer is None else scorer.threshold,
+    }
+    return Scoring(sources=sources, scorer=scorer, about=json.loads(json.dumps(about)))
+
+
+def _inputs(args: argparse.Namespace) -> list[Input]:
+    inputs = [] if args.regions is None else [table_input("--regions", args.regions, REGIONS)]
+    for flag, job in (("classes", None), ("attributes", None), ("scorer", "fit_scorer")):
+        if (path := getattr(args, flag)) is not None:
+            inputs.append(file_input(f"--{flag}", path, job=job))
+    return inputs
+
+
+def _make_shards(output: Path, manifest: dict[str, Any], scoring: Scoring) -> None:
+    """Writes each shard of pairs with new scores into its own folder of the unfinished run."""
+    work = output / RESCORING
+    plan = work / PLAN
+    if plan.exists() and json.loads(plan.read_text(encoding="utf-8")) != scoring.about:
+        shutil.rmtree(work)
+    work.mkdir(exist_ok=True)
+    write_json(plan, scoring.about)
+    shards = [shard for shard in manifest["shards"] if shard.table == PAIRS.name]
+    reader = FactsReader(scoring.sources)
+    with Progress(
+        total=sum(shard.rows for shard in shards), unit="pair", label="scoring again"
+    ) as progress:
+        for shard in shards:
+            if _made(output, shard).exists():
+                progress.advance(shard.rows)
+                continue
+            first = _first_scores(output, shard, mined="scoring" not in manifest)
+            _make_shard(output, shard, first, scoring, reader, progress)
+    if summary := reader.summary(progress.done):
+        say(summary)
+
+
+def _made(output: Path, shard: Shard) -> Path:
+    return output / RESCORING / shard.name / shard_name(PAIRS, 0, 1)
+
+
+def _first_scores(output: Path, shard: Shard, *, mined: bool) -> Scores:
+    """The scores of a shard's rows as they were mined, NaN where there was none.
+
+    Kept beside the tables, so that scoring twice begins from the same. Raises InputError if what
+    was kept is damaged.
+    """
+    path = output / FIRST_SCORES / f"{shard.name}.npy"
+    if mined:
+        column = pq.read_table(output / shard.name, columns=["score"]).column(0)
+        scores: Scores = np.asarray(column.to_numpy(), dtype=np.float64)
+        path.parent.mkdir(exist_ok=True)
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.save(file, scores, allow_pickle=False)
+        return scores
+    try:
+        scores = np.load(path, allow_pickle=False)
+        if scores.shape != (shard.rows,) or scores.dtype != np.float64:
+            raise ValueError(f"{scores.dtype}{list(scores.shape)} for {shard.rows} rows")
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is damaged ({error}); mine again with --fresh") from None
+    return scores
+
+
+def _make_shard(
+    output: Path,
+    shard: Shard,
+    first: Scores,
+    scoring: Scoring,
+    reader: FactsReader,
+    progress: Progress,
+) -> None:
+    path = output / shard.name
+    producer = {**producer_of(path), "scoring": scoring.about}
+    writer = ShardWriter(_made(output, shard).parent, PAIRS, 0, 1, producer=producer)
+    done = 0
+    with pq.ParquetFile(path) as file, writer:
+        for group in range(file.num_row_groups):
+            table = read_group(file, path, group, PAIRS, PAIRS.schema.names)
+            scores: list[float] = []
+            for start in range(0, table.num_rows, ROWS):
+                facts = list(reader.facts(table.slice(start, ROWS).to_pylist()))
+                before = first[done + start : done + start + len(facts)]
+                scores += scoring.scores(facts, before)
+                progress.advance(len(facts))
+            done += table.num_rows
+            place = table.schema.get_field_index("score")
+            writer.write(table.set_column(place, "score", pa.array(scores, pa.float64())))
+
+
+def _plan_manifest(output: Path, shards: Sequence[Shard], scoring: dict[str, Any]) -> None:
+    """Writes the manifest that will be valid once the new shards are in their places."""
+    content = json.loads((output / MANIFEST).read_text(encoding="utf-8"))
+    new = [
+        replace(describe_shard(_made(output, shard), PAIRS.name), name=shard.name)
+        if shard.table == PAIRS.name
+        else shard
+        for shard in shards
+    ]
+    flags = {"--regions", "--classes", "--attributes", "--scorer"}
+    content["inputs"] = [
+        *(entry for entry in content.get("inputs", []) if entry["flag"] not in flags),
+        *scoring["inputs"],
+    ]
+    content |= {"shards": [asdict(shard) for shard in new], "scoring": scoring}
+    write_json(output / RESCORING / NEXT, content)
+
+
+def _publish(output: Path) -> None:
+    """Lets the new shards take their places. In between the folder has no manifest: unfinished."""
+    work = output / RESCORING
+    content = json.loads((work / NEXT).read_text(encoding="utf-8"))
+    (output / MANIFEST).unlink(missing_ok=True)
+    for shard in content["shards"]:
+        made = work / shard["name"] / shard_name(PAIRS, 0, 1)
+        if made.exists():
+            os.replace(made, output / shard["name"])
+    sync(output)
+    write_json(output / MANIFEST, content)
+    shutil.rmtree(work)
+
+
+def _say_scores(output: Path, threshold: float | None) -> int:
+    """Prints how many pairs there are, and how many lie below the threshold."""
+    shards = [s for s in read_manifest(output)["shards"] if s.table == PAIRS.name]
+    below = total = 0
+    for shard in shards:
+        scores = pq.read_table(output / shard.name, columns=["score"]).column(0).to_numpy()
+        total += len(scores)
+        below += 0 if threshold is None else int(np.count_nonzero(scores < threshold))
+    print(f"{total} pairs scored, {below} below {threshold}: {output}")
+    return 0

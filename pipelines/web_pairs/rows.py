@@ -1,0 +1,115 @@
+"""What spools hold, as bytes: pages, pictures under their URLs, candidates, rejects.
+
+Keys sort as the next step reads them: numbers are big-endian, what is best comes first.
+"""
+
+import hashlib
+import zlib
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.page import Page
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.pages.urls import join_key
+from vlmill.pipelines.web_pairs.pair import Pair, text_key
+
+KEY = 16  # bytes of a hashed key
+PLACE = KEY + 16  # bytes that name a page: its host, its archive, its record's offset
+MOST_PIXELS = 1 << 62  # more than any picture has
+FACT, REQUEST = b"\0", b"\1"
+PAGE, MATCH = b"\0", b"\1"
+
+
+class Fact(msgspec.Struct, array_like=True, frozen=True):
+    """What lies under a URL: a picture, or why there is none."""
+
+    picture: Picture | None
+    drop: Drop | None
+
+    @property
+    def outcome(self) -> Picture | Drop:
+        """The one that there is."""
+        outcome = self.picture or self.drop
+        assert outcome is not None
+        return outcome
+
+
+encode = msgspec.msgpack.Encoder().encode
+page = msgspec.msgpack.Decoder(Page).decode
+fact = msgspec.msgpack.Decoder(Fact).decode
+pair = msgspec.msgpack.Decoder(Pair).decode
+number = msgspec.msgpack.Decoder(int).decode
+
+
+def hashed(text: str) -> bytes:
+    """Sixteen bytes for a text: a key of joins."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY).digest()
+
+
+def url_key(url: str) -> bytes:
+    """The key that joins pictures with their places."""
+    return bytes.fromhex(join_key(url))
+
+
+def place_of(url: str, archive: bytes, offset: int) -> bytes:
+    """A page's name: pages of one host stand together, in the order of their archives."""
+    return hashed(urlsplit(url).netloc) + archive + offset.to_bytes(8, "big")
+
+
+def fact_key(key: bytes, outcome: Picture | Drop) -> bytes:
+    """Facts of one URL sort the largest picture first, and what is none last."""
+    if isinstance(outcome, Drop):
+        return key + FACT + b"\1"
+    area = outcome.width * outcome.height
+    return key + FACT + b"\0" + number_key(MOST_PIXELS - area)
+
+
+def candidate_key(candidate: Pair) -> bytes:
+    """Candidates of one picture sort the best first: by score, then text, source, page."""
+    score = round((1 - candidate.score) * 1_000_000_000).to_bytes(4, "big")
+    words = f"{candidate.text}\0{candidate.text_source}\0{candidate.page_url}"
+    return bytes.fromhex(candidate.picture.image_id) + score + words.encode()
+
+
+def shared_key(text: str) -> bytes:
+    """The key of a text: texts that read alike have one."""
+    return hashed(text_key(text))
+
+
+def bytes_key(pair: Pair) -> bytes:
+    """Where a picture's bytes lie: archives are read one after the other, from front to back."""
+    picture = pair.picture
+    archive = f"{picture.archive}\0".encode("utf-8", "surrogateescape")
+    return archive + number_key(picture.offset) + bytes.fromhex(picture.image_id)
+
+
+def hash_row(picture: Picture, image_key: bytes) -> tuple[int, bytes]:
+    """Slice and key of a picture by its perceptual hash: of one hash the largest comes first."""
+    phash = number_key(picture.phash)
+    return phash[0], phash + number_key(MOST_PIXELS - picture.width * picture.height) + image_key
+
+
+def number_key(value: int) -> bytes:
+    """Eight bytes that sort as the number does."""
+    return value.to_bytes(8, "big")
+
+
+def shard_of(key: str, shards: int) -> int:
+    """Returns the shard of a row: the same on every machine, and even."""
+    return zlib.crc32(key.encode("utf-8", "surrogatepass")) % shards
+
+
+def reject_row(row: dict[str, object], shards: int) -> tuple[int, bytes]:
+    """A reject's shard, and its bytes: they sort as stage, reason, key and detail do."""
+    detail = row["detail"]
+    tail = "" if detail is None else f"\1{detail}"
+    line = f"{row['stage']}\0{row['reason']}\0{row['key']}\0{tail}"
+    return shard_of(str(row["key"]), shards), line.encode()
+
+
+def reject_of(line: bytes) -> dict[str, object]:
+    """A row of ``rejects`` from its bytes."""
+    stage, reason, key, tail = line.decode().split("\0")
+    return {"stage": stage, "key": key, "reason": reason, "detail": tail[1:] if tail else None}

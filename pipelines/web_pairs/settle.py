@@ -1,0 +1,178 @@
+"""Each picture keeps one text, no text many pictures; pictures that look alike become groups."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.pipelines.counting.funnel import BEST_TEXT, EXCLUDE, SHARED_TEXT, Drop
+from vlmill.pipelines.counting.steps import Counts
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
+from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted, range_units
+from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.rejects import Reason
+
+IMAGE_KEY = 32  # bytes of an image_id
+COUNTED_TEXTS = 100_000  # kept in memory before their counts are written
+
+Keys = npt.NDArray[np.bytes_]
+
+
+def best_texts(job: Job, unit: Unit) -> Result:
+    """Keeps the best candidate of each picture: a spool by pictures, and counts by texts."""
+    paths = job.spools("candidates")
+    excluded = excluder(job)
+    with ExitStack() as stack:
+        counts = stack.enter_context(counted(job, job.joins / f"{unit.name}.rejects.spool"))
+        best = stack.enter_context(spool(job.joins / f"{unit.name}.best.spool"))
+        texts = stack.enter_context(spool(job.joins / f"{unit.name}.texts.spool"))
+        counter = TextCounter(texts)
+        for slice_ in unit.slices:
+            stream = sorted_rows(paths, slice_)
+            for key, group in groupby(stream, key=lambda row: row[0][:IMAGE_KEY]):
+                pair = best_of(group, excluded, counts)
+                if pair is not None:
+                    counter.add(rows.shared_key(pair.text))
+                    best.add(slice_, key, rows.encode(pair))
+        counter.flush()
+    return Result(tallies=counts.tallies)
+
+
+def excluder(job: Job) -> Callable[[Picture], str | None]:
+    """Returns what says why a picture is excluded: by a list, or as it lies under a URL of one."""
+    excluded = job.excluded
+    ids = {key.decode() for key, _ in sorted_rows(job.spools("excluded"), 0)}
+
+    def why(picture: Picture) -> str | None:
+        return "its URL" if picture.image_id in ids else excluded.why(picture)
+
+    return why
+
+
+def best_of(
+    group: Iterable[Row], excluded: Callable[[Picture], str | None], counts: Counts
+) -> Pair | None:
+    """The first candidate of a picture, which is its best, unless the picture is excluded."""
+    best: Pair | None = None
+    for _, value in group:
+        candidate = rows.pair(value)
+        if (why := excluded(candidate.picture)) is not None:
+            counts.dropped(EXCLUDE, candidate.picture.url, Drop(Reason.EXCLUDED, why))
+            continue
+        counts.passed(EXCLUDE)
+        if best is None:
+            counts.passed(BEST_TEXT)
+            best = candidate
+        else:
+            detail = f"{candidate.score:.3f} {candidate.text_source}: {candidate.text}"
+            drop = Drop(Reason.NOT_BEST_TEXT, detail)
+            counts.dropped(BEST_TEXT, candidate.picture.image_id, drop)
+    return best
+
+
+class TextCounter:
+    """Counts the pictures of texts; a text of a million pictures is a few rows, not a million."""
+
+    def __init__(self, texts: SpoolWriter) -> None:
+        self._texts = texts
+        self._counts: Counter[bytes] = Counter()
+
+    def add(self, key: bytes) -> None:
+        """Counts one more picture of a text."""
+        self._counts[key] += 1
+        if len(self._counts) > COUNTED_TEXTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is counted."""
+        for key, count in self._counts.items():
+            self._texts.add(key[0], key, rows.encode(count))
+        self._counts.clear()
+
+
+def shared_texts(job: Job, unit: Unit) -> Result:
+    """Leaves the keys of texts that too many pictures share, sorted: 16 bytes each."""
+    paths = job.spools("texts")
+    with atomic_path(shared_path(job, unit)) as path, path.open("wb") as file:
+        for slice_ in unit.slices:
+            for key, group in groupby(sorted_rows(paths, slice_), key=lambda row: row[0]):
+                if sum(rows.number(value) for _, value in group) > job.rules.max_images_per_text:
+                    file.write(key)
+    return Result()
+
+
+def shared_path(job: Job, unit: Unit) -> Path:
+    """Where the keys of shared texts of a range lie."""
+    return job.joins / f"{unit.name}.shared"
+
+
+class SharedTexts:
+    """Tells which texts are shared, from mapped files of sorted keys."""
+
+    def __init__(self, job: Job) -> None:
+        self._parts: dict[int, Keys] = {}
+        for unit in range_units(job, "shared"):
+            path = shared_path(job, unit)
+            if path.stat().st_size:
+                keys: Keys = np.memmap(path, dtype=f"S{rows.KEY}", mode="r")
+                self._parts |= dict.fromkeys(unit.slices, keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        keys = self._parts.get(key[0])
+        if keys is None:
+            return False
+        value = np.array(key, dtype=keys.dtype)
+        at = int(np.searchsorted(keys, value))
+        return at < len(keys) and bool(keys[at] == value)
+
+
+def settle(job: Job, unit: Unit) -> Result:
+    """Drops pairs of shared texts; leaves the others by shards, and their hashes for the groups."""
+    paths, shared = job.spools("best"), SharedTexts(job)
+    with ExitStack() as stack:
+        counts = stack.enter_context(counted(job, job.joins / f"{unit.name}.rejects.spool"))
+        hashes = stack.enter_context(spool(job.joins / f"{unit.name}.hashes.spool"))
+        pairs = stack.enter_context(spool(job.joins / f"{unit.name}.pairs.spool"))
+        images = stack.enter_context(spool(job.joins / f"{unit.name}.images.spool"))
+        for slice_ in unit.slices:
+            for key, value in sorted_rows(paths, slice_):
+                pair = rows.pair(value)
+                pair_id = pair_id_of(pair.picture.image_id, pair.text)
+                if rows.shared_key(pair.text) in shared:
+                    detail = f"{pair.picture.url} {pair.text}"
+                    counts.dropped(SHARED_TEXT, pair_id, Drop(Reason.SHARED_TEXT, detail))
+                    continue
+                counts.passed(SHARED_TEXT)
+                pairs.add(rows.shard_of(pair_id, job.shards), pair_id.encode(), value)
+                images.add(
+                    rows.shard_of(pair.picture.image_id, job.shards), rows.bytes_key(pair), value
+                )
+                hashes.add(*rows.hash_row(pair.picture, key))
+    return Result(tallies=counts.tallies)
+
+
+def group_pictures(job: Job, unit: Unit) -> Result:
+    """Leaves the groups of pictures that look alike, and how many there are."""
+    paths = job.spools("hashes")
+    stream = (row for slice_ in range(SLICES) for row in sorted_rows(paths, slice_))
+    groups, metrics = make_groups(looks_of(stream))
+    with atomic_path(groups_path(job.joins)) as path, path.open("wb") as file:
+        np.save(file, groups, allow_pickle=False)
+    return Result(metrics=metrics)
+
+
+def looks_of(stream: Iterable[Row]) -> Iterator[Look]:
+    """Yields each hash with the number of its pictures and the largest of them."""
+    for phash, group in groupby(stream, key=lambda row: row[0][:8]):
+        ranks = (key[8:] for key, _ in group)
+        first = next(ranks)
+        yield Look(int.from_bytes(phash, "big"), 1 + sum(1 for _ in ranks), first)

@@ -1,0 +1,138 @@
+"""Last step, a shard a unit: rows of pairs and rejects in order, pictures' bytes as they lie."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import NEAR_DUPLICATES, Drop
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.web_pairs import rows, webdataset
+from vlmill.pipelines.web_pairs.groups import Groups, split_of
+from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
+from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.picture_bytes import read_pictures
+from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.schemas.files.shards import Shard, ShardWriter
+from vlmill.schemas.ids import pair_id_of
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
+
+GROUP_BYTES = 16 << 20
+GROUP_ROWS = 10_000
+SOURCE = "lait"
+JOB = "web_pairs"
+
+
+def write_shard(job: Job, unit: Unit) -> Result:
+    """Writes one shard of each table, or of the archives for webdataset.
+
+    Memory: a row group of each, and one picture.
+    """
+    groups, metrics, examples = Groups.read(job.joins), PairMetrics(), RejectExamples()
+    rejects_path = job.joins / f"{unit.name}.rejects.spool"
+    with counted(job, rejects_path) as counts:
+
+        def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
+            for _, value in sorted_rows(job.spools(kind), unit.number):
+                pair = rows.pair(value)
+                yield pair, split_of(pair.picture, groups, job.rules)
+
+        def pair_rows() -> Iterator[dict[str, Any]]:
+            for pair, split in settled("pairs"):
+                row = pair_row(pair, "train")
+                if isinstance(split, Drop):
+                    counts.dropped(NEAR_DUPLICATES, row["pair_id"], split)
+                    continue
+                counts.passed(NEAR_DUPLICATES)
+                row["split"] = split
+                metrics.add(pair, row)
+                yield row
+
+        shards = [write_rows(job, PAIRS, unit.number, pair_rows())]
+    kept = ((pair, split) for pair, split in settled("images") if isinstance(split, str))
+    with_bytes = read_pictures(kept, job, unit.number)
+    if job.webdataset:
+        samples = (
+            webdataset.Sample(pair_row(pair, split), pair.picture.format, data)
+            for pair, split, data in with_bytes
+        )
+        metrics.tar = webdataset.write_tar(job.output, unit.number, job.shards, samples)
+    else:
+        images = (image_row(pair.picture, data) for pair, _, data in with_bytes)
+        shards.append(write_images(job, unit.number, images))
+    stream = sorted_rows([*rejects_of(job), rejects_path], unit.number)
+    shards.append(write_rows(job, REJECTS, unit.number, examples.seen(reject_rows(stream))))
+    return Result(
+        tallies=counts.tallies, shards=shards, metrics={**metrics.as_json(), **examples.as_json()}
+    )
+
+
+def rejects_of(job: Job) -> list[Path]:
+    """The rejects of all steps but this one, whose shards keep theirs."""
+    joins = [path for path in job.spools("rejects") if not path.name.startswith("shard-")]
+    return [*job.spools("mined-rejects"), *joins]
+
+
+def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """Rows of ``rejects`` from their bytes."""
+    for line, _ in stream:
+        yield rows.reject_of(line)
+
+
+def pair_row(pair: Pair, split: str) -> dict[str, Any]:
+    """Makes a row of ``pairs``."""
+    return {
+        "pair_id": pair_id_of(pair.picture.image_id, pair.text),
+        "image_id": pair.picture.image_id,
+        "text": pair.text,
+        "language": pair.language or None,
+        "source": SOURCE,
+        "split": split,
+        "text_source": pair.text_source,
+        "score": pair.score,
+        "page_url": pair.page_url,
+        "image_url": pair.picture.url,
+        "license": pair.license,
+    }
+
+
+def image_row(picture: Picture, data: bytes) -> dict[str, Any]:
+    """Makes a row of ``images``."""
+    return {
+        "image_id": picture.image_id,
+        "bytes": data,
+        "width": picture.width,
+        "height": picture.height,
+        "format": picture.format,
+        "sha256": picture.image_id,
+        "source_url": picture.url,
+    }
+
+
+def write_rows(job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]]) -> Shard:
+    """Writes rows in the order in which they come."""
+    return _write(job, table, number, stream, lambda row: 0)
+
+
+def write_images(job: Job, number: int, stream: Iterable[dict[str, Any]]) -> Shard:
+    """Writes rows of ``images``; the row groups are bounded by their pictures' bytes."""
+    return _write(job, IMAGES, number, stream, lambda row: len(row["bytes"]))
+
+
+def _write(
+    job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]], size_of: Any
+) -> Shard:
+    producer = {"job": JOB, "rules": job.rules.as_settings()}
+    writer = ShardWriter(job.output, table, number, job.shards, producer=producer)
+    with writer:
+        group: list[dict[str, Any]] = []
+        size = 0
+        for row in stream:
+            group.append(row)
+            size += size_of(row)
+            if size > GROUP_BYTES or len(group) == GROUP_ROWS:
+                writer.write(group)
+                group, size = [], 0
+        writer.write(group)
+    assert writer.shard is not None
+    return writer.shard

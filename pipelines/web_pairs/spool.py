@@ -1,0 +1,221 @@
+"""Spools are files of (key, value) rows between two steps, cut into slices that are read sorted.
+
+A step adds rows in any order; they are kept in memory up to a bound, and written as a sorted run
+with one block for each slice. The next step reads one slice of many files as one sorted stream: in
+memory where it is small, else by runs that are sorted on disk and merged. A block is the
+MessagePack of its rows, compressed; the footer says where each slice's blocks lie.
+"""
+
+import heapq
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from vlmill.schemas.files.atomic import atomic_path
+
+Row = tuple[bytes, bytes]
+
+SLICES = 256
+"""Of a key's first byte: what spools are cut into unless they are cut into shards."""
+RUN_BYTES = 16 << 20
+SORT_BYTES = 64 << 20
+ROW_OVERHEAD = 150  # bytes that Python takes for a row beside its content
+BLOCK_BYTES = 1 << 20
+MERGED_RUNS = 64  # more at once, and a block of each would be much memory
+OPEN_FOOTERS = 4_096
+_FOOTER_SIZE = 8
+
+
+class Block(msgspec.Struct, array_like=True, frozen=True):
+    """Where a block lies in its file, and how many bytes it has unpacked."""
+
+    slice: int
+    offset: int
+    length: int
+    unpacked: int
+
+
+_rows = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
+_footer = msgspec.msgpack.Decoder(list[Block])
+
+
+class SpoolWriter:
+    """Takes the rows of a spool. Memory: ``run_bytes``."""
+
+    def __init__(self, file: BinaryIO, run_bytes: int) -> None:
+        self.rows = 0
+        self._file, self._run_bytes = file, run_bytes
+        self._slices: dict[int, list[Row]] = {}
+        self._bytes = 0
+        self._blocks: list[Block] = []
+
+    def add(self, slice_: int, key: bytes, value: bytes = b"") -> None:
+        """Adds a row to a slice."""
+        self._slices.setdefault(slice_, []).append((key, value))
+        self.rows += 1
+        self._bytes += len(key) + len(value) + ROW_OVERHEAD
+        if self._bytes > self._run_bytes:
+            self._write_run()
+
+    def _write_run(self) -> None:
+        for slice_, rows in sorted(self._slices.items()):
+            rows.sort()
+            self._blocks += write_blocks(self._file, slice_, rows)
+        self._slices, self._bytes = {}, 0
+
+    def finish(self) -> None:
+        """Writes what is still in memory, and the footer."""
+        self._write_run()
+        footer = msgspec.msgpack.encode(self._blocks)
+        self._file.write(footer + len(footer).to_bytes(_FOOTER_SIZE, "little"))
+
+
+@contextmanager
+def spool(path: Path, *, run_bytes: int = RUN_BYTES) -> Iterator[SpoolWriter]:
+    """Gives the writer of a spool; the file appears at the end of the block, on an error never."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        writer = SpoolWriter(file, run_bytes)
+        yield writer
+        writer.finish()
+
+
+def write_blocks(file: BinaryIO, slice_: int, rows: Iterable[Row]) -> Iterator[Block]:
+    """Appends sorted rows to a file as blocks of about ``BLOCK_BYTES``; yields their places."""
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += len(row[0]) + len(row[1])
+        if size > BLOCK_BYTES:
+            yield _write_block(file, slice_, part)
+            part, size = [], 0
+    if part:
+        yield _write_block(file, slice_, part)
+
+
+def _codec() -> pa.Codec:
+    return pa.Codec("zstd", compression_level=1)
+
+
+def _write_block(file: BinaryIO, slice_: int, rows: Sequence[Row]) -> Block:
+    unpacked = msgspec.msgpack.encode(rows)
+    packed = _codec().compress(unpacked, asbytes=True)
+    offset = file.tell()
+    file.write(packed)
+    return Block(slice_, offset, len(packed), len(unpacked))
+
+
+def _read_block(file: BinaryIO, block: Block) -> list[Row]:
+    file.seek(block.offset)
+    packed = file.read(block.length)
+    return _rows.decode(_codec().decompress(packed, block.unpacked, asbytes=True))
+
+
+def blocks_of(path: Path) -> dict[int, list[Block]]:
+    """Returns a spool's blocks by their slices."""
+    return _blocks_of(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=OPEN_FOOTERS)
+def _blocks_of(path: Path, _: int) -> dict[int, list[Block]]:
+    with path.open("rb") as file:
+        file.seek(-_FOOTER_SIZE, 2)
+        size = int.from_bytes(file.read(_FOOTER_SIZE), "little")
+        file.seek(-_FOOTER_SIZE - size, 2)
+        blocks: dict[int, list[Block]] = {}
+        for block in _footer.decode(file.read(size)):
+            blocks.setdefault(block.slice, []).append(block)
+    return blocks
+
+
+def unpacked_bytes(paths: Iterable[Path]) -> int:
+    """Returns how many bytes the rows of spools have."""
+    return sum(b.unpacked for path in paths for part in blocks_of(path).values() for b in part)
+
+
+def sorted_rows(
+    paths: Sequence[Path], slice_: int, *, sort_bytes: int = SORT_BYTES
+) -> Iterator[Row]:
+    """Yields the rows of one slice of all these spools, in order of key and value.
+
+    The order of ``paths`` does not count. Memory: about ``sort_bytes``; more is sorted in temporary
+    files beside the first of ``paths``.
+    """
+    with ExitStack() as stack:
+        folder = paths[0].parent if paths else None
+        runs: list[_Run] = []
+        rows: list[Row] = []
+        size = 0
+        for row in _unsorted(paths, slice_):
+            rows.append(row)
+            size += len(row[0]) + len(row[1]) + ROW_OVERHEAD
+            if size > sort_bytes:
+                rows.sort()
+                runs.append(_run_of(stack, rows, folder))
+                rows, size = [], 0
+                if len(runs) >= MERGED_RUNS:
+                    runs = [_run_of(stack, heapq.merge(*runs), folder)]
+        rows.sort()
+        yield from heapq.merge(*runs, rows) if runs else rows
+
+
+def _unsorted(paths: Sequence[Path], slice_: int) -> Iterator[Row]:
+    for path in paths:
+        blocks = blocks_of(path).get(slice_, ())
+        if blocks:
+            with path.open("rb") as file:
+                for block in blocks:
+                    yield from _read_block(file, block)
+
+
+class _Run:
+    """Sorted rows in a temporary file."""
+
+    def __init__(self, file: BinaryIO, blocks: list[Block]) -> None:
+        self.file, self.blocks = file, blocks
+
+    def __iter__(self) -> Iterator[Row]:
+        for block in self.blocks:
+            yield from _read_block(self.file, block)
+
+
+def _run_of(stack: ExitStack, rows: Iterable[Row], folder: Path | None) -> _Run:
+    file: BinaryIO = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+    return _Run(file, list(write_blocks(file, 0, rows)))
+
+
+class Tape:
+    """Keeps rows for a second reading: in memory up to ``keep_bytes``, then in a temporary file."""
+
+    def __init__(self, folder: Path, *, keep_bytes: int = RUN_BYTES) -> None:
+        self._folder, self._keep_bytes = folder, keep_bytes
+        self._rows: list[Row] = []
+        self._bytes = 0
+        self._run: _Run | None = None
+
+    def add(self, row: Row) -> None:
+        """Appends a row."""
+        self._rows.append(row)
+        self._bytes += len(row[0]) + len(row[1]) + ROW_OVERHEAD
+        if self._bytes > self._keep_bytes:
+            if self._run is None:
+                self._run = _Run(tempfile.TemporaryFile(dir=self._folder), [])  # noqa: SIM115
+            self._run.blocks += write_blocks(self._run.file, 0, self._rows)
+            self._rows, self._bytes = [], 0
+
+    def __iter__(self) -> Iterator[Row]:
+        if self._run is not None:
+            yield from self._run
+        yield from self._rows
+
+    def close(self) -> None:
+        """Frees memory and disk."""
+        self._rows = []
+        if self._run is not None:
+            self._run.file.close()

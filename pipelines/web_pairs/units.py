@@ -1,0 +1,205 @@
+"""Units of work: one archive, one range of keys, or one shard; each leaves files, or is done again.
+
+A unit's files appear whole, its record last: a unit with a record is done. Archives' units stay
+with the output, so that archives can be added to it; those of the joins belong to one set of them.
+"""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Tally
+from vlmill.pipelines.counting.steps import Counts
+from vlmill.pipelines.filters.picture import PictureFilters
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
+from vlmill.pipelines.web_pairs.exclude import Excluded
+from vlmill.pipelines.web_pairs.rows import reject_row
+from vlmill.pipelines.web_pairs.spool import SLICES, SpoolWriter, spool, unpacked_bytes
+from vlmill.schemas.files.atomic import remove_leftovers, write_json
+from vlmill.schemas.files.outputs import WORK
+from vlmill.schemas.files.shards import Shard
+
+UNIT_BYTES = 64 << 20  # of what archives left: the joins are cut into so many ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """An archive: its path, and its size in bytes when it was first seen."""
+
+    path: str
+    size: int
+
+    @property
+    def id(self) -> bytes:
+        """Eight bytes that name the archive, by its path."""
+        return hashlib.blake2b(self.path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every unit of a run knows; small, as it goes to each worker."""
+
+    output: str
+    archives: tuple[Archive, ...]
+    shards: int
+    rules: WebPairRules
+    filters: PictureFilters = field(default_factory=PictureFilters)
+    lists: TextLists = NO_LISTS
+    exclude: tuple[str, ...] = ()
+    exclude_hash: tuple[str, ...] = ()
+    webdataset: bool = False
+
+    @property
+    def mined(self) -> Path:
+        """The folder of what archives left."""
+        return Path(self.output, WORK, "archives")
+
+    @property
+    def excluded(self) -> Excluded:
+        """What ``--exclude`` and ``--exclude-hash`` name."""
+        return Excluded.of(self.exclude, self.exclude_hash, self.rules.max_distance)
+
+    @cached_property
+    def joins(self) -> Path:
+        """The folder of the joins over this set of archives."""
+        names = sorted((archive.id.hex(), archive.size) for archive in self.archives)
+        digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8)
+        return Path(self.output, WORK, f"joins-{digest.hexdigest()}")
+
+    def spools(self, kind: str) -> list[Path]:
+        """The spools of a kind, which the units of an earlier step have left."""
+        if kind.startswith("mined-"):
+            names = [archive.id.hex() for archive in self.archives]
+            return sorted(self.mined / f"{name}.{kind}.spool" for name in names)
+        return sorted(self.joins.glob(f"*.{kind}.spool"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One unit of a step: ``slices`` of its keys, or the archive or shard ``number``."""
+
+    name: str
+    number: int
+    slices: range = range(0)
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What a unit leaves beside its files."""
+
+    tallies: Counter[Tally] = field(default_factory=Counter)
+    shards: list[Shard] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+Work = Callable[[Job, Unit], Result]
+
+
+def record_path(folder: Path, unit: Unit) -> Path:
+    """Where a unit's record lies once it is done."""
+    return folder / f"{unit.name}.json"
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A unit's record, None before it is done."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return record
+
+
+def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> None:
+    """Does a unit unless it is done; ``about`` goes into its record."""
+    path = record_path(folder, unit)
+    if path.exists():
+        return
+    result = work(job, unit)
+    write_json(
+        path,
+        {
+            **about,
+            "tallies": sorted([*tally, count] for tally, count in result.tallies.items()),
+            "shards": [vars(shard) for shard in result.shards],
+            "metrics": result.metrics,
+        },
+    )
+
+
+def result_of(record: Mapping[str, Any]) -> Result:
+    """What a record says."""
+    return Result(
+        tallies=Counter({(stage, what): count for stage, what, count in record["tallies"]}),
+        shards=[Shard(**shard) for shard in record["shards"]],
+        metrics=record["metrics"],
+    )
+
+
+def results(folder: Path, units: Sequence[Unit]) -> Iterator[Result]:
+    """The results of units that are done. Raises OSError for one that is not."""
+    for unit in units:
+        yield result_of(json.loads(record_path(folder, unit).read_text(encoding="utf-8")))
+
+
+@contextmanager
+def counted(job: Job, path: Path) -> Iterator[Counts]:
+    """Gives the counts of a unit, whose rejects go into the spool at ``path``, by shard."""
+    with spool(path) as rejects:
+        yield Counts(keeper(rejects, job.shards))
+
+
+def keeper(rejects: SpoolWriter, shards: int) -> Callable[[dict[str, object]], None]:
+    """Returns what puts a reject into a spool."""
+
+    def keep(row: dict[str, object]) -> None:
+        rejects.add(*reject_row(row, shards))
+
+    return keep
+
+
+def archive_units(job: Job) -> list[Unit]:
+    """One unit for each archive."""
+    return [Unit(name=a.id.hex(), number=n) for n, a in enumerate(job.archives)]
+
+
+def range_units(job: Job, step: str) -> list[Unit]:
+    """A step's units over ranges of keys: the more the archives have left, the more of them.
+
+    They follow from the archives alone, and not from who works: so does every file.
+    """
+    size = unpacked_bytes([*job.spools("mined-pages"), *job.spools("mined-urls")])
+    number = max(1, min(SLICES, size // UNIT_BYTES))
+    edges = [SLICES * i // number for i in range(number + 1)]
+    return [
+        Unit(name=f"{step}-{n:05d}", number=n, slices=range(edges[n], edges[n + 1]))
+        for n in range(number)
+    ]
+
+
+def shard_units(job: Job) -> list[Unit]:
+    """One unit for each shard of the tables."""
+    return [Unit(name=f"shard-{n:05d}", number=n) for n in range(job.shards)]
+
+
+def prepare_work(job: Job) -> None:
+    """Makes the folders of work; removes joins of other archives, and what kills left."""
+    for folder in (job.mined, job.joins):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+    for folder in job.joins.parent.glob("joins-*"):
+        if folder != job.joins:
+            shutil.rmtree(folder)
+
+
+def mined_before(output: Path) -> list[Archive]:
+    """The archives that earlier runs have mined into this output."""
+    records = (read_record(path) for path in sorted(Path(output, WORK, "archives").glob("*.json")))
+    return [Archive(path=r["path"], size=r["size"]) for r in records if r is not None]

@@ -1,0 +1,61 @@
+"""Pairs as tar shards that open_clip and webdataset read: KEY.jpg, KEY.txt and KEY.json of each."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlmill.schemas.files.atomic import atomic_path, write_json
+
+INDEX = "webdataset.json"
+EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name
+
+
+class Sample(NamedTuple):
+    """A row of ``pairs``, its picture's format and bytes."""
+
+    row: Mapping[str, Any]
+    format: str
+    picture: bytes
+
+
+def tar_name(number: int, total: int) -> str:
+    """Names a shard, as in ``pairs-00000-of-00016.tar``."""
+    return f"pairs-{number:05d}-of-{total:05d}.tar"
+
+
+def write_tar(folder: str, number: int, total: int, samples: Iterable[Sample]) -> dict[str, Any]:
+    """Writes one tar; returns its line of the index. Memory: one picture."""
+    path = Path(folder, tar_name(number, total))
+    count = 0
+    with atomic_path(path) as temporary, tarfile.open(temporary, "w") as tar:
+        for sample in samples:
+            _add_sample(tar, sample)
+            count += 1
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = path.stat().st_size
+    return {"url": path.name, "nsamples": count, "filesize": size, "sha256": digest}
+
+
+def _add_sample(tar: tarfile.TarFile, sample: Sample) -> None:
+    key = sample.row["pair_id"]
+    about = json.dumps(dict(sample.row), ensure_ascii=False, sort_keys=True)
+    files = {
+        EXTENSIONS.get(sample.format, sample.format): sample.picture,
+        "txt": sample.row["text"].encode(),
+        "json": about.encode(),
+    }
+    for extension, content in files.items():
+        entry = tarfile.TarInfo(f"{key}.{extension}")
+        entry.size = len(content)  # no time and no owner: the same pairs give the same bytes
+        tar.addfile(entry, io.BytesIO(content))
+
+
+def write_index(folder: Path, tars: Iterable[Mapping[str, Any]]) -> None:
+    """Lists the shards with their samples, as webdataset's ``wids`` reads them."""
+    shards = sorted(tars, key=lambda tar: str(tar["url"]))
+    write_json(folder / INDEX, {"__kind__": "wids-shard-index-v1", "shardlist": shards})

@@ -1,0 +1,107 @@
+"""Charts of bars as plain SVG: counts need no drawing library, which takes seconds to load."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmill.schemas.console.report import CHART_FILL, CHART_INK, CHART_SECOND, template
+
+WIDTH, ROW, NAMES, COUNTS = 540, 20, 190, 70  # pixels
+COLUMNS_WIDTH, COLUMNS_HEIGHT = 540, 180
+
+_ROWS = template(
+    "<div class='chart'><svg width='{{ width }}' height='{{ height }}' role='img' "
+    "font-family='sans-serif' font-size='11' fill='{{ ink }}'>"
+    "<text x='0' y='14' font-size='13'>{{ title }}</text>"
+    "{% for row in rows %}<text x='{{ names - 6 }}' y='{{ row.y + 14 }}' text-anchor='end'>"
+    "{{ row.name }}</text>{% for part in row.parts %}"
+    "<rect x='{{ part.x }}' y='{{ row.y + 3 }}' width='{{ part.width }}' height='14' "
+    "fill='{{ part.fill }}'/>{% endfor %}<text x='{{ row.end + 4 }}' y='{{ row.y + 14 }}'>"
+    "{{ row.count }}</text>{% endfor %}</svg></div>"
+)
+_COLUMNS = template(
+    "<div class='chart'><svg width='{{ width }}' height='{{ height + 50 }}' role='img' "
+    "font-family='sans-serif' font-size='11' fill='{{ ink }}'>"
+    "<text x='0' y='14' font-size='13'>{{ title }}</text>"
+    "{% for bar in bars %}<rect x='{{ bar.x }}' y='{{ 20 + height - bar.height }}' "
+    "width='{{ bar.width }}' height='{{ bar.height }}' fill='{{ fill }}'>"
+    "<title>{{ bar.about }}</title></rect>{% endfor %}"
+    "{% if not bars %}<text x='{{ width / 2 }}' y='{{ height / 2 }}'>no values</text>{% endif %}"
+    "<text x='0' y='{{ height + 34 }}'>{{ low }}</text>"
+    "<text x='{{ width / 2 }}' y='{{ height + 34 }}' text-anchor='middle'>{{ label }}</text>"
+    "<text x='{{ width }}' y='{{ height + 34 }}' text-anchor='end'>{{ high }}</text></svg></div>"
+)
+MOST_NAME_CHARS = 30
+
+
+def count_bars(counts: Mapping[str, int], *, title: str) -> Markup:
+    """Draws a horizontal bar for each count, the first on top."""
+    most = max(counts.values(), default=0) or 1
+    room = WIDTH - NAMES - COUNTS
+    rows = [
+        _row(at, name, f"{count:,}", [(room * count / most, CHART_FILL)])
+        for at, (name, count) in enumerate(counts.items())
+    ]
+    return _rows(title, rows)
+
+
+def funnel_bars(funnel: Sequence[Mapping[str, Any]]) -> Markup:
+    """Draws which share of each stage of a funnel went on; stages count different things."""
+    room = WIDTH - NAMES - COUNTS
+    rows = []
+    for at, stage in enumerate(funnel):
+        share = stage["out"] / stage["in"] if stage["in"] else 0.0
+        dropped = (1 - share) * room if stage["in"] else 0.0
+        parts = [(room * share, CHART_FILL), (dropped, CHART_SECOND)]
+        name = f"{stage['stage']}: {stage['out']:,} of {stage['in']:,}"
+        rows.append(_row(at, name, f"{share:.1%}" if stage["in"] else "", parts))
+    return _rows("What each stage let through", rows)
+
+
+def _row(at: int, name: str, count: str, widths: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    parts, x = [], float(NAMES)
+    for width, fill in widths:
+        parts.append({"x": round(x, 1), "width": round(width, 1), "fill": fill})
+        x += width
+    short = name if len(name) <= MOST_NAME_CHARS else f"{name[: MOST_NAME_CHARS - 1]}…"
+    return {"name": short, "count": count, "parts": parts, "y": 20 + ROW * at, "end": round(x, 1)}
+
+
+def _rows(title: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
+    height = 26 + ROW * len(rows)
+    return Markup(
+        _ROWS.render(title=title, rows=rows, names=NAMES, width=WIDTH, height=height, ink=CHART_INK)
+    )
+
+
+def binned_columns(
+    counts: Mapping[int, int], bin_width: float, *, title: str, label: str
+) -> Markup:
+    """Draws counts by the number of their bin; bins are ``bin_width`` wide and begin at 0."""
+    first, last = min(counts, default=0), max(counts, default=0)
+    most = max(counts.values(), default=0) or 1
+    width = COLUMNS_WIDTH / (last - first + 1)
+    bars = [
+        {
+            "x": round((number - first) * width, 1),
+            "width": round(max(width - 1, 0.5), 1),
+            "height": round(COLUMNS_HEIGHT * count / most, 1),
+            "about": f"{number * bin_width:.6g}: {count:,}",
+        }
+        for number, count in sorted(counts.items())
+    ]
+    low, high = (f"{number * bin_width:.6g}" for number in (first, last + 1))
+    return Markup(
+        _COLUMNS.render(
+            title=title,
+            bars=bars,
+            label=label,
+            low=low,
+            high=high,
+            width=COLUMNS_WIDTH,
+            height=COLUMNS_HEIGHT,
+            fill=CHART_FILL,
+            ink=CHART_INK,
+        )
+    )

@@ -1,0 +1,4 @@
+"""What several folders ask of the web's pages and servers, without a network.
+
+Reading order: ``opt_outs``.
+"""

@@ -1,0 +1,82 @@
+"""What site owners forbid about their pages and pictures, from headers and metadata.
+
+Read are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
+noimageindex, none) and the TDM Reservation Protocol (``tdm-reservation`` as a header and as
+metadata; a site's ``/.well-known/tdmrep.json`` is not read). Every function is pure and says what
+was forbidden as members of ``Reason``; whether that is honoured is the caller's choice.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from vlmill.schemas.rejects import Reason
+
+AGENT = "vlmill"
+"""Our product token: rules that name another agent are not for us."""
+
+_DIRECTIVES: dict[str, tuple[Reason, ...]] = {
+    "noai": (Reason.NO_AI,),
+    "noml": (Reason.NO_AI,),
+    "noimageai": (Reason.NO_IMAGE_AI,),
+    "noindex": (Reason.NO_INDEX,),
+    "none": (Reason.NO_INDEX,),  # noindex and nofollow in one word
+    "noimageindex": (Reason.NO_IMAGE_INDEX,),
+}
+# Directives with a value of their own, whose name would be read as an agent's.
+_VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
+_AGENT = re.compile(r"\s*([A-Za-z0-9_.*-]{1,64})\s*:(.*)", re.DOTALL)
+_MAX_CHARS = 8_192
+_RESERVED_FIRST = (
+    Reason.TDM_RESERVED,
+    Reason.NO_AI,
+    Reason.NO_IMAGE_AI,
+    Reason.NO_INDEX,
+    Reason.NO_IMAGE_INDEX,
+)
+
+
+def header_opt_outs(headers: Mapping[str, str], agent: str = AGENT) -> frozenset[Reason]:
+    """Returns what the headers of a response forbid; their names are in lower case.
+
+    Headers that came several times may be joined by commas or line ends.
+    """
+    robots = headers.get("x-robots-tag")
+    reserved = headers.get("tdm-reservation")
+    if robots is None and reserved is None:
+        return frozenset()
+    opt_outs = {r for line in (robots or "").split("\n") for r in _robots(line, agent)}
+    return frozenset(opt_outs | _reserved(reserved))
+
+
+def meta_opt_outs(named: Iterable[tuple[str, str]], agent: str = AGENT) -> frozenset[Reason]:
+    """Returns what a page's metadata forbids: (name, content) of its ``<meta>`` elements."""
+    opt_outs: set[Reason] = set()
+    for name, content in named:
+        name = name.strip().lower()
+        if name in ("robots", agent):
+            opt_outs.update(_robots(content, agent))
+        elif name == "tdm-reservation":
+            opt_outs.update(_reserved(content))
+    return frozenset(opt_outs)
+
+
+def first_opt_out(opt_outs: Iterable[Reason]) -> Reason | None:
+    """Returns the one reason that a reject is counted by: rights before indexes, or None."""
+    present = frozenset(opt_outs)
+    return next((reason for reason in _RESERVED_FIRST if reason in present), None)
+
+
+def _robots(value: str, agent: str) -> Iterator[Reason]:
+    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone."""
+    is_ours = True
+    for token in value[:_MAX_CHARS].split(","):
+        scoped = _AGENT.fullmatch(token)
+        if scoped and scoped[1].lower() not in _VALUED:
+            is_ours = scoped[1].lower() in ("*", agent)
+            token = scoped[2]
+        if is_ours:
+            yield from _DIRECTIVES.get(token.strip().lower(), ())
+
+
+def _reserved(value: str | None) -> set[Reason]:
+    return {Reason.TDM_RESERVED} if (value or "").strip() == "1" else set()

@@ -1,0 +1,36 @@
+"""Lists of the names of a detector's classes or attributes, one a line, in the order of numbers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmill.schemas.errors import InputError
+
+
+def read_names(path: str | Path, flag: str) -> list[list[str]]:
+    """Reads the names of each class: synonyms are separated by commas, the usual one first.
+
+    Blank lines at the end do not count. Raises InputError for a file that cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").rstrip().splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{flag} {path}: {error}; give a text file of one name a line") from None
+    return [[name.strip() for name in line.split(",")] for line in lines]
+
+
+def require_number(
+    names: Sequence[object], producer: Mapping[str, Any], what: str, *, flag: str, regions: str
+) -> None:
+    """Raises InputError for another number of names than the detector of ``regions`` has.
+
+    ``what`` is "classes" or "attributes". Of regions that another program has made the number is
+    not known, and no list is refused.
+    """
+    detector = producer.get("detector")
+    number = detector.get(f"num_{what}") if isinstance(detector, dict) else None
+    if names and isinstance(number, int) and len(names) != number:
+        raise InputError(
+            f"{flag} has {len(names)} names, the detector of {regions} {number} {what}; give its "
+            f"own list of {what}, one a line, without background"
+        )

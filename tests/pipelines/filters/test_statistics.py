@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+from PIL import Image
+from tests.pipelines.filters.generated import chart, encoded, photograph, skin
+
+from vlmill.pipelines.filters.statistics import (
+    GROUPS,
+    NAMES,
+    SIDE,
+    picture_statistics,
+    shrunk,
+    small_picture,
+)
+from vlmill.schemas.rejects import Rejected
+
+
+def named(pixels: np.ndarray) -> dict[str, float]:
+    return dict(zip(NAMES, picture_statistics(pixels).tolist(), strict=True))
+
+
+def plain(colour: tuple[int, int, int], height: int = 12, width: int = 24) -> np.ndarray:
+    return np.full((height, width, 3), colour, dtype=np.uint8)
+
+
+def test_names_are_of_one_group_each() -> None:
+    assert len(set(NAMES)) == len(NAMES) == sum(map(len, GROUPS.values())) == 69
+
+
+def test_a_plain_picture_by_hand() -> None:
+    values = named(plain((255, 0, 0)))
+    assert values["red_mean"] == 255 and values["green_mean"] == values["red_spread"] == 0
+    assert values["red_share"] == 1 and values["blue_share"] == 0
+    assert values["saturation_mean"] == pytest.approx(1) and values["grey_share"] == 0
+    assert values["palette_size"] == 1 and values["palette_entropy"] == 0
+    assert values["first_colour_share"] == values["border_share_of_one_colour"] == 1
+    assert values["edge_share"] == 0 and values["flat_share"] == 1
+    assert values["width_over_height"] == 2
+
+
+@pytest.mark.parametrize(
+    ("colour", "hue"),
+    [
+        ((255, 0, 0), "red"),
+        ((255, 128, 0), "orange"),
+        ((255, 240, 0), "yellow"),
+        ((0, 200, 0), "green"),
+        ((0, 255, 255), "cyan"),
+        ((0, 0, 255), "blue"),
+        ((140, 0, 255), "purple"),
+        ((255, 0, 180), "pink"),
+    ],
+)
+def test_hues(colour: tuple[int, int, int], hue: str) -> None:
+    shares = {name: share for name, share in named(plain(colour)).items() if share == 1}
+    assert f"{hue}_share" in shares
+
+
+def test_stripes_are_upright_edges() -> None:
+    stripes = plain((255, 255, 255), 40, 40)
+    stripes[:, ::4] = stripes[:, 1::4] = 0
+    values = named(stripes)
+    assert values["upright_edges"] == 1 and values["level_edges"] == 0
+    assert values["two_tone"] == pytest.approx(1) and values["ink_share"] == 0.5
+    assert values["strokes_of_rows_mean"] == pytest.approx(19 / 40)
+    assert named(stripes.transpose(1, 0, 2))["level_edges"] == 1
+
+
+def test_kinds_of_pictures_differ_where_they_should() -> None:
+    rng = np.random.default_rng(0)
+    photographs = [named(photograph(rng)) for _ in range(10)]
+    charts = [named(chart(rng)) for _ in range(10)]
+    bodies = [named(skin(rng)) for _ in range(10)]
+    assert min(p["palette_entropy"] for p in photographs) > max(
+        c["palette_entropy"] for c in charts
+    )
+    assert max(p["flat_share"] for p in photographs) < min(c["flat_share"] for c in charts)
+    assert np.mean([b["skin_share"] for b in bodies]) > 0.3 + np.mean(
+        [p["skin_share"] for p in photographs]
+    )
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 30), (2, 2), (30, 1), (3, 3)])
+def test_tiny_pictures_have_statistics(size: tuple[int, int]) -> None:
+    values = picture_statistics(np.zeros((*size, 3), dtype=np.uint8))
+    assert values.shape == (len(NAMES),) and not np.isinf(values).any()
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
+def test_a_file_is_decoded_small(file_format: str) -> None:
+    rng = np.random.default_rng(1)
+    data = encoded(photograph(rng, 900, 600), file_format)
+    image = small_picture(data, max_pixels=10**6)
+    assert image.mode == "RGB"
+    assert file_format != "JPEG" or image.width < 300  # a JPEG at a fraction of its size
+    assert shrunk(image).shape == (64, SIDE, 3)
+
+
+def test_other_modes_are_rgb() -> None:
+    for mode in ("L", "P", "RGBA", "CMYK", "1"):
+        image = Image.new(mode, (20, 20))
+        data = encoded(np.asarray(image.convert("RGB")), "PNG")
+        assert small_picture(data, max_pixels=400).mode == "RGB"
+
+
+@pytest.mark.parametrize("data", [b"", b"no picture", encoded(plain((1, 2, 3)))[:200]])
+def test_what_is_no_picture_is_rejected(data: bytes) -> None:
+    with pytest.raises(Rejected):
+        small_picture(data, max_pixels=10**6)
+
+
+def test_too_many_pixels_are_rejected() -> None:
+    with pytest.raises(Rejected, match="limit 100"):
+        small_picture(encoded(plain((1, 2, 3))), max_pixels=100)
