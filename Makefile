@@ -60,11 +60,11 @@ format: $(READY) ## let ruff format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind (an hour or two)
-	$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --kills 50 --mutations 1000 \
-		tests/integration/test_kills.py tests/integration/test_mutations.py
+test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind, and the tests marked long (hours)
+	$(TEST) --long --kills 50 --mutations 1000 tests/integration/test_kills.py tests/integration/test_mutations.py
+	$(TEST) --long -m long
 
-BENCHMARKS := world extract loader models learning
+BENCHMARKS := world extract loader models hard_negatives nearest_pictures learning web_pairs
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \
 	echo "\# benchmarks/$$name.py" >&2; $(BIN)/python benchmarks/$$name.py $(1); done
 

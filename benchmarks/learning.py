@@ -13,7 +13,9 @@ their recipes say, 41 CPU minutes, and alone answers the question.
 
 --ablations is the grid: ablations of ImageBERT and InterBERT (a first stage on noisy pairs, hard
 negatives, masked groups against single masks, and shuffled pairs, from which nothing can be
-learned), VLMo without each objective, each over seeds. Means and spreads go to OUTPUT/table.md.
+learned), the models on regions on top of a BERT of the same captions, VLMo without each objective,
+and VLMo on pictures with several captions, which come from anywhere or side by side and are
+negatives of each other or not, each over seeds. Means and spreads go to OUTPUT/table.md.
 
 A finished run is not repeated, a killed one continues: OUTPUT/results holds the figures,
 OUTPUT/runs the rest. On a GPU where there is one.

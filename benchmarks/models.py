@@ -10,7 +10,9 @@ waiting threads sleep (OMP_WAIT_POLICY=PASSIVE, as `make bench` has it); on an i
 faster where they spin a little, as they do by themselves.
 ``peer`` is the official code on the same batch, in a process of its own, where a checkout of it is
 given (benchmarks/peers/official_models.py says which), and for ImageBERT, which has none, PyTorch's
-own encoder without embeddings and heads.
+own encoder without embeddings and heads. Norms of ViLBERT's and InterBERT's codes are apex's, which
+is absent: ``peer_one_norm`` has PyTorch's in its place. Places to be guessed are drawn by the masks
+of the recipes. ``left_out`` says which side does not compute what.
 
     python benchmarks/models.py
     python benchmarks/models.py --full --variants vilbert --official vilbert=../vilbert_beta
@@ -18,25 +20,18 @@ own encoder without embeddings and heads.
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
 from peers.apart import Apart, Timing, timed
-from peers.official_models import (
-    PEERS,
-    PixelWork,
-    RegionWork,
-    Step,
-    mask_of,
-    random_pixels,
-    random_regions,
-)
+from peers.official_models import PEERS, WITH_APEX, Step
+from peers.works import PixelWork, RegionWork, mask_of, random_pixels, random_regions
 from shell import parse_form, result_line
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -45,8 +40,14 @@ from vlmill.models import VARIANTS, PixelInputs, VLInputs, preset
 from vlmill.models.places import cells_read
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.train.devices.throughput import operations_counter
-from vlmill.train.objectives.contrast import contrast_and_matching, matching_loss
+from vlmill.train.objectives.contrast import contrast_and_matching
+from vlmill.train.objectives.losses import mean_cross_entropy
+from vlmill.train.optim.groups import make_optimizer
+from vlmill.train.recipes import recipe_named
+from vlmill.train.recipes.spec import Optimizer
 
+KINDS = get_args(get_type_hints(Optimizer)["kind"])
+TINY_RATE = 1e-12  # of optimisers that are only timed
 GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 SHORT, FULL = {"rounds": 1}, {"rounds": 3}
 Work = RegionWork | PixelWork
@@ -56,18 +57,17 @@ Work = RegionWork | PixelWork
 class Case:
     """A variant at its published base size, with the batch that the official code was timed on.
 
-    ``words`` and ``masked`` regions are to be guessed in each pair. ``texts`` and ``rows`` are the
+    What is to be guessed is drawn by the masking of ``recipe``. ``texts`` and ``rows`` are the
     lengths of the variable batch (rows of regions with that of the whole picture); the full batch
     has ``max_text`` and ``max_rows`` everywhere; to these sizes the official readers pad every
     batch, except where ``to_longest``.
     """
 
     preset: str
+    recipe: str
     batch: int
     max_text: int
-    words: int
     max_rows: int = 0
-    masked: int = 0
     texts: tuple[int, ...]
     rows: tuple[int, ...] = ()
     to_longest: bool = False
@@ -83,64 +83,55 @@ REGIONS = (11, 16, 22, 31, 47, 68, 93, 101)
 CASES = {
     "vilbert": Case(
         preset="vilbert-released",
+        recipe="vilbert",
         batch=8,
         max_text=36,
-        words=5,
         max_rows=37,
-        masked=5,
         texts=CAPTIONS,
         rows=(11, 15, 19, 24, 28, 33, 37, 37),
     ),
     "vl-bert": Case(
         preset="vl-bert-base",
+        recipe="vl-bert",
         batch=8,
         max_text=20,
-        words=3,
         max_rows=101,
-        masked=15,
         texts=(8, 12, 16, 19, 21, 24, 28, 32),
         rows=REGIONS,
         to_longest=True,
     ),
     "interbert": Case(
         preset="interbert-released",
+        recipe="interbert-released",
         batch=8,
         max_text=36,
-        words=7,
         max_rows=101,
-        masked=17,
         texts=CAPTIONS,
         rows=REGIONS,
     ),
     "imagebert": Case(
         preset="imagebert-base",
+        recipe="imagebert",
         batch=8,
         max_text=20,
-        words=3,
         max_rows=100,
-        masked=15,
         texts=CAPTIONS,
         rows=(*REGIONS[:-1], 100),
         to_longest=True,
     ),
-    "vlmo": Case(preset="vlmo-base", batch=4, max_text=40, words=3, texts=(12, 18, 25, 40)),
+    "vlmo": Case(
+        preset="vlmo-base", recipe="vlmo-base", batch=4, max_text=40, texts=(12, 18, 25, 40)
+    ),
 }
 
 
-def make_work(
-    case: Case, texts: tuple[int, ...], rows: tuple[int, ...], *, padded: bool = True
-) -> Work:
-    """A batch of pairs of these lengths, regions ``padded`` as the official reader does."""
+def make_work(case: Case, texts: tuple[int, ...], rows: tuple[int, ...]) -> Work:
+    """A batch of pairs of these lengths, padded as the official reader does."""
+    masking = recipe_named(case.recipe).stages[-1].masking
     if not case.max_rows:
-        return random_pixels(len(texts), torch.tensor(texts), words=case.words)
-    return random_regions(
-        torch.tensor(texts),
-        torch.tensor(rows),
-        size=(case.max_text, case.max_rows) if padded and not case.to_longest else None,
-        words=case.words,
-        # The shortest list has fewer regions than are masked in a long one.
-        masked=min(case.masked, min(rows) - 1),
-    )
+        return random_pixels(torch.tensor(texts), masking)
+    size = None if case.to_longest else (case.max_text, case.max_rows)
+    return random_regions(torch.tensor(texts), torch.tensor(rows), masking, size=size)
 
 
 def region_step(model: Any, work: RegionWork, variant: str) -> Step:
@@ -195,7 +186,11 @@ def pixel_step(model: Any, work: PixelWork) -> Step:
     def losses() -> list[Tensor]:
         out = contrast_and_matching(model, inputs, work.masked_tokens)
         words = F.cross_entropy(model.mlm_logits(out.masked_text[guessed]), labels)
-        return [0.25 * words, out.contrast.loss, matching_loss(out.match_logits)]
+        return [
+            0.25 * words,
+            out.contrast.loss,
+            mean_cross_entropy(out.match_logits, out.match_classes),
+        ]
 
     return _step(model, losses)
 
@@ -233,16 +228,14 @@ def encoder_peer(work: RegionWork) -> tuple[nn.Module, Step]:
     )
 
 
-def operations(model: nn.Module, case: Case, variant: str, lengths: Any, backward: bool) -> int:
+def operations(model: nn.Module, work: Work, variant: str, backward: bool) -> int:
     """Useful operations of a batch: of each pair alone, without padding.
 
     VLMo's pairs are not alone, as each is a negative of others: its batch counts as it is run.
     """
-    texts, rows = lengths
-    pairs = list(zip(texts, rows or texts, strict=True))
-    works = [make_work(case, (text,), (row,), padded=False) for text, row in pairs]
-    if variant == "vlmo":
-        works = [make_work(case, texts, rows)]
+    works: list[Work] = [work]
+    if isinstance(work, RegionWork):
+        works = [work.pair(at) for at in range(len(work.tokens))]
     total = 0
     # The counter follows what requires a gradient into modules, also where none is taken, and fails
     # on a parameter that is an argument there, as InterBERT's segment is.
@@ -285,6 +278,7 @@ LEFT, RIGHT = torch.randn(2048, 768), torch.randn(768, 3072)
 def record(name: str, batch: int, flops: float, timings: dict[str, Timing]) -> dict[str, object]:
     """Returns the line of a case whose batch takes ``flops`` useful operations."""
     rate, ours, peer = timings["gemm"], timings["ours"], timings.get("peer")
+    one_norm = timings.get("peer_one_norm")
     limit = GEMMS * GEMM_FLOPS / rate.wall_s
     limit_cpu = GEMMS * GEMM_FLOPS / rate.cpu_s
     return result_line(
@@ -294,6 +288,9 @@ def record(name: str, batch: int, flops: float, timings: dict[str, Timing]) -> d
         peer=peer and round(batch / peer.wall_s, 3),
         ratio=peer and round(peer.wall_s / ours.wall_s, 3),
         ratio_by_cpu_seconds=peer and round(peer.cpu_s / ours.cpu_s, 3),
+        peer_one_norm=one_norm and round(batch / one_norm.wall_s, 3),
+        ratio_one_norm=one_norm and round(one_norm.wall_s / ours.wall_s, 3),
+        ratio_one_norm_by_cpu_seconds=one_norm and round(one_norm.cpu_s / ours.cpu_s, 3),
         limit=round(limit * batch / flops, 3),
         fraction_of_limit=round(flops / ours.wall_s / limit, 3),
         fraction_of_limit_by_cpu_seconds=round(flops / ours.cpu_s / limit_cpu, 3),
@@ -319,49 +316,73 @@ def run_variant(variant: str, official: Path | None, rounds: int, *, full: bool)
         if not full and name != "forward_backward":
             continue
         work = make_work(case, *lengths)
-        ours, peer = make_step(model, work, variant), peer_of(variant, official, work)
+        ours, peers = make_step(model, work, variant), peers_of(variant, official, work)
         works: dict[str, Callable[[], Timing]] = {
             "gemm": partial(timed, gemm),
             "ours": partial(timed, partial(ours, backward)),
         }
-        if peer is not None:
-            works["peer"] = partial(peer.step, backward)
+        works |= {peer: partial(apart.step, backward) for peer, apart in peers.items()}
         timings = measure(works, rounds)
-        if peer is not None:
-            peer.close()
-        flops = operations(model, case, variant, lengths, backward)
-        print(json.dumps(record(f"{variant}_{name}", case.batch, flops, timings)), flush=True)
+        for apart in peers.values():
+            apart.close()
+        flops = operations(model, work, variant, backward)
+        line = record(f"{variant}_{name}", case.batch, flops, timings)
+        print(json.dumps(line | {"left_out": left_out(variant, peers)}), flush=True)
     if full:
         line = optimiser_share(variant, model, make_work(case, *equal), rounds)
         print(json.dumps(line), flush=True)
 
 
-def peer_of(variant: str, official: Path | None, work: Work) -> Apart | None:
-    """The variant's peer over the work, if there is one."""
+def peers_of(variant: str, official: Path | None, work: Work) -> dict[str, Apart]:
+    """The variant's peers over the work, if there are any: ``peer``, and ``peer_one_norm`` with
+    PyTorch's norm in the place of apex's.
+    """
     if variant == "imagebert" and isinstance(work, RegionWork):
-        return Apart(partial(encoder_peer, work))
-    return None if official is None else Apart(partial(PEERS[variant], official, work))
+        return {"peer": Apart(partial(encoder_peer, work))}
+    if official is None:
+        return {}
+    peers = {"peer": Apart(partial(PEERS[variant], official, work))}
+    if variant in WITH_APEX:
+        with_norm = partial(PEERS[variant], official, work, one_norm=True)
+        peers["peer_one_norm"] = Apart(with_norm)
+    return peers
+
+
+def left_out(variant: str, peers: Collection[str]) -> dict[str, str]:
+    """Says what either side does not compute, of heads and of the last layer."""
+    heads = "heads where nothing is guessed"
+    of_ours = heads if variant == "vlmo" else f"{heads}; the last layer's rows that no loss reads"
+    of_peer = "embeddings and all heads" if variant == "imagebert" else "nothing"
+    return {"ours": of_ours, "limit": of_ours} | dict.fromkeys(peers, of_peer)
 
 
 def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> dict[str, object]:
-    """AdamW's step beside forward and backward: fused, and tensor by tensor in a few calls."""
+    """AdamW's step beside forward and backward: fused, and tensor by tensor in a few calls.
+
+    Beside them the CPU seconds of each kind of optimiser that a recipe can name.
+    """
     step = make_step(model, work, variant)
-    fused = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     grouped = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=True)
+    kinds = {
+        kind: make_optimizer(model.named_parameters(), Optimizer(lr=TINY_RATE, kind=kind))
+        for kind in KINDS
+    }
     works: dict[str, Callable[[], object]] = {
         "ours": partial(step, True),
-        "fused": fused.step,
         "foreach": grouped.step,
+        **{kind: optimizer.step for kind, optimizer in kinds.items()},
     }
     timings = measure({name: partial(timed, work) for name, work in works.items()}, rounds)
-    share = {name: timings[name].wall_s / timings["ours"].wall_s for name in ("fused", "foreach")}
+    fused = timings["adamw"]
+    share = {name: timings[name].wall_s / timings["ours"].wall_s for name in ("adamw", "foreach")}
     return result_line(
         f"{variant}_optimiser",
-        round(share["fused"] / (1 + share["fused"]), 3),
+        round(share["adamw"] / (1 + share["adamw"]), 3),
         "share of a step",
         peer=round(share["foreach"] / (1 + share["foreach"]), 3),
-        ratio=round(timings["foreach"].wall_s / timings["fused"].wall_s, 3),
-        seconds=round(timings["fused"].wall_s, 3),
+        ratio=round(timings["foreach"].wall_s / fused.wall_s, 3),
+        seconds=round(fused.wall_s, 3),
+        cpu_seconds={kind: round(timings[kind].cpu_s, 3) for kind in KINDS},
     )
 
 

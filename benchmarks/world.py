@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from shell import parse_form, result_line
-from worlds import Detector, World, make_scenes, oracles, write_world
+from worlds import MOST, Detector, World, make_scenes, oracles, write_world
 
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.report import (
@@ -86,6 +86,8 @@ def contact_sheet(folder: Path, lines: Sequence[dict[str, object]]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Writes the world and prints the oracles."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
+    if not 1 <= args.captions <= MOST:
+        raise InputError(f"--captions {args.captions}: want 1 to {MOST}, which every scene has")
     if args.pairs < 0 or args.held_out < 2:
         raise InputError("--pairs from 0, --held-out from 2: a retrieval needs two candidates")
     world = World(seed=args.seed)
@@ -96,6 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         world,
         pairs=args.pairs,
         held_out=args.held_out,
+        each=args.captions,
         detector=detector,
         known={"oracles": metrics_by_view},
     )
@@ -119,6 +122,13 @@ def parser() -> Parser:
     )
     p.add_argument("--pairs", type=int, metavar="N", help="to train on")
     p.add_argument("--held-out", type=int, metavar="N", help="to evaluate on")
+    p.add_argument(
+        "--captions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of each picture to train on, of which there are so many times fewer (1)",
+    )
     p.add_argument("--seed", type=int, default=0, help="of the world (0)")
     p.add_argument("--extra-boxes", type=int, default=1, metavar="N", help="of each thing (1)")
     p.add_argument(

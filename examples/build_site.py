@@ -39,7 +39,8 @@ CONTENT_TYPES = {
 EPILOG = """\
 example:
   python examples/build_site.py --output demo/site.warc.gz
-  python -m vlmill.pipelines.web_pairs --warc demo/site.warc.gz --output demo/pairs
+  python -m vlmill.pipelines.web_pairs --warc demo/site.warc.gz --output demo/pairs \\
+    --safety-model none --realism-model none
 
 The photographs come with the packages scikit-image and scikit-learn (pip install -e ".[demo]");
 nothing is downloaded. What a miner should find in the site is listed in examples/expected.json.

@@ -26,6 +26,8 @@ EXAMPLES = Path(__file__).resolve().parent
 STEPS_FILE = "steps.json"
 # Narrow network, small pictures: the demo shows the path on a processor, not quality.
 DETECTOR = ("--arch", "tiny", "--short-side", "240", "--long-side", "400", "--max-boxes", "36")
+# Its photographs are known: no model has to look for what is racy or no photograph.
+NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 RECIPE = "imagebert-small"
 SHORTER = ("steps=600", "batch_size=32")  # than the recipe, which is made for thousands of pairs
 
@@ -55,7 +57,7 @@ def steps(out: Path) -> list[Step]:
         return Step(name=name, command=command, product=out / product)
 
     site = out / "site.warc.gz"
-    warc = ("--warc", f"{site}", "--output", f"{pairs}")
+    warc = ("--warc", f"{site}", "--output", f"{pairs}", *NO_MODELS)
     near = ("--pairs", f"{pairs}", "--output", f"{out / 'negatives'}")
     untrained, trained = out / "untrained", out / "trained"
     return [

@@ -283,11 +283,11 @@ def command_verify(arguments: argparse.Namespace) -> int:
 
 def command_show(arguments: argparse.Namespace) -> int:
     """``extract-rois show``."""
-    from vlmill.extract.show import Vocabulary, read_names, show
+    from vlmill.extract.show import Vocabulary, first_names, show
 
     names = Vocabulary(
-        classes=read_names(arguments.classes, "--classes"),
-        attributes=read_names(arguments.attributes, "--attributes"),
+        classes=first_names(arguments.classes, "--classes"),
+        attributes=first_names(arguments.attributes, "--attributes"),
     )
     drawn, said = show(
         arguments.regions,

@@ -18,8 +18,8 @@ from vlmill.extract.pictures.named import id_alike, id_of_file
 from vlmill.extract.pictures.plan import FILE, Picture, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
 from vlmill.schemas.console.report import Section, picture_uri, template, write_page
-from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_bytes
+from vlmill.schemas.readers.class_names import read_names, require_number
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.readers.row_index import IdIndex
@@ -56,36 +56,15 @@ def name_of(names: Sequence[str], number: int, kind: str) -> str:
     return names[number] if number < len(names) else f"{kind} {number}"
 
 
-def read_names(path: str | None, flag: str) -> list[str]:
-    """Reads one name a line; of synonyms separated by commas, the first. Blank lines at the end do
-    not count.
-    """
-    if path is None:
-        return []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").rstrip().splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{flag} {path}: {error}; give a text file of one name a line") from None
-    return [line.split(",")[0].strip() for line in lines]
+def first_names(path: str | None, flag: str) -> list[str]:
+    """Reads one name a line; of synonyms the first."""
+    return [] if path is None else [names[0] for names in read_names(path, flag)]
 
 
 def check_names(names: Vocabulary, producer: Mapping[str, Any]) -> None:
-    """Raises InputError for another number of names than the detector has classes or attributes.
-
-    Of regions that another program has made the number is not known.
-    """
-    detector = producer.get("detector")
-    for flag, listed, size in (
-        ("--classes", names.classes, "num_classes"),
-        ("--attributes", names.attributes, "num_attributes"),
-    ):
-        number = detector.get(size) if isinstance(detector, dict) else None
-        if listed and isinstance(number, int) and len(listed) != number:
-            what = size.removeprefix("num_")
-            raise InputError(
-                f"{flag} has {len(listed)} names, the detector of REGIONS {number} {what}; give "
-                f"its own list of {what}, one a line, without background"
-            )
+    """Raises InputError for another number of names than the detector has classes or attributes."""
+    for what, listed in (("classes", names.classes), ("attributes", names.attributes)):
+        require_number(listed, producer, what, flag=f"--{what}", regions="REGIONS")
 
 
 @dataclass(kw_only=True)

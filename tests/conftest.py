@@ -25,6 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("vlmill").addoption(
         "--mutations", type=int, default=100, metavar="N", help=many
     )
+    rest = "also the tests marked long, which try more of what the others have tried"
+    parser.getgroup("vlmill").addoption("--long", action="store_true", help=rest)
     group = parser.getgroup("parity", "recordings of the published systems (tests/parity)")
     group.addoption("--golden", type=Path, metavar="DIR", help=f"recordings (default: {GOLDEN})")
     about = "of the recordings; several add up (default: every part built)"
@@ -35,6 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Begins a report of parity, empty."""
     config.stash[REPORT] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without ``--long``, deselects what is marked ``long``."""
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.hookimpl(optionalhook=True)

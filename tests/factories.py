@@ -18,6 +18,8 @@ from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import RECIPES
 from vlmill.train.run.inputs import Inputs
 
+# The job of web pairs without models of picture filters, which has to be said.
+NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 SMALL = [name for name in RECIPES if name.endswith("-small")]
 
 
@@ -42,6 +44,19 @@ def write_images(folder: Path, count: int) -> str:
         colour = np.array([20 * number, 255 - 20 * number, 100], np.uint8)
         Image.fromarray(np.tile(colour, (30, 40, 1))).save(data, "PNG")
         rows.append({**empty, "image_id": f"picture-{number}", "bytes": data.getvalue()})
+    write_shard(folder, IMAGES, rows)
+    return str(folder)
+
+
+def write_photographs(folder: Path, count: int, *, cut: Sequence[int] = ()) -> str:
+    """JPEGs of noise; those ``cut`` end in the middle, as an interrupted download does."""
+    random, rows = np.random.default_rng(0), []
+    for number in range(count):
+        data = io.BytesIO()
+        Image.fromarray(random.integers(0, 255, (48, 64, 3), np.uint8)).save(data, "JPEG")
+        content = data.getvalue()[: len(data.getvalue()) // 2 if number in cut else None]
+        empty = dict.fromkeys(IMAGES.schema.names)
+        rows.append({**empty, "image_id": f"picture-{number}", "bytes": content})
     write_shard(folder, IMAGES, rows)
     return str(folder)
 

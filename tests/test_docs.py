@@ -12,12 +12,18 @@ import torch
 
 from vlmill.extract import cli as extract_cli
 from vlmill.models import PRESETS, VARIANTS, preset
-from vlmill.models.published import FAMILIES
+from vlmill.pipelines.filters.scorer import GROUPS, NAMES
+from vlmill.pipelines.filters.statistics import GROUPS as PICTURE_GROUPS
+from vlmill.pipelines.fit_image_filter import command as fit_image_filter
+from vlmill.pipelines.fit_scorer import command as fit_scorer
 from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.pipelines.regions import command as regions
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.train import cli as train_cli
+from vlmill.train.convert.arguments import preset_changes
+from vlmill.train.convert.command import SOURCES
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
 from vlmill.train.recipes.plain import override
 
@@ -28,8 +34,11 @@ PAGES = {
 }
 Main = Callable[[Sequence[str]], object]
 COMMANDS: dict[str, Main] = {
+    "python -m vlmill.pipelines.fit_image_filter": fit_image_filter.main,
+    "python -m vlmill.pipelines.fit_scorer": fit_scorer.main,
     "python -m vlmill.pipelines.hard_negatives": hard_negatives.main,
     "python -m vlmill.pipelines.manifest": manifest.main,
+    "python -m vlmill.pipelines.nearest_pictures": nearest_pictures.main,
     "python -m vlmill.pipelines.regions": regions.main,
     "python -m vlmill.pipelines.web_pairs": web_pairs.main,
     "extract-rois": extract_cli.parser().parse_args,
@@ -86,9 +95,9 @@ def test_its_recipes_presets_and_fields_exist(command: str) -> None:
     if words[0] == "recipes" and "show" in words:
         assert words[words.index("show") + 1] in RECIPES
     if "--as" in words:
-        assert override(preset(words[words.index("--as") + 1]), changes)
+        assert override(preset(words[words.index("--as") + 1]), preset_changes(changes))
     if words[0] == "convert":
-        assert words[words.index("--family") + 1] in FAMILIES
+        assert words[words.index("--family") + 1] in SOURCES
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -192,3 +201,11 @@ def test_the_tree_on_the_page_on_code_is_there() -> None:
         for p in (ROOT / folder).rglob("*.py")
     }
     assert inside <= shown, inside - shown
+
+
+def test_the_page_of_filters_counts_the_features() -> None:
+    page = PAGES["docs/filters.md"]
+    counted = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.M))
+    assert counted == {group: str(len(names)) for group, names in GROUPS.items()}
+    assert f"There are {len(NAMES)} features" in page
+    assert all(f"| `{group}` |" in page for group in PICTURE_GROUPS)

@@ -25,6 +25,7 @@ from vlmill.extract import cli as extract_cli
 from vlmill.models import preset
 from vlmill.models.inputs import VLInputs
 from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.schemas.console.command import run_command
 from vlmill.train import cli as train_cli
 
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "extract-rois": lambda words: run_command(extract_cli.command, words),
     "train-vl": train_cli.main,
     "python -m vlmill.pipelines.manifest": manifest.main,
+    "python -m vlmill.pipelines.nearest_pictures": nearest_pictures.main,
 }
 TINY = ("--arch", "tiny", "--short-side", "240", "--long-side", "400", "--max-boxes", "36")
 CAPTIONS = ("a red kite", "a blue boat", "two dogs", "a green hill", "a white wall", "one cat")

@@ -1,5 +1,6 @@
 """The import package ``vlmill`` and the folders at the top of the repository agree."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -22,6 +23,12 @@ def test_each_folder_is_linked_for_editors_and_type_checkers() -> None:
 def test_one_version() -> None:
     assert version("vlmill") == vlmill.__version__
     assert f"## {vlmill.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_no_requirement_holds_another_ones_module() -> None:
+    """faiss-cpu and faiss-gpu are one module: together, each is broken by the other."""
+    required = re.findall(r'"(faiss[a-z0-9-]*)', (ROOT / "setup.py").read_text())
+    assert required == ["faiss-cpu"]
 
 
 def test_console_scripts_load() -> None:

@@ -10,7 +10,9 @@ vlmo       github.com/microsoft/unilm, folder vlmo  768a3c8
 =========  =======================================  ========
 
 Their code runs unchanged. What they import for downloads, logging and distributed training is
-absent here and gets empty stand-ins; none of it takes part in a step.
+absent here and gets empty stand-ins; none of it takes part in a step. Without apex ViLBERT's and
+InterBERT's norms are seven operations each: with ``one_norm`` apex's place is taken by PyTorch's
+norm in one, which computes the same.
 """
 
 import importlib
@@ -18,50 +20,13 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from peers.works import PixelWork, RegionWork, mask_of
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegionWork:
-    """B pairs for a pretraining step; row 0 of the R regions is the whole picture.
-
-    tokens int64 [B, T]; lengths of texts and region lists, int64 [B]; features [B, R, D];
-    locations [B, R, 5] as fractions; word_labels [B, T], -1 where nothing is to be guessed;
-    masked_regions bool [B, R]; targets [B, R, K] class distributions; mismatched int64 [B].
-    """
-
-    tokens: Tensor
-    text_lengths: Tensor
-    features: Tensor
-    locations: Tensor
-    region_lengths: Tensor
-    word_labels: Tensor
-    masked_regions: Tensor
-    targets: Tensor
-    mismatched: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class PixelWork:
-    """Holds B pairs: tokens and masked tokens [B, T], lengths [B], labels (-100: none), pixels."""
-
-    tokens: Tensor
-    masked_tokens: Tensor
-    text_lengths: Tensor
-    word_labels: Tensor
-    pixels: Tensor
-
-
-def mask_of(lengths: Tensor, width: int) -> Tensor:
-    """Returns a mask that is true for the first ``lengths`` of ``width`` positions."""
-    return torch.arange(width)[None] < lengths[:, None]
 
 
 @contextmanager
@@ -88,26 +53,40 @@ DOWNLOADS: dict[str, dict[str, Any]] = {
     "tensorboardX": {"SummaryWriter": object},
 }
 
+
+class OneNorm(nn.LayerNorm):
+    """PyTorch's norm with the default that these codes rely on; they ask whether a layer is one."""
+
+    def __init__(self, size: int, eps: float = 1e-12) -> None:
+        super().__init__(size, eps=eps)
+
+
+# Under apex's name.
+ONE_NORM: dict[str, dict[str, Any]] = {
+    "apex__normalization__fused_layer_norm": {
+        "FusedLayerNorm": OneNorm,
+    }
+}
 Step = Callable[[bool], None]
 """One forward pass over the work, with gradients if True."""
 
 
-def vilbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
+def vilbert(root: Path, work: RegionWork, *, one_norm: bool = False) -> tuple[nn.Module, Step]:
     """Makes the model and the step of ViLBERT with six co-attention layers."""
-    with importing(root, **DOWNLOADS):
+    with importing(root, **DOWNLOADS, **(ONE_NORM if one_norm else {})):
         code = importlib.import_module("vilbert.vilbert")
         config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
         model: nn.Module = code.BertForMultiModalPreTraining(config)
     return model, _two_streams(model, work)
 
 
-def interbert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
+def interbert(root: Path, work: RegionWork, *, one_norm: bool = False) -> tuple[nn.Module, Step]:
     """Makes the model and the step of InterBERT in its released depth."""
     # The package's __init__ imports the data readers; only its two modules are needed.
     package = types.ModuleType("bertmodel")
     package.__path__ = [str(root / "bertmodel")]
     sys.modules["bertmodel"] = package
-    with importing(root, **DOWNLOADS):
+    with importing(root, **DOWNLOADS, **(ONE_NORM if one_norm else {})):
         code = importlib.import_module("bertmodel.modules")
         config = code.BertConfig.from_json_file(
             str(root / "config/bert_base_6layer_interbert.json")
@@ -324,64 +303,11 @@ def vlmo(root: Path, work: PixelWork) -> tuple[nn.Module, Step]:
     return model, step
 
 
-PEERS: dict[str, Callable[[Path, Any], tuple[nn.Module, Step]]] = {
+PEERS: dict[str, Callable[..., tuple[nn.Module, Step]]] = {
     "vilbert": vilbert,
     "vl-bert": vl_bert,
     "interbert": interbert,
     "vlmo": vlmo,
 }
-
-
-def random_regions(
-    texts: Tensor,
-    regions: Tensor,
-    *,
-    size: tuple[int, int] | None = None,
-    words: int,
-    masked: int,
-    classes: int = 1601,
-) -> RegionWork:
-    """Draws pairs of the given lengths, ``words`` words and ``masked`` regions to be guessed in
-    each.
-
-    Padded to ``size`` (tokens, regions), otherwise to the longest.
-    """
-    batch, (width, rows) = len(texts), size or (int(texts.max()), int(regions.max()))
-    tokens = torch.randint(1000, 30000, (batch, width))
-    tokens[~mask_of(texts, width)] = 0
-    labels = torch.full((batch, width), -1)
-    labels[:, 1 : 1 + words] = tokens[:, 1 : 1 + words]
-    chosen = torch.zeros(batch, rows, dtype=torch.bool)
-    chosen[:, 1 : 1 + masked] = True
-    corners = torch.rand(batch, rows, 2, 2).sort(dim=2).values.flatten(2)
-    area = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
-    return RegionWork(
-        tokens=tokens,
-        text_lengths=texts,
-        features=torch.randn(batch, rows, 2048).relu_(),
-        locations=torch.cat([corners, area[..., None]], dim=-1),
-        region_lengths=regions,
-        word_labels=labels,
-        masked_regions=chosen,
-        targets=F.softmax(torch.randn(batch, rows, classes), dim=-1),
-        mismatched=torch.arange(batch) % 2,
-    )
-
-
-def random_pixels(batch: int, texts: Tensor, *, words: int, side: int = 224) -> PixelWork:
-    """Draws pairs with texts of the given lengths, padded to 40, ``words`` to be guessed in
-    each.
-    """
-    tokens = torch.randint(1000, 30000, (batch, 40))
-    tokens[~mask_of(texts, 40)] = 0
-    labels = torch.full((batch, 40), -100)
-    labels[:, 1 : 1 + words] = tokens[:, 1 : 1 + words]
-    hidden = tokens.clone()
-    hidden[:, 1 : 1 + words] = 103
-    return PixelWork(
-        tokens=tokens,
-        masked_tokens=hidden,
-        text_lengths=texts,
-        word_labels=labels,
-        pixels=torch.rand(batch, 3, side, side) * 2 - 1,
-    )
+# Whose norms apex would have computed.
+WITH_APEX = ("vilbert", "interbert")

@@ -9,7 +9,7 @@ from worlds.writing import SOURCE
 
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 
-Tables = Literal["world", "shuffled", "staged"]
+Tables = Literal["world", "shuffled", "staged", "captions"]
 
 # Each small recipe, and by how much it has to beat the matcher that sees colours alone.
 MARGINS = {
@@ -27,7 +27,8 @@ class Arm:
     """A small recipe with ``changes`` to its fields, trained on one of the tables of pairs.
 
     ``noisy_first`` spends the first half of the steps on the noisy pairs, in a stage of their own.
-    ``negatives``: the pairs' hard negatives are given.
+    ``negatives``: the pairs' hard negatives are given. ``from_bert``: it starts from the small
+    BERT, which has learned from the captions first.
     """
 
     recipe: str
@@ -36,6 +37,7 @@ class Arm:
     tables: Tables = "world"
     noisy_first: bool = False
     negatives: bool = False
+    from_bert: bool = False
 
 
 def recipe_of(arm: Arm, seed: int, steps: int | None = None) -> Recipe:
@@ -60,6 +62,9 @@ SINGLE_REGIONS = (
     "masking.region_to_zero=0.9",
 )
 SINGLE_WORDS = ("masking.word_rule=tokens", "masking.words=0.15")
+# Half of a batch's captions have another one of their picture in it, as where Conceptual Captions,
+# SBU, COCO and Visual Genome come in blocks of 64 in windows of 16,384.
+BLOCKS = ("loading.window=640", "loading.block=64")
 HALF = ("hard_negative_share=0.5",)
 
 
@@ -78,7 +83,13 @@ def ablations(recipe: str, *masks: Arm) -> tuple[Arm, ...]:
         Arm(recipe=recipe, name="stage-1", tables="staged", noisy_first=True),
         Arm(recipe=recipe, name="mixed", tables="staged"),
         Arm(recipe=recipe, name="shuffled", tables="shuffled"),
+        from_bert(recipe),
     )
+
+
+def from_bert(recipe: str) -> Arm:
+    """The recipe on top of a BERT that has learned from the same captions."""
+    return Arm(recipe=recipe, name="from-bert", from_bert=True)
 
 
 def ablation_arms() -> tuple[Arm, ...]:
@@ -87,7 +98,9 @@ def ablation_arms() -> tuple[Arm, ...]:
     no_joint = ("model.first_vl_layer=4", "model.num_contrast_pairs=1")
     return (
         Arm(recipe="vilbert-small"),
+        from_bert("vilbert-small"),
         Arm(recipe="vl-bert-small"),
+        from_bert("vl-bert-small"),
         *ablations(image, Arm(recipe=image, name="masked-groups", changes=GROUPS)),
         *ablations(
             inter,
@@ -99,6 +112,14 @@ def ablation_arms() -> tuple[Arm, ...]:
         Arm(recipe=vlmo, name="without-matching", changes=("objectives.itm=0",)),
         Arm(recipe=vlmo, name="without-words", changes=("objectives.mlm=0",)),
         Arm(recipe=vlmo, name="without-joint-expert", changes=no_joint),
+        Arm(recipe=vlmo, name="captions", tables="captions"),
+        Arm(recipe=vlmo, name="captions-blocks", tables="captions", changes=BLOCKS),
+        Arm(
+            recipe=vlmo,
+            name="captions-false-negatives",
+            tables="captions",
+            changes=(*BLOCKS, "same_picture_negatives=true"),
+        ),
     )
 
 

@@ -139,6 +139,7 @@ def _figures(job: Job) -> Figures:
         regions=regions,
         images=tables.images if regions is None else None,
         negatives=tables.negatives,
+        init=str(small_bert(job)) if job.arm.from_bert else None,
     )
     pretrain(recipe, inputs, trained)
     sizes = {stage.name: stage.batch_size for stage in recipe.stages}
@@ -162,6 +163,14 @@ def _figures(job: Job) -> Figures:
     if recipe.variant == "vlmo" and job.arm.name == BASE:
         figures |= without_experts(job, trained)
     return figures
+
+
+def small_bert(job: Job) -> Path:
+    """Trains the small BERT on the run's captions, with its seed; the checkpoint."""
+    output = job.folder / "bert"
+    recipe = recipe_of(Arm(recipe="bert-small"), job.seed, job.steps)
+    pretrain(recipe, Inputs(pairs=job.tables.pairs), output)
+    return output
 
 
 def retrieval(job: Job, checkpoint: Path, folder: str, rerank: int | None = None) -> Figures:

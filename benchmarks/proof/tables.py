@@ -12,6 +12,7 @@ from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions
+CAPTIONS = 8  # of a picture, where it has several
 LARGER = 2  # times as many pairs in the first stage
 Oracles = dict[str, dict[str, float]]
 
@@ -53,6 +54,8 @@ class WorldTables:
         write = partial(write_world, world=self.world, held_out=self.held_out, known=known)
         write(self.plain, pairs=self.pairs)
         kinds = {arm.tables for arm in arms}
+        if "captions" in kinds:
+            write(self.folder / "captions", pairs=self.pairs, each=CAPTIONS)
         if "staged" in kinds:
             large = self.folder / "large-world"
             write(large, pairs=self.pairs * (1 + LARGER))
@@ -66,7 +69,8 @@ class WorldTables:
 
     def of(self, arm: Arm) -> ArmTables:
         """What an arm reads."""
-        pictures = self.folder / "large-world" if arm.tables == "staged" else self.plain
+        folders = {"staged": self.folder / "large-world", "captions": self.folder / "captions"}
+        pictures = folders.get(arm.tables, self.plain)
         pairs = self.plain if arm.tables == "world" else self.folder / arm.tables
         return ArmTables(
             pairs=str(pairs),

@@ -1,10 +1,12 @@
 """Generates worlds: pictures, captions and regions of which everything is known.
 
-``scenes.py`` says what is in a picture and what its caption states, ``pictures.py`` draws it,
-``detector.py`` gives its regions, ``oracles.py`` computes how well a matcher could do that sees
-only a part, ``writing.py`` writes tables, ``noise.py`` pairs whose captions went astray.
+``scenes.py`` says what is in a picture and what its caption states, ``captions.py`` says it again
+in other words, ``pictures.py`` draws it, ``detector.py`` gives its regions, ``oracles.py`` computes
+how well a matcher could do that sees only a part, ``writing.py`` writes tables, ``noise.py`` pairs
+whose captions went astray.
 """
 
+from worlds.captions import MOST
 from worlds.detector import Detector
 from worlds.noise import NOISY, write_noisy_pairs
 from worlds.oracles import oracles, views
@@ -12,6 +14,7 @@ from worlds.scenes import Scene, Split, World, make_scenes, word_groups
 from worlds.writing import write_world
 
 __all__ = [
+    "MOST",
     "NOISY",
     "Detector",
     "Scene",

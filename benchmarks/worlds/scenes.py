@@ -33,7 +33,7 @@ TEXTURES = ("plain", "striped", "dotted")
 SHAPES = ("circle", "square", "triangle", "cross", "ring", "diamond")
 INVERSES = {"left of": "right of", "above": "below", "inside": "around"}
 RELATIONS = (*INVERSES, *INVERSES.values())
-_OPENINGS = ("", "there is ", "a picture of ", "we see ")
+OPENINGS = ("", "there is ", "a picture of ", "we see ")
 _NESTED = ("inside", "around")
 _DIRECTIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
 _DRAWS = 200
@@ -337,15 +337,21 @@ def holds(relation: str, subject: Placed, object_: Placed) -> bool:
 def _caption(
     names: Sequence[str], statements: Sequence[Statement], rng: np.random.Generator
 ) -> str:
-    """Returns ``a is r1 b and r2 c`` where all statements are of a, else ``a r1 b which is r2
-    c``.
+    """Returns what is stated behind one of the openings."""
+    return str(rng.choice(OPENINGS)) + stated(names, statements)
+
+
+def stated(names: Sequence[str], statements: Sequence[Statement]) -> str:
+    """Returns ``a is r1 b and r2 c`` where all statements are of one thing, else ``a r1 b which is
+    r2 c``.
     """
-    text = names[0]
-    star = all(s.subject == 0 for s in statements)
+    first = statements[0].subject
+    text = names[first]
+    star = all(s.subject == first for s in statements)
     for number, s in enumerate(statements):
         link = "" if number == 0 else "and " if star else "which is "
         text += f" {link}{s.relation} {names[s.object]}"
-    return str(rng.choice(_OPENINGS)) + text
+    return text
 
 
 def word_groups(world: World) -> dict[str, frozenset[str]]:

@@ -24,6 +24,7 @@ from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.ids import image_id_of, pair_id_of
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS
+from worlds.captions import captions
 from worlds.detector import Detector
 from worlds.pictures import draw, png_of
 from worlds.scenes import Scene, Split, World, make_scenes, word_groups
@@ -36,31 +37,42 @@ ROWS_PER_GROUP = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Holds a pair with its picture's bytes and regions."""
+    """Holds a picture's bytes and regions with its captions."""
 
     image_id: str
     split: Split
-    scene: Scene
+    captions: tuple[str, ...]
     png: bytes
     regions: RegionRow
 
 
-def make_sample(world: World, detector: Detector, split: Split, index: int, scene: Scene) -> Sample:
-    """Draw a scene and detect its things: the same for any number of other samples."""
+def make_sample(
+    world: World, detector: Detector, split: Split, index: int, scene: Scene, count: int = 1
+) -> Sample:
+    """Draw a scene with ``count`` captions and detect its things: the same for any number of other
+    samples.
+    """
     rng = np.random.default_rng([world.seed, split == "test", index, 1])
     pixels, boxes = draw(world, scene, rng)
     image_id = f"world/{split}/{index:06d}"
     regions = detector.detect(world, scene, pixels, boxes, image_id, rng)
-    return Sample(image_id=image_id, split=split, scene=scene, png=png_of(pixels), regions=regions)
+    return Sample(
+        image_id=image_id,
+        split=split,
+        captions=tuple(captions(world, scene, count, rng)),
+        png=png_of(pixels),
+        regions=regions,
+    )
 
 
 def samples(
-    world: World, detector: Detector, scenes: Mapping[Split, Sequence[Scene]]
+    world: World, detector: Detector, scenes: Mapping[Split, Sequence[Scene]], count: int
 ) -> Iterator[Sample]:
-    """Yields the samples of all splits, in order."""
+    """Yields the samples of all splits, in order; pictures to train on have ``count`` captions."""
     for split, split_scenes in scenes.items():
         for index, scene in enumerate(split_scenes):
-            yield make_sample(world, detector, split, index, scene)
+            each = count if split == "train" else 1
+            yield make_sample(world, detector, split, index, scene, each)
 
 
 def write_world(
@@ -69,11 +81,14 @@ def write_world(
     *,
     pairs: int,
     held_out: int,
+    each: int = 1,
     detector: Detector | None = None,
     known: Mapping[str, Any] | None = None,
 ) -> State:
     """Write ``pairs`` training pairs and ``held_out`` ones of split ``test``.
 
+    A picture to train on has ``each`` captions, so that there are fewer pictures than pairs; pairs
+    of a picture that is left over are not written, nor is it.
     ``known`` goes to ``world.json`` too. Returns what the folder held: of a finished world with the
     same settings nothing is written again; InputError if it holds something else. Memory: the
     scenes, and one row group.
@@ -84,6 +99,7 @@ def write_world(
         "detector": asdict(detector),
         "pairs": pairs,
         "held_out": held_out,
+        "captions": each,
     }
     state = prepare_output(folder, job=JOB, settings=settings)
     if state is State.FINISHED:
@@ -95,7 +111,7 @@ def write_world(
         **settings,
     }
     scenes: dict[Split, Sequence[Scene]] = {
-        "train": make_scenes(world, "train", pairs),
+        "train": make_scenes(world, "train", pairs // each),
         "test": make_scenes(world, "test", held_out),
     }
     arrays = region_arrays(
@@ -103,7 +119,7 @@ def write_world(
     )
     lines: list[str] = []
     with (
-        Progress(total=pairs + held_out, unit="pair", label="world") as progress,
+        Progress(total=sum(map(len, scenes.values())), unit="picture", label="world") as progress,
         ExitStack() as stack,
     ):
         writers = [
@@ -112,9 +128,9 @@ def write_world(
         ]
         for writer in writers:
             stack.enter_context(writer)
-        every = samples(world, detector, scenes)
+        every = samples(world, detector, scenes, each)
         while group := list(islice(every, ROWS_PER_GROUP)):
-            writers[0].write([_pair(sample) for sample in group])
+            writers[0].write([_pair(sample, text) for sample in group for text in sample.captions])
             writers[1].write([_image(sample) for sample in group])
             writers[2].write(encode_regions([s.regions for s in group], dtype=DTYPE))
             lines += [_boxes(sample) for sample in group]
@@ -138,11 +154,11 @@ def about(world: World) -> dict[str, Any]:
     }
 
 
-def _pair(sample: Sample) -> dict[str, Any]:
+def _pair(sample: Sample, text: str) -> dict[str, Any]:
     return {
-        "pair_id": pair_id_of(sample.image_id, sample.scene.caption),
+        "pair_id": pair_id_of(sample.image_id, text),
         "image_id": sample.image_id,
-        "text": sample.scene.caption,
+        "text": text,
         "language": "en",
         "source": SOURCE,
         "split": sample.split,

@@ -329,7 +329,7 @@ def test_heads_that_a_beit_lacks() -> None:
 def test_unknown_names_are_told_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no preset 'vilbert-bse'; did you mean 'vilbert-base'\?"):
         preset("vilbert-bse")
-    with pytest.raises(ValueError, match=r"no preset 'zzz'; there are beit-base, beit-large"):
+    with pytest.raises(ValueError, match=r"no preset 'zzz'; there are beit-base, beit-base-paper"):
         preset("zzz")
     with pytest.raises(ValueError, match=r"no family 'vilber'; did you mean 'vilbert'\?"):
         load_reference("vilber", {}, {})

@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.train.recipes.test_feeding import write_images
+import torch
+from tests.behaviour.test_end_to_end import batches as end_to_end_batches
+from tests.behaviour.test_end_to_end import tiny, write_rows
+from tests.factories import write_photographs
+from tests.train.run.test_job import Killed, assert_same_run, kill_at
 
-from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.tables import IMAGES
+from vlmill.schemas.tables import REJECTS
 from vlmill.train.cli import main
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.plain import to_yaml
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -49,23 +56,73 @@ def test_features_that_are_not_finite_stop_before_an_update(
     assert "picture-3: features or boxes are not finite; extract these regions again" in line
 
 
+SMALL_VLMO = (
+    *("model.width=16", "model.num_heads=2", "model.intermediate_width=16", "model.num_layers=2"),
+    *("model.first_vl_layer=1", "model.image_size=32", "feeding.image_size=32", "precision=no"),
+    *("steps=6", "batch_size=4", "log_every=1", "save_every=2", "vocabulary_size=90"),
+)
+
+
+def losses(folder: Path) -> list[tuple[float, int]]:
+    lines = read_log(folder / "log.jsonl")
+    return [(line["loss"], line.get("undecodable_pictures", 0)) for line in lines]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_picture_that_cannot_be_decoded_stops(
+def test_a_picture_that_cannot_be_decoded_is_a_reject_and_the_run_goes_on(
     tables: Tables, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
     tables.write(12)
-    write_images(tables.folder / "whole")
-    whole = ImageReader(tables.folder / "whole")
-    rows = []
-    for at in range(12):
-        data = whole.bytes_of(at) or b""
-        empty = dict.fromkeys(IMAGES.schema.names)
-        rows.append({**empty, "image_id": f"picture-{at}", "bytes": data[:60] if at == 5 else data})
-    write_shard(tables.folder / "images", IMAGES, rows)
-    small = ["model.width=16", "model.num_heads=2", "model.intermediate_width=16"]
-    small += ["model.num_layers=2", "model.first_vl_layer=1", "vocabulary_size=90"]
-    small += ["steps=6", "batch_size=4", f"workers={workers}", "precision=no"]
-    changed = change_recipe(recipe_named("vlmo-small"), small)
-    assert run(changed, tables, "--images", str(tables.folder / "images")) == 2
-    line = last_line(capsys)
-    assert "--images: picture-5 cannot be decoded" in line and "leave its pairs out" in line
+    images = write_photographs(tables.folder / "images", 12, cut=[5])
+    small = change_recipe(recipe_named("vlmo-small"), [*SMALL_VLMO, f"workers={workers}"])
+    out = tables.folder / "run"
+    assert run(small, tables, "--images", images) == 2
+    said = last_line(capsys)
+    assert (
+        "1 of the run's 12 pictures cannot be decoded (picture-5), more than max_bad=0.01" in said
+    )
+    # The same run goes on where more may be bad.
+    assert run(change_recipe(small, ["max_bad=0.1"]), tables, "--images", images) == 0
+    assert "on 11 pairs; 1 rejected (1 unreadable_image)" in capsys.readouterr().out
+    (row,) = read_table(out, REJECTS).to_pylist()
+    assert (row["stage"], row["reason"]) == ("pretrain", "unreadable_image")
+    assert row["detail"].startswith("picture-5: OSError: ") and "truncated" in row["detail"]
+    assert verify_folder(out) == [] and not (out / "undecodable.jsonl").exists()
+    counts = [count for _, count in losses(out)]
+    assert counts == sorted(counts) and counts[-1] == 1 and len(counts) == 6
+
+
+def test_a_resumed_run_replaces_the_same_pictures(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.write(12)
+    images = write_photographs(tables.folder / "images", 12, cut=[3, 5, 6])
+    small = change_recipe(recipe_named("vlmo-small"), [*SMALL_VLMO, "max_bad=0.5"])
+    inputs = Inputs(pairs=tables.pairs, images=images)
+    pretrain(small, inputs, tables.folder / "whole")
+    with monkeypatch.context() as patch:
+        kill_at(4, patch)
+        with pytest.raises(Killed):
+            pretrain(small, inputs, tables.folder / "killed")
+    noted = (tables.folder / "killed" / "undecodable.jsonl").read_text().splitlines()
+    assert len(noted) == 3  # of step 4 too, which the last checkpoint does not hold
+    pretrain(small, inputs, tables.folder / "killed")
+    assert_same_run(tables.folder / "killed", tables.folder / "whole")
+    rejects = [
+        read_table(tables.folder / name, REJECTS).to_pylist() for name in ("killed", "whole")
+    ]
+    assert rejects[0] == rejects[1] and len(rejects[0]) == 3
+
+
+def test_regions_of_pictures_that_cannot_be_decoded_are_left_out_with_them(
+    tables: Tables, tmp_path: Path
+) -> None:
+    write_rows(tables)
+    images = write_photographs(tables.folder / "photographs", 12, cut=[2])
+    batches = end_to_end_batches(tables, images, tmp_path / "prepared", tiny())
+    made = [batches[index] for index in range(6)]
+    assert {one.image_id for batch in made for one in batch.undecodable} == {"picture-2"}
+    for at, batch in enumerate(made):
+        assert len(set(batch.image_ids)) == 4 and "picture-2" not in batch.image_ids
+        for name, tensor in batches[at].tensors.items():
+            assert torch.equal(batch.tensors[name], tensor), name

@@ -49,7 +49,10 @@ NO_PICTURES = (
 )
 TRAIN, EXTRACT = "vlmill.train.cli", "vlmill.extract.cli"
 WEB, NEGATIVES = "vlmill.pipelines.web_pairs", "vlmill.pipelines.hard_negatives"
+FILTER, SCORER = "vlmill.pipelines.fit_image_filter", "vlmill.pipelines.fit_scorer"
 REGIONS, MANIFEST = "vlmill.pipelines.regions", "vlmill.pipelines.manifest"
+NEAREST = "vlmill.pipelines.nearest_pictures"
+NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 PRETRAIN = (TRAIN, "pretrain", "imagebert-small", "--pairs", "a", "--output", "b")
 WHOLE = (EXTRACT, "run", "a", "--output", "b", "--global-cnn")
 # Arguments and their exit status; nothing of the list above is loaded.
@@ -100,13 +103,21 @@ COMMANDS = {
     (WEB, "--help"): 0,
     (WEB, "--version"): 0,
     (WEB, "--output", "b"): 2,
-    (WEB, "--warc", "none*", "--output", "b"): 2,
+    (WEB, "--warc", "a", "--output", "b"): 2,  # the models of filters are missing
+    (WEB, "--warc", "none*", "--output", "b", *NO_MODELS): 2,
     (WEB, "--warc", "a", "--output", "b", "--shardz", "3"): 2,
     (WEB, "--warc", "a", "--output", "b", "--shards", "0"): 2,
     (WEB, "--warc", "a", "--output", "b", "--min-score", "7"): 2,
+    (WEB, "--output", "b", "--classes", "c"): 2,  # neither --warc nor --regions
+    (FILTER, "--help"): 0,
+    (FILTER, "--images", "a", "--labels", "b", "--output", "c", "--threshold", "2"): 2,
+    (SCORER, "--help"): 0,
     (NEGATIVES, "--help"): 0,
     (NEGATIVES, "--pairs", "a", "--output", "b", "--nonsense"): 2,
     (NEGATIVES, "--pairs", "a", "--output", "b", "--below", "much"): 2,
+    (NEAREST, "--help"): 0,
+    (NEAREST, "--regions", "a", "--output", "b", "--top", "0"): 2,
+    (NEAREST, "--regions", "a", "--import", "a", "--output", "b"): 2,
     (REGIONS, "--help"): 0,
     (REGIONS, "--images", "a", "--output", "b", "--nonsense"): 2,
     (REGIONS, "--images", "a", "--output", "b", "--dtype", "float8"): 2,
@@ -126,6 +137,7 @@ READERS = {
     (EXTRACT, "export", "none", "--format", "tsv", "--output", "b"): 2,
     (EXTRACT, "show", "none", "--images", "a", "--output", "b"): 2,
     (NEGATIVES, "--pairs", "none", "--output", "b"): 2,
+    (NEAREST, "--regions", "none", "--output", "b"): 2,
     (REGIONS, "--images", "none", "--output", "b"): 2,
 }
 PROGRAM = """

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.factories import Tables, write_images
+from tests.factories import NO_MODELS, Tables, write_images
 
 from vlmill.extract.cli import command
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.pipelines.manifest.job import main as manifest
+from vlmill.pipelines.nearest_pictures.command import main as nearest_pictures
 from vlmill.pipelines.regions.command import main as regions_job
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.schemas.console.command import run_command
@@ -122,12 +123,13 @@ def test_a_killed_runs_lock_is_free(tmp_path: Path) -> None:
 
 
 WRITERS: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
-    "web_pairs": (web_pairs, ["--warc", "none"]),
+    "web_pairs": (web_pairs, ["--warc", "none", *NO_MODELS]),
     "hard_negatives": (hard_negatives, ["--pairs", "none"]),
     "manifest": (
         manifest,
         ["own", "--input", "x.csv", "--text-column", "t", "--image-column", "i"],
     ),
+    "nearest_pictures": (nearest_pictures, ["--regions", "none"]),
     "regions": (regions_job, ["--images", "none"]),
     "run": (extract_rois, ["run", "none"]),
     "import": (extract_rois, ["import", "none"]),

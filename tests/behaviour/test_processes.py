@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.factories import write_images
+from tests.factories import write_photographs
 
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.recipes.plain import to_yaml
 from vlmill.train.run.log import read_log
+from vlmill.train.run.runner import LOG
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -55,7 +58,11 @@ def train(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [["accumulation=2"], ["shard=true", "average=0.9"], ["shard=true", "accumulation=2"]],
+    [
+        ["accumulation=2"],
+        ["shard=true", "average=0.9"],
+        pytest.param(["shard=true", "accumulation=2"], marks=pytest.mark.long),
+    ],
 )
 def test_two_processes_give_the_losses_and_weights_of_one(
     changes: list[str], tables: Tables, recipe: Recipe, tmp_path: Path
@@ -82,15 +89,21 @@ def test_divided_layers_are_gathered_in_bfloat16(
 
 
 @pytest.mark.slow
-def test_vlmo_draws_the_negatives_of_one_process(tables: Tables, tmp_path: Path) -> None:
+def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_pictures(
+    tables: Tables, tmp_path: Path
+) -> None:
     tables.write()
     words = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.drop_path=0"]
     words += ["model.intermediate_width=32", "model.first_vl_layer=1", "batch_size=8", "steps=3"]
     words += ["model.image_size=64", "feeding.image_size=64", "log_every=1", "optimizer.lr=2e-3"]
-    recipe = change_recipe(recipe_named("vlmo-small"), words)
-    images = write_images(tmp_path / "images", 12)
+    recipe = change_recipe(recipe_named("vlmo-small"), [*words, "max_bad=0.2"])
+    images = write_photographs(tmp_path / "images", 12, cut=[1, 9])
     runs = [train(tmp_path, tables, recipe, processes, images) for processes in (1, 2)]
     assert_same(*runs)
+    rejects = [read_table(run, REJECTS).to_pylist() for run in runs]
+    assert rejects[0] == rejects[1] and {r["reason"] for r in rejects[0]} == {"unreadable_image"}
+    counts = [[line.get("undecodable_pictures") for line in read_log(r / LOG)] for r in runs]
+    assert counts[0] == counts[1] and counts[0][-1] == 2
 
 
 def assert_same(one: Path, two: Path) -> None:

@@ -15,14 +15,20 @@ from shell import KEYS, parse_form, result_line
 from vlmill.schemas.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
+OF_LABELS = "mining"  # of archives that somebody has labelled: by hand, and in one form
 SCRIPTS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
+    path.stem
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if "__main__" in path.read_text() and path.stem != OF_LABELS
 )
 # Less than even the short form; test_learning.py has that of learning, which trains.
 SMALLEST = {
     "extract": ["--arch", "tiny", "--pictures", "1", "--rounds", "1"],
+    "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--pictures", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
+    "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
+    "web_pairs": ["--pages", "12", "--rounds", "1", "--growth", "1"],
     "world": ["--pairs", "6", "--held-out", "4", "--output", "out"],
 }
 

@@ -17,14 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.factories import Tables, caption, write_images
+from tests.factories import NO_MODELS, Tables, caption, write_images
 from tests.pipelines.conftest import make_picture, write_archive
 
 from vlmill.schemas.readers.regions import RegionReader
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-CLOCK = {"samples_per_second", "mfu", "seconds"}  # what no two runs have alike
+CLOCK = {
+    "samples_per_second",
+    "mfu",
+    "data_wait",
+    "process_memory_bytes",
+    "seconds",
+}  # what no two runs have alike
 EARLIEST = 0.2  # of the time: before, a process has only begun to import
 PICTURES = 8
 TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--pictures-per-shard", "2"]
@@ -47,8 +53,12 @@ def command_of(name: str, inputs: Path) -> list[str]:
     pairs, regions = ["--pairs", tables.pairs], ["--regions", tables.regions]
     pipeline = "vlmill.pipelines."
     commands = {
-        "web_pairs": [f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz")],
+        "web_pairs": [f"{pipeline}web_pairs", "--warc", str(inputs / "*.warc.gz"), *NO_MODELS],
         "hard_negatives": [f"{pipeline}hard_negatives", *pairs],
+        "nearest_pictures": [
+            *[f"{pipeline}nearest_pictures", *regions, *pairs, "--top", "5"],
+            *["--pictures-per-shard", "5", "--threads", "1"],
+        ],
         "manifest": [
             *[f"{pipeline}manifest", "own", "--input", str(inputs / "own.csv")],
             *["--text-column", "text", "--image-column", "image"],
@@ -65,7 +75,10 @@ def command_of(name: str, inputs: Path) -> list[str]:
     return [sys.executable, "-m", *commands[name]]
 
 
-JOBS = ("web_pairs", "hard_negatives", "manifest", "regions", "extract", "pretrain")
+JOBS = (
+    *("web_pairs", "hard_negatives", "nearest_pictures", "manifest"),
+    *("regions", "extract", "pretrain"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +191,11 @@ def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> N
     """Rows in each job's tables, or a test above would compare nothing with nothing."""
     assert len(list(RegionReader(undisturbed("extract").whole))) == PICTURES
     tables = {name: content(undisturbed(name).whole) for name in JOBS}
-    for name, table in {"web_pairs": "pairs", "hard_negatives": "negatives"}.items():
+    names = {
+        "web_pairs": "pairs",
+        "hard_negatives": "negatives",
+        "nearest_pictures": "neighbours-00004",
+    }
+    for name, table in names.items():
         assert any(file.startswith(table) for file in tables[name])
     assert len(tables["pretrain"]["log.jsonl"]) == 24

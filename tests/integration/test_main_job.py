@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from markupsafe import escape
+from tests.factories import NO_MODELS
 
 import vlmill
 from vlmill.extract import cli as extract_cli
@@ -63,7 +64,7 @@ def steps_of(out: Path) -> dict[str, Callable[[], int]]:
     extract = ["run", pairs, "--output", regions, "--arch", "tiny", "--max-boxes", "8"]
     sides = ["--short-side", "96", "--long-side", "160", "--pictures-per-shard", "4"]
     near = ["--pairs", pairs, "--output", str(out / "negatives")]
-    warc = ["--warc", str(out / "site.warc.gz"), "--output", pairs]
+    warc = ["--warc", str(out / "site.warc.gz"), "--output", pairs, *NO_MODELS]
 
     def pretrain(name: str, steps: int) -> int:
         words = ["pretrain", "imagebert-small", *tables, "--negatives", str(out / "negatives")]
@@ -196,7 +197,7 @@ def test_the_whole_site_gives_what_a_reader_expects(tmp_path: Path) -> None:
     site = load("build_site")
     assert run_command(site.main, ["--output", str(tmp_path / "site.warc.gz")]) == 0
     command = ["--warc", str(tmp_path / "site.warc.gz"), "--output", str(tmp_path / "pairs")]
-    assert web_pairs.main(command) == 0
+    assert web_pairs.main([*command, *NO_MODELS]) == 0
     found = {r["image_url"]: r for r in read_table(tmp_path / "pairs", PAIRS).to_pylist()}
 
     dropped = {entry["url"] for entry in EXPECTED["dropped"]}

@@ -211,7 +211,7 @@ def test_what_is_not_there_is_not_asked(tmp_path: Path) -> None:
 
 
 def loaded(name: str) -> LoadedCheckpoint:
-    variant, _, feeding = CASES[name]
+    variant, _, feeding, *_ = CASES[name]
     model = tiny_model(name, VOCABULARY)
     return LoadedCheckpoint(
         path=Path(),

@@ -23,9 +23,10 @@ from vlmill.extract.formats.records import Bad
 from vlmill.extract.verify import verify
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.contract import footer_of
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.files.shards import ShardWriter, is_marked_finite
 from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS, REJECTS
 
@@ -315,6 +316,8 @@ def test_values_that_the_stored_type_cannot_hold(tmp_path: Path) -> None:
     export_file(write_regions(tmp_path / "source", rows), tmp_path / "bad", "tsv6")
     content = (tmp_path / "bad").read_bytes()
     assert imported(tmp_path, content, dtype="float16") == [("a", "not_finite")]
+    (shard,) = (tmp_path / "back").glob("regions-*.parquet")
+    assert is_marked_finite(footer_of(shard).metadata)
 
 
 def test_a_file_without_a_good_row(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Sites whose pictures a person has judged: reading, counting, fitting the choice's weights."""

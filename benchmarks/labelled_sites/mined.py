@@ -1,0 +1,141 @@
+"""What mining keeps of labelled sites, and what a person would say of it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labelled_sites.labels import Label, read_labels, verdict_of
+from labelled_sites.reading import by_host, joined_pages
+from vlmill.pipelines.choice.choose import choose, scenes
+from vlmill.pipelines.choice.dominance import judge_pictures
+from vlmill.pipelines.choice.features import features
+from vlmill.pipelines.choice.joined import JoinedPage, TextSource
+from vlmill.pipelines.choice.survey import Site, survey_site
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.urls import join_key
+from vlmill.pipelines.rules import WebPairRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSite:
+    """An archive, surveyed host by host, and the labels of its pictures."""
+
+    archive: str
+    hosts: Sequence[tuple[Site, Sequence[JoinedPage]]]
+    labels: Sequence[Label]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A picture's best text over all pages of its site."""
+
+    score: float
+    text: str
+    source: TextSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A candidate text of a labelled picture: its features, and whether it describes it."""
+
+    archive: str
+    features: Mapping[str, float]
+    verdict: str
+
+
+def read_sites(folder: Path, rules: WebPairRules) -> list[LabelledSite]:
+    """Reads every labelled archive of a folder with ``labels.jsonl``."""
+    labels = read_labels(folder / "labels.jsonl")
+    sites = []
+    for archive in sorted({label.archive for label in labels}):
+        hosts = by_host(joined_pages(folder / archive, rules)).values()
+        sites.append(
+            LabelledSite(
+                archive=archive,
+                hosts=[(survey_site(pages, rules), pages) for pages in hosts],
+                labels=[label for label in labels if label.archive == archive],
+            )
+        )
+    return sites
+
+
+def mine(
+    site: LabelledSite, rules: WebPairRules, weights: Mapping[str, float]
+) -> list[tuple[Label, Kept | None]]:
+    """Each label with what is kept of its picture, None for nothing.
+
+    A picture has one text, the best of all pages that show it; a text of more pictures than
+    ``rules.max_images_per_text`` is dropped.
+    """
+    best: dict[str, Kept] = {}
+    for surveyed, pages in site.hosts:
+        for joined in pages:
+            for image_id, kept in _kept(joined, surveyed, rules, weights):
+                if image_id not in best or kept.score > best[image_id].score:
+                    best[image_id] = kept
+    uses = Counter(kept.text.casefold() for kept in best.values())
+    outcomes: list[tuple[Label, Kept | None]] = []
+    for label in site.labels:
+        pairs = [best[i] for i in _image_ids(site, label) if i in best]
+        pair = max(pairs, key=lambda one: one.score, default=None)
+        if pair is not None and uses[pair.text.casefold()] > rules.max_images_per_text:
+            pair = None
+        outcomes.append((label, pair))
+    return outcomes
+
+
+def _kept(
+    joined: JoinedPage, site: Site, rules: WebPairRules, weights: Mapping[str, float]
+) -> list[tuple[str, Kept]]:
+    """(image id, its best text on this page)."""
+    pairs = []
+    for choice in choose(joined, site, rules, weights=weights):
+        if isinstance(choice, Drop):
+            continue
+        picture = joined.pictures[choice.order]
+        assert not isinstance(picture, Drop)
+        best = choice.texts[0]
+        pairs.append((picture.image_id, Kept(best.score, best.text, best.source)))
+    return pairs
+
+
+def _image_ids(site: LabelledSite, label: Label) -> set[str]:
+    """Ids of what the labelled page shows under the label's address."""
+    key = join_key(label.image_url)
+    return {
+        picture.image_id
+        for _, pages in site.hosts
+        for joined in pages
+        if joined.page.url == label.page_url
+        for image in joined.page.images
+        if key in map(join_key, image.urls)
+        and (picture := joined.pictures.get(image.order)) is not None
+        and not isinstance(picture, Drop)
+    }
+
+
+def examples(site: LabelledSite, rules: WebPairRules) -> list[Example]:
+    """The candidates of the site's labelled pictures, of each on its labelled page."""
+    made = []
+    for surveyed, pages in site.hosts:
+        for joined in pages:
+            labels = [label for label in site.labels if label.page_url == joined.page.url]
+            if not labels:
+                continue
+            judged = judge_pictures(joined, surveyed, rules)
+            seen = scenes(joined, surveyed, judged)
+            for label in labels:
+                key = join_key(label.image_url)
+                scene = next(
+                    (s for s in seen if s.candidates and key in map(join_key, s.image.urls)), None
+                )
+                for candidate in scene.candidates if scene else ():
+                    made.append(
+                        Example(
+                            archive=site.archive,
+                            features=features(candidate, scene) if scene else {},
+                            verdict=verdict_of(candidate.text, label),
+                        )
+                    )
+    return made

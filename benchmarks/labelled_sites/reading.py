@@ -1,0 +1,74 @@
+"""Archives of sites become pages joined with their pictures, in this process."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vlmill.pipelines.archives.reading import Record, read_archive
+from vlmill.pipelines.choice.joined import JoinedPage, Measured
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.page import Page
+from vlmill.pipelines.pages.pictures import examine_picture
+from vlmill.pipelines.pages.urls import join_key
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.texts.language import LanguageDetector
+from vlmill.pipelines.web_pairs.mine import language_of, read_page, source_of
+
+
+def joined_pages(archive: Path, rules: WebPairRules) -> list[JoinedPage]:
+    """The pages of an archive with the pictures that lie in it, in whatever language they are."""
+    detector = LanguageDetector()
+    pages: list[Page] = []
+    pictures: dict[str, Measured | Drop] = {}
+    for record in _records(archive, rules):
+        if record.kind == "page":
+            page = page_of(record, detector, rules)
+            if page is not None:
+                pages.append(page)
+        elif record.kind == "picture":
+            facts = examine_picture(
+                record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels
+            )
+            pictures[join_key(record.url)] = facts
+    return [join(page, pictures) for page in pages]
+
+
+def _records(archive: Path, rules: WebPairRules) -> Iterator[Record]:
+    with archive.open("rb") as file:
+        for _, record in read_archive(file, archive.name, max_bytes=rules.max_record_bytes):
+            if isinstance(record, Record):
+                yield record
+
+
+def page_of(record: Record, detector: LanguageDetector, rules: WebPairRules) -> Page | None:
+    """Parses and reads a page; None for one without pictures or that cannot be parsed."""
+    source = source_of(record, rules)
+    page = source if isinstance(source, Drop) else read_page(source, record.url, rules)
+    if isinstance(page, Drop) or isinstance(source, Drop):
+        return None
+    language = language_of(source, detector, rules)
+    return replace(page, language="" if isinstance(language, Drop) else language)
+
+
+def join(page: Page, pictures: dict[str, Measured | Drop]) -> JoinedPage:
+    """The page with the largest picture that lies under the addresses of each of its images."""
+    at_hand: dict[int, Measured | Drop] = {}
+    for image in page.images:
+        outcomes = [pictures[key] for url in image.urls if (key := join_key(url)) in pictures]
+        if outcomes:
+            at_hand[image.order] = max(outcomes, key=_area)
+    return JoinedPage(page, at_hand)
+
+
+def _area(outcome: Measured | Drop) -> int:
+    return -1 if isinstance(outcome, Drop) else outcome.width * outcome.height
+
+
+def by_host(pages: list[JoinedPage]) -> dict[str, list[JoinedPage]]:
+    """The pages of each host: what the job surveys as one site."""
+    hosts: dict[str, list[JoinedPage]] = defaultdict(list)
+    for joined in pages:
+        hosts[urlsplit(joined.page.url).netloc].append(joined)
+    return dict(hosts)
