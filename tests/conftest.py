@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.fixture(autouse=True)
+def _number_of_threads() -> Iterator[None]:
+    """Fails a test that leaves PyTorch with another number of threads: sums of later tests differ
+    by it in their last bits, and what is compared bit for bit then fails far from its cause.
+    """
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    if before is not None:
+        assert sys.modules["torch"].get_num_threads() == before
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ once.
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,20 @@ MOST_CANDIDATES = 1 << 23  # of a block of queries: 12 bytes each
 ROWS_AT_ONCE = 4_096
 EPSILON = float(np.finfo(np.float32).eps)  # twice the error of an operation
 SMALLEST = float(np.finfo(np.float32).tiny)  # what products below it lose
+
+
+@contextmanager
+def _openmp_threads(count: int) -> Iterator[None]:
+    """Lets FAISS use ``count`` threads, and afterwards as many as before.
+
+    The number is the process's: PyTorch's sums, which depend on it in their last bits, follow it.
+    """
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +82,6 @@ class NearestIndex:
 
         By distance, as rounded to float32, then by place; all others where there are fewer.
         """
-        faiss.omp_set_num_threads(self._threads)
         with ThreadPoolExecutor(self._threads) as threads:
             for begin in range(start, stop, QUERIES):
                 places = np.arange(begin, min(begin + QUERIES, stop))
@@ -90,7 +104,8 @@ class NearestIndex:
             unsettled = []
             for begin in range(0, len(waiting), most):
                 block = np.array(waiting[begin : begin + most])
-                found, near = faiss.knn(self._vectors[block], self._vectors, width)
+                with _openmp_threads(self._threads):
+                    found, near = faiss.knn(self._vectors[block], self._vectors, width)
                 ranked = threads.map(partial(self._ranked, count), block, near, found)
                 for query, nearest in zip(block.tolist(), ranked, strict=True):
                     if nearest is None:

@@ -130,3 +130,12 @@ def test_blocks_parts_and_threads_change_nothing(
 
 def test_one_picture_has_no_neighbour(tmp_path: Path) -> None:
     assert searched(np.ones((1, 3), np.float32), tmp_path, 5) == [[]]
+
+
+def test_the_threads_of_other_libraries_stay_as_many_as_they_were(tmp_path: Path) -> None:
+    before = faiss.omp_get_max_threads()
+    index = index_of(clouds("normal"), tmp_path, threads=before + 1)
+    next(index.search(0, len(index), 3))
+    assert faiss.omp_get_max_threads() == before
+    list(index.search(0, len(index), 3))
+    assert faiss.omp_get_max_threads() == before
