@@ -9,6 +9,7 @@ import dataclasses
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ class Buffers:
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
+        # Apart from the others, and without the lock: the collector may give a block back at any
+        # moment, also while this thread holds the lock.
+        self._returned: deque[Tensor] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -50,19 +54,17 @@ class Buffers:
             return torch.empty(shape, dtype=dtype)
         block = self._taken(size)
         array = block.numpy()  # a tensor made of it holds on to it, and so do all of its views
-        weakref.finalize(array, self._give_back, block).atexit = False
+        weakref.finalize(array, self._returned.append, block).atexit = False
         return torch.from_numpy(array)[:size].view(dtype).view(shape)
 
     def _taken(self, size: int) -> Tensor:
         with self._lock:
+            while self._returned:
+                self._free = [*self._free, self._returned.popleft()][-KEPT:]
             for at in reversed(range(len(self._free))):  # the last one may be in the cache still
                 if size <= len(self._free[at]) <= LARGER * size:
                     return self._free.pop(at)
         return torch.empty(size, dtype=torch.uint8)
-
-    def _give_back(self, block: Tensor) -> None:
-        with self._lock:
-            self._free = [*self._free, block][-KEPT:]
 
 
 BUFFERS = Buffers()
