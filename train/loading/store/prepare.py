@@ -180,7 +180,7 @@ def _negatives(folder: Path, negatives: str) -> int:
 
 
 def require_pictures(counts: Counter[str], missing: str) -> None:
-    """With ``missing`` "error", raisess InputError if a pair was rejected for want of its
+    """With ``missing`` "error", raises InputError if a pair was rejected for want of its
     picture.
     """
     lost = {r: counts[r] for r in (Reason.NO_PICTURE, Reason.NO_REGIONS, Reason.NO_BOXES)}
