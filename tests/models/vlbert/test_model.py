@@ -332,6 +332,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiles_without_a_break_and_once_for_all_lengths(pytestconfig: pytest.Config) -> None:
     """In a process of its own: shapes checked at run time cannot be traced."""
     done = subprocess.run(

@@ -54,6 +54,10 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert torch.equal(value, expected[name]), name
 
 
+MORE_STEPS = [pytest.param(step, marks=pytest.mark.long) for step in (1, 4, 5)]
+MORE_STAGED_STEPS = [pytest.param(step, marks=pytest.mark.long) for step in (3, 6)]
+
+
 class Killed(Exception):
     """Stands for a kill: nothing handles it."""
 
@@ -111,7 +115,7 @@ def test_the_same_command_gives_the_same_losses(
     assert logged(tmp_path / "seed")[0]["loss"] != logged(tmp_path / "one")[0]["loss"]
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 5])
+@pytest.mark.parametrize("step", [2, *MORE_STEPS])
 def test_a_killed_run_continues_bit_for_bit(
     step: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +136,7 @@ def test_a_killed_run_continues_bit_for_bit(
     assert not half.exists()
 
 
-@pytest.mark.parametrize("step", [3, 4, 6])
+@pytest.mark.parametrize("step", [4, *MORE_STAGED_STEPS])
 def test_stages_continue_too(
     step: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ print(held() - before)
 
 @needs_onednn
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.long
 def test_batches_of_ever_other_lengths_leave_no_memory_behind() -> None:
     clean = {k: v for k, v in os.environ.items() if k not in linear_module.CACHES}
     done = subprocess.run(
