@@ -15,14 +15,23 @@ from vlmill.schemas.files.atomic import atomic_folder
 
 Array = npt.NDArray[Any]
 
+CHUNK = 128  # postings that are bounded together
+OWN_BITS, BITS = 20, 96  # of a signature: the most frequent words have a bit of their own
+ROW = 16  # int32 of a bag's row: 64 bytes
+INLINE = 13  # words that a row holds
+WORD_BITS = 20  # of a packed word; its count lies above
+EXCESS_UNIT, NORM_UNIT = 1024, 0.5  # of `excess` and `norm`, in units of weights
+UNKNOWN = 65535  # an excess too large for its type: such a bag is always looked up
+MOST_EXCESS = 8 << 16  # of a bag of class A
+
 
 class Bags(NamedTuple):
     """The queries: words of B bags of N captions, and who has them.
 
     ``start`` int64 [B + 1] cuts ``words`` int32 and ``counts`` int32, ascending words of each bag;
     ``norm2`` int64 [B]. ``member_start`` int64 [B + 1] cuts ``members`` int32 [N], ascending
-    captions of each bag. ``images`` int32 [N] numbers the captions' pictures. ``weights`` int64
-    [V].
+    captions of each bag. ``images`` int32 [N] numbers the captions' pictures, -1 where a picture has
+    this caption alone. ``weights`` int64 [V].
     """
 
     start: Array
@@ -38,8 +47,10 @@ class Bags(NamedTuple):
 class Part(NamedTuple):
     """An index of D bags, sorted so that lists can be left early (:mod:`.index`).
 
-    ``rows`` int32 [D, 16], a cache line each: the layout stands in :mod:`.index`. ``long_words``
-    and ``long_counts`` int32 hold the words that do not fit there. ``list_start`` int64 [V + 1]
+    ``rows`` int32 [D, 16], a cache line each: norm2, the only caption of the bag or -1 - bag, 0, and
+    word | count << 20 of each word, 0 where there are no more. Bags that do not fit have the number
+    of a long bag, the caption, and 1: ``long_start`` int64 [L + 1] cuts ``long_words`` and
+    ``long_counts`` int32, ``long_norm2`` is int64 [L]. ``list_start`` int64 [V + 1]
     and ``list_middle`` int64 [V] cut the postings of each word, first those of class A, then those
     of class B. A posting has a signature of three ``bits`` uint32, a ``norm`` rounded down and an
     ``excess`` rounded up, uint16 both, and the ``place`` int32 of its bag in ``rows``. ``reach``
@@ -47,6 +58,8 @@ class Part(NamedTuple):
     """
 
     rows: Array
+    long_start: Array
+    long_norm2: Array
     long_words: Array
     long_counts: Array
     list_start: Array

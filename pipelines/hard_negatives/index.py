@@ -8,18 +8,21 @@ larger product to reach the same cosine.
 
 import numpy as np
 
-from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part
-from vlmill.pipelines.hard_negatives.kernel import (
+from vlmill.pipelines.hard_negatives.arrays import (
     CHUNK,
     EXCESS_UNIT,
     INLINE,
     MOST_EXCESS,
+    NORM_UNIT,
     ROW,
     UNKNOWN,
     WORD_BITS,
-    bit_of,
-    compiled,
+    Array,
+    Bags,
+    Part,
 )
+from vlmill.pipelines.hard_negatives.bounds import bit_of
+from vlmill.pipelines.hard_negatives.compiled import compiled
 
 MOST_COUNT = 1 << (31 - WORD_BITS)
 
@@ -52,9 +55,15 @@ def bags_of(start: Array, words: Array, counts: Array, images: Array, weights: A
         norm2=norm2,
         member_start=np.append(firsts, num).astype(np.int64),
         members=order,
-        images=images,
+        images=_shared_pictures(images),
         weights=weights,
     )
+
+
+def _shared_pictures(images: Array) -> Array:
+    """Numbers of pictures, -1 where a caption's picture has no other caption."""
+    alone = np.bincount(images, minlength=1)[images] == 1
+    return np.where(alone, -1, images).astype(np.int32)
 
 
 @compiled
@@ -125,13 +134,17 @@ def part_of(bags: Bags, number: int = 0, parts: int = 1) -> Part:
     sizes = bags.start[chosen + 1] - bags.start[chosen]
     frequency = np.zeros(bags.weights.size, np.int64)
     frequency_a = np.zeros(bags.weights.size, np.int64)
-    num_long = _measure_lists(bags, chosen, in_b, frequency, frequency_a)
+    long_sizes = np.zeros(chosen.size, np.int64)
+    _measure_lists(bags, chosen, in_b, frequency, frequency_a, long_sizes)
+    long_start = np.append(0, np.cumsum(long_sizes[long_sizes > 0]))
     starts = np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64)
     postings = int(starts[-1]) + CHUNK
     part = Part(
         rows=np.zeros((chosen.size, ROW), np.int32),
-        long_words=np.zeros(num_long, np.int32),
-        long_counts=np.zeros(num_long, np.int32),
+        long_start=long_start,
+        long_norm2=bags.norm2[chosen[long_sizes > 0]],
+        long_words=np.zeros(long_start[-1], np.int32),
+        long_counts=np.zeros(long_start[-1], np.int32),
         list_start=starts,
         list_middle=starts[:-1] + frequency_a,
         bits0=np.zeros(postings, np.uint32),
@@ -142,7 +155,7 @@ def part_of(bags: Bags, number: int = 0, parts: int = 1) -> Part:
         place=np.zeros(postings, np.int32),
         reach=(reach[order] * (1 - 1e-6)).astype(np.float32),
     )
-    norm16 = np.minimum(np.floor(2 * norms * (1 - 1e-12)), 65535).astype(np.uint16)
+    norm16 = np.minimum(np.floor(norms / NORM_UNIT * (1 - 1e-12)), 65535).astype(np.uint16)
     excess16 = np.minimum(np.ceil(excess[order] / EXCESS_UNIT), UNKNOWN).astype(np.uint16)
     assert sizes.sum() == starts[-1]
     _fill(bags, chosen, norm16, excess16, part, starts[:-1].copy())
@@ -173,52 +186,45 @@ def _fits(bags: Bags, bag: int) -> bool:
 
 @compiled
 def _measure_lists(
-    bags: Bags, chosen: Array, in_b: Array, frequency: Array, frequency_a: Array
-) -> int:
-    """Counts the postings of each word, and the words that need ``long_words``."""
-    num_long = 0
+    bags: Bags, chosen: Array, in_b: Array, frequency: Array, frequency_a: Array, long_sizes: Array
+) -> None:
+    """Counts the postings of each word, and the words of bags that do not fit into a row."""
     for k in range(chosen.size):
         begin, end = bags.start[chosen[k]], bags.start[chosen[k] + 1]
         if not _fits(bags, chosen[k]):
-            num_long += end - begin
+            long_sizes[k] = end - begin
         for at in range(begin, end):
             frequency[bags.words[at]] += 1
             if not in_b[k]:
                 frequency_a[bags.words[at]] += 1
-    return num_long
 
 
 @compiled
 def _fill(
     bags: Bags, chosen: Array, norm16: Array, excess16: Array, part: Part, cursor: Array
 ) -> None:
-    """Writes rows and postings; a row is norm2, bag, number of words, and word | count << 20.
-
-    Where these do not fit: 0, bag, minus the number, then the place in ``long_words`` and norm2,
-    two int32 each, low half first.
-    """
-    num_long = np.int64(0)
+    """Writes rows and postings."""
+    num_long = 0
     for k in range(chosen.size):
         bag, row = chosen[k], part.rows[k]
         begin, end = bags.start[bag], bags.start[bag + 1]
-        row[1] = bag
-        fits = _fits(bags, bag)
-        if fits:
-            row[0], row[2] = bags.norm2[bag], end - begin
+        first, last = bags.member_start[bag], bags.member_start[bag + 1]
+        row[1] = bags.members[first] if last - first == 1 else -1 - bag
+        if _fits(bags, bag):
+            row[0] = bags.norm2[bag]
+            for at in range(begin, end):
+                row[3 + at - begin] = bags.words[at] | (bags.counts[at] << WORD_BITS)
         else:
-            row[2] = begin - end
-            row[3], row[4] = np.int32(num_long & 0xFFFFFFFF), np.int32(num_long >> 32)
-            row[5], row[6] = np.int32(bags.norm2[bag] & 0xFFFFFFFF), np.int32(bags.norm2[bag] >> 32)
+            row[0], row[2] = num_long, 1
+            shift = part.long_start[num_long] - begin
+            for at in range(begin, end):
+                part.long_words[shift + at] = bags.words[at]
+                part.long_counts[shift + at] = bags.counts[at]
+            num_long += 1
         bits = np.zeros(3, np.uint32)
         for at in range(begin, end):
-            word, count = bags.words[at], bags.counts[at]
-            bit = bit_of(word)
+            bit = bit_of(bags.words[at])
             bits[bit >> 5] |= np.uint32(1) << np.uint32(bit & 31)
-            if fits:
-                row[3 + at - begin] = word | (count << WORD_BITS)
-            else:
-                part.long_words[num_long], part.long_counts[num_long] = word, count
-                num_long += 1
         for at in range(begin, end):
             p = cursor[bags.words[at]]
             cursor[bags.words[at]] += 1
