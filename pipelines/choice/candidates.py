@@ -109,7 +109,7 @@ def candidates_of(
 
 
 def _is_of_page(candidate: Candidate) -> bool:
-    """Says whether a text is one of the page as a whole: its title, or a heading that is no link."""
+    """Says whether a text is of the page as a whole: its title, or a heading that is no link."""
     return candidate.kind == "page_title" or (
         (candidate.kind == "heading" or candidate.tag in HEADINGS) and candidate.linked < _LINKED
     )
