@@ -60,7 +60,7 @@ def references_of(node: LexborNode, attributes: Attributes, link: str) -> Iterat
         yield attributes.get("poster") or ""
         return
     if node.tag not in PICTURE_TAGS:
-        yield from _BACKGROUND.findall((attributes.get("style") or "")[:4_096])
+        yield from painted(attributes)
         return
     for name in _LAZY:
         if name in attributes:
@@ -79,6 +79,11 @@ def references_of(node: LexborNode, attributes: Attributes, link: str) -> Iterat
             yield from _named_in(value[:4_096])
     if PICTURE_NAME.search(link):
         yield link
+
+
+def painted(attributes: Attributes) -> list[str]:
+    """The pictures that an element's own style paints behind it; style sheets are not read."""
+    return _BACKGROUND.findall((attributes.get("style") or "")[:4_096])
 
 
 def _named_in(value: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from vlmill.pipelines.pages.addresses import painted
 from vlmill.pipelines.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
@@ -30,7 +31,6 @@ _INLINE_CAPTION = ",".join(
     for word in _CAPTION_WORDS
 )
 _PICTURES = frozenset(("img", "image", "amp-img"))
-# What an element's own style paints behind it; of style sheets nothing is read.
 _PAINTED = '[style*="background"][style*="url("]'
 _TEXT = "-text"  # the parser's name of what is no element
 # Whose children the walk does not see.
@@ -262,11 +262,12 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode, max_images: 
     has_captions = _may_have_captions(tree) and body.css_first(_INLINE_CAPTION) is not None
     source = tree.raw_html or b""
     has_drawn = b"<image" in source
-    painted = {n.mem_id for n in body.css(_PAINTED)} if b"url(" in source else set[int]()
+    styled = body.css(_PAINTED) if b"url(" in source else ()
+    behind = {n.mem_id for n in styled if painted(n.attributes)}
     node: LexborNode | None = body
     while node is not None and len(walk.spots) < max_images:
         tag = node.tag or ""
-        if painted and node.mem_id in painted and tag not in _SPECIAL:
+        if behind and node.mem_id in behind and tag not in _SPECIAL:
             walk.see(node)
         if tag == _TEXT:
             # Between blocks there is mostly nothing but white space.

@@ -243,9 +243,20 @@ def with_mined(named: Sequence[tuple[str, int]], mined: Sequence[Archive]) -> li
 
 
 def _lists(output: Path, job: Job) -> bool:
-    """Whether the finished output is of these very archives."""
+    """Whether the finished output is of these very archives.
+
+    Raises InputError if it is of more of them: what they left has been removed, and their pairs
+    would be gone.
+    """
     listed = read_manifest(output)["settings"]["archives"]
-    return bool(listed == [[archive.path, archive.size] for archive in job.archives])
+    archives = [[archive.path, archive.size] for archive in job.archives]
+    if lost := [path for path, size in listed if [path, size] not in archives]:
+        raise InputError(
+            f"--output {output} is also of {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)}"
+            ", of which work/archives has nothing any more: name all archives in --warc, or give "
+            "another folder"
+        )
+    return bool(listed == archives)
 
 
 def inputs_of(args: argparse.Namespace) -> list[Input]:
