@@ -13,7 +13,7 @@ from vlmill.pipelines.pages.page import Page
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.pipelines.pages.urls import join_key
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.language import LanguageDetector
+from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import language_of, read_page, source_of
 
 
@@ -48,7 +48,7 @@ def page_of(record: Record, detector: LanguageDetector, rules: WebPairRules) -> 
     page = source if isinstance(source, Drop) else read_page(source, record.url, rules)
     if isinstance(page, Drop) or isinstance(source, Drop):
         return None
-    language = language_of(source, detector, rules)
+    language = language_of(source, detector, rules, parse_languages(rules.language))
     return replace(page, language="" if isinstance(language, Drop) else language)
 
 

@@ -99,7 +99,27 @@ def check_expansion(packed: int, unpacked: int) -> None:
         raise OSError(f"{packed} bytes unpack to more than {unpacked}")
 
 
-class Unpacked(io.RawIOBase):
+class PositionedFile(io.RawIOBase):
+    """A file for reading that another one lies behind, with a position of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Says yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Says yes, though seeking may cost what lies between."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the position in the bytes that are read here."""
+        return self._position
+
+
+class Unpacked(PositionedFile):
     """A compressed file as the bytes that it unpacks to; going back begins at the start again.
 
     Damaged bytes end it: ``damage`` says then why nothing more comes.
@@ -113,18 +133,6 @@ class Unpacked(io.RawIOBase):
     def _restart(self) -> None:
         self._file.seek(0)
         self._stream, self._position = unpack(self._file, self._packing), 0
-
-    def readable(self) -> bool:
-        """Says yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Says yes, though seeking costs what lies between."""
-        return True
-
-    def tell(self) -> int:
-        """Returns the position in the unpacked bytes."""
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Goes to ``offset`` from the start, or to the end of the bytes if they end before it."""

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from vlmill.pipelines.archives.packing import MIB
+from vlmill.pipelines.archives.packing import MIB, PositionedFile
 
 MAX_DIRECTORY = 64 * MIB  # of the zip: zipfile reads it whole
 MAX_ENTRIES = 1 << 14
@@ -20,24 +20,12 @@ _END, _LOCAL = b"PK\5\6", b"PK\3\4"
 _ARCHIVE = re.compile(r"archive/[^/\\]+\.w?arc(?:\.gz|\.zst)?", re.IGNORECASE)
 
 
-class Window(io.RawIOBase):
+class Window(PositionedFile):
     """A part of a file as a file of its own."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         super().__init__()
-        self._file, self._start, self._size, self._position = file, start, size, 0
-
-    def readable(self) -> bool:
-        """Says yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Says yes."""
-        return True
-
-    def tell(self) -> int:
-        """Returns the position in the part."""
-        return self._position
+        self._file, self._start, self._size = file, start, size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Goes to a position in the part."""

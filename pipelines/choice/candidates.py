@@ -30,6 +30,7 @@ SOURCES: dict[Kind, TextSource] = {
 _SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
 _REACH = 12  # blocks before and after, listings included
 _HEADINGS, _HEADING_REACH = 2, 200
+_LINKED = 0.5  # of a heading's characters: it leads on, as its picture does
 
 
 _FILE_NAME = re.compile(
@@ -84,10 +85,13 @@ class Candidate:
     linked: float = 0.0
 
 
-def candidates_of(page: Page, image: PageImage, pictures: Sequence[int]) -> list[Candidate]:
+def candidates_of(
+    page: Page, image: PageImage, pictures: Sequence[int], *, is_card: bool = False
+) -> list[Candidate]:
     """Every text that may describe the picture, each once, the most explicit kind first.
 
-    ``pictures`` are places (block numbers) of the page's pictures at hand, sorted.
+    ``pictures`` are places (block numbers) of the page's pictures at hand, sorted. ``is_card`` says
+    that the picture stands for another page: what this page says of itself describes a list.
     """
     texts = [
         *_explicit(image),
@@ -99,9 +103,16 @@ def candidates_of(page: Page, image: PageImage, pictures: Sequence[int]) -> list
     ]
     seen: dict[str, Candidate] = {}
     for candidate in texts:
-        if not says_nothing(candidate.text):
+        if not says_nothing(candidate.text) and not (is_card and _is_of_page(candidate)):
             seen.setdefault(candidate.text, candidate)
     return list(seen.values())
+
+
+def _is_of_page(candidate: Candidate) -> bool:
+    """Says whether a text is of the page as a whole: its title, or a heading that is no link."""
+    return candidate.kind == "page_title" or (
+        (candidate.kind == "heading" or candidate.tag in HEADINGS) and candidate.linked < _LINKED
+    )
 
 
 def _explicit(image: PageImage) -> Iterator[Candidate]:

@@ -10,6 +10,8 @@ from vlmill.pipelines.choice.joined import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.choice.survey import Site, places_of, row_side, sides
 from vlmill.pipelines.choice.weights import WEIGHTS
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.pages.page import PageImage
+from vlmill.pipelines.pages.urls import resolve
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.captions import caption_of
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
@@ -88,7 +90,9 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
             if isinstance(verdict, Drop)
             else [
                 candidate
-                for candidate in candidates_of(joined.page, image, places)
+                for candidate in candidates_of(
+                    joined.page, image, places, is_card=_is_card(joined, image, site)
+                )
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],
         )
@@ -99,6 +103,13 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
 def _pages_with(joined: JoinedPage, order: int, site: Site) -> int:
     picture = joined.pictures.get(order)
     return 1 if picture is None or isinstance(picture, Drop) else site.pages_with(picture.image_id)
+
+
+def _is_card(joined: JoinedPage, image: PageImage, site: Site) -> bool:
+    """Says whether the picture only leads to another page here, and other pages show it, too."""
+    if not image.link or image.links_to_picture or _pages_with(joined, image.order, site) < 2:
+        return False
+    return resolve(joined.page.url, image.link) not in (None, joined.page.url)
 
 
 def probability(value: float) -> float:

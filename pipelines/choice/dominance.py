@@ -56,6 +56,7 @@ WEIGHTS: Mapping[str, float] = {
     "in_content": 0.3,
     "in_figure": 0.2,
     "links_to_picture": 0.2,
+    "background": -0.2,  # behind text: mostly decoration
     "links_elsewhere": -0.1,  # a card, a thumbnail of another page
     "of_one_page": 0.2,  # no other page of the site shows it
 }
@@ -166,6 +167,7 @@ def dominance_features(
         or not _CONTENT_CLASSES.isdisjoint(classes),
         "in_figure": not {"figure", "picture"}.isdisjoint(image.ancestors),
         "links_to_picture": image.links_to_picture,
+        "background": image.is_background,
         "links_elsewhere": bool(image.link) and not image.links_to_picture,
         "of_one_page": site.pages_with(picture.image_id) == 1,
     }

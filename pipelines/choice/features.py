@@ -103,6 +103,7 @@ def _wording(candidate: Candidate, words: float) -> dict[str, float]:
     lower = text.lower()
     points = _POINTS.search(lower) is not None
     is_explicit = candidate.kind in EXPLICIT
+    says_little = not is_explicit and not points  # unless it points: "Here is the beach."
     return {
         "points": points,
         "points_beside": points
@@ -115,8 +116,8 @@ def _wording(candidate: Candidate, words: float) -> dict[str, float]:
         "is_question": candidate.text[-1:] in "?？",
         "one_word": words < 2,
         "few_words": 2 <= words < 4,
-        "one_word_beside": words < 2 and not is_explicit,
-        "few_words_beside": 2 <= words < 4 and not is_explicit,
+        "one_word_beside": words < 2 and says_little,
+        "few_words_beside": 2 <= words < 4 and says_little,
         "fit_words": 6 <= words <= _CAPTION_WORDS,
         "many_words": words > 30,
         "capitals": sum(map(str.isupper, text)) > 0.6 * max(1, sum(map(str.isalpha, text))),
@@ -130,13 +131,16 @@ def _agreement(candidate: Candidate, scene: Scene) -> dict[str, float]:
     own = subject(text)
     spoken = [c.text for c in scene.candidates if c.kind in EXPLICIT]
     heads = [c.text for c in scene.candidates if c.kind == "heading"]
+    by_name = shared(own, name_subject(image.urls[0]))
+    by_spoken = shared(own, _subjects(spoken, text))
     return {
-        "name_overlap": shared(own, name_subject(image.urls[0])),
-        "spoken_overlap": shared(own, _subjects(spoken, text)),
+        "name_overlap": by_name,
+        "spoken_overlap": by_spoken,
         "heading_overlap": shared(own, _subjects(heads, text)),
         "title_overlap": shared(own, subject(scene.page.title)) if kind != "page_title" else 0.0,
         "said_elsewhere": min(1.0, 3 * scene.site.share_with(text)),
         "has_spoken": kind in ("before", "after") and bool(spoken),
+        "head_alone": kind == "metadata" and not by_name and not by_spoken,
         "has_caption": kind != "caption" and bool(image.caption),
         "on_many_pages": min(1.0, (scene.num_pages_with - 1) / 5),
     }

@@ -41,7 +41,7 @@ def subject(text: str) -> frozenset[str]:
         for run in _DENSE.findall(text):
             units.update(run[i : i + 2] for i in range(len(run) - 1))
         text = _DENSE.sub(" ", text)
-    for word in words_of(text.lower()):
+    for word in words_of(text.lower().replace("-", " ")):
         if len(word) > 2 and word not in _EMPTY and not word.isdigit():
             units.add(_latin(word)[:_STEM])
     return frozenset(units)

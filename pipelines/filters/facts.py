@@ -8,6 +8,7 @@ from typing import Any
 
 from vlmill.pipelines.filters.region_features import ClassNames
 from vlmill.pipelines.filters.scorer import PairFacts, PictureLook, look_at
+from vlmill.pipelines.filters.statistics import MAX_PIXELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.class_names import read_names, require_number
 from vlmill.schemas.readers.images import ImageReader
@@ -16,7 +17,6 @@ from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.readers.row_index import ABSENT
 
 COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
-MAX_PIXELS = 50_000_000
 KEPT_LOOKS = 256  # pairs of one picture stand near each other
 
 

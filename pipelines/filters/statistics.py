@@ -12,6 +12,7 @@ from PIL import Image
 
 from vlmill.schemas.pictures.decode import Bounds, check_size, opened, to_rgb
 
+MAX_PIXELS = 50_000_000  # of a picture that a filter or a scorer looks at
 SIDE = 96  # a line of text is still a row of strokes; a statistic of 96 x 64 takes microseconds
 FLAT = 2  # grey levels between neighbours that count as none: noise of JPEG in a plain area
 STRONG = 24  # grey levels between neighbours that an eye calls an edge

@@ -20,7 +20,7 @@ from vlmill.pipelines.filters.picture import (
     decode_side,
     features_of,
 )
-from vlmill.pipelines.filters.statistics import small_picture
+from vlmill.pipelines.filters.statistics import MAX_PIXELS, small_picture
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -28,7 +28,6 @@ from vlmill.schemas.files.reading import find_shards, iter_batches
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.tables import IMAGES
 
-MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 << 20
 
 

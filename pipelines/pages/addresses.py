@@ -14,6 +14,7 @@ from vlmill.pipelines.pages.urls import resolve
 Attributes = Mapping[str, str | None]
 
 PICTURE_NAME = re.compile(r"\.(?:jpe?g|jpe|jfif|png|webp|avif|gif)(?:$|[?#&:])", re.IGNORECASE)
+PICTURE_TAGS = frozenset(("img", "image", "amp-img"))
 MAX_VARIANTS = 12
 MAX_INLINE_BYTES = 1 << 20  # of a page's data: pictures together
 
@@ -41,6 +42,10 @@ _QUOTED = re.compile(
     r"\"([^\"\s]{1,1000}\.(?:jpe?g|png|webp|avif|gif)(?:[?#][^\"\s]{0,500})?)\"", re.IGNORECASE
 )
 _SET = re.compile(r"([^\s,]\S*[^\s,])(?:\s+([\d.]{1,8})[wxh])?\s*(?:,|$)")
+# ``background-image: url("a.jpg")``; of several the first lies on top.
+_BACKGROUND = re.compile(
+    r"background(?:-image)?\s*:[^;]{0,500}?\burl\(\s*[\"']?([^\"')\s]{1,2000})", re.IGNORECASE
+)
 _DATA = re.compile(r"\s*data:image/(?!svg)[\w.+-]{1,20}((?:;[\w=.+-]{1,40})*),", re.IGNORECASE)
 
 
@@ -48,10 +53,14 @@ def references_of(node: LexborNode, attributes: Attributes, link: str) -> Iterat
     """What the page says of where a picture is: lazy attributes before ``src``, a placeholder.
 
     Sources of a ``picture`` follow, then any other attribute whose value is an address or named
-    like a picture, and the picture that it is a link to. A film's is its poster.
+    like a picture, and the picture that it is a link to. A film's is its poster, that of any other
+    element the one which its style paints behind it.
     """
     if node.tag == "video":
         yield attributes.get("poster") or ""
+        return
+    if node.tag not in PICTURE_TAGS:
+        yield from painted(attributes)
         return
     for name in _LAZY:
         if name in attributes:
@@ -70,6 +79,11 @@ def references_of(node: LexborNode, attributes: Attributes, link: str) -> Iterat
             yield from _named_in(value[:4_096])
     if PICTURE_NAME.search(link):
         yield link
+
+
+def painted(attributes: Attributes) -> list[str]:
+    """The pictures that an element's own style paints behind it; style sheets are not read."""
+    return _BACKGROUND.findall((attributes.get("style") or "")[:4_096])
 
 
 def _named_in(value: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ _META_CHARSET = re.compile(
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,15})")
 _IMAGE = re.compile(
     rb"<img|<image|<amp-img|<picture|<source|\sposter\s*=|:image|image_src|"
-    rb"itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
+    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
     re.IGNORECASE,
 )
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

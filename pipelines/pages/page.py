@@ -8,21 +8,24 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from selectolax.lexbor import LexborHTMLParser
+from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.pages.addresses import (
     MAX_INLINE_BYTES,
     PICTURE_NAME,
+    PICTURE_TAGS,
     addresses,
     inline_picture,
     references_of,
 )
 from vlmill.pipelines.pages.context import captions_by_picture, nearby
+from vlmill.pipelines.pages.labels import Labels
 from vlmill.pipelines.pages.metadata import Metadata, read_metadata
+from vlmill.pipelines.pages.tables import captions_in_tables
 from vlmill.pipelines.pages.urls import resolve
 from vlmill.pipelines.pages.walk import Block, Spot, fold, walk_page
 
-_MAX_LINK = 300
+_MAX_LINK, _MAX_LINK_TEXT = 300, 500
 _REACH = 12  # blocks before and after a picture that are kept
 
 
@@ -35,7 +38,7 @@ class PageImage:
     urls: tuple[str, ...]  # absolute, best guess first; empty if none is usable
     alt: str = ""
     title: str = ""
-    label: str = ""  # aria-label, its own or its link's
+    label: str = ""  # aria-label or aria-labelledby, its own or its link's
     caption: str = ""
     metadata: tuple[str, ...] = ()  # what the page's head says of this picture or with it
     block: int = 0  # of the page's ``blocks``, the one that follows it
@@ -46,6 +49,7 @@ class PageImage:
     ancestors: tuple[str, ...] = ()  # tags, the nearest first
     link: str = ""  # where it leads, as the page writes it
     is_metadata: bool = False  # og:image, twitter:image, JSON-LD or itemprop=image
+    is_background: bool = False  # painted behind an element by its style
     is_furniture: bool = False  # in a menu, a footer or the like, by tags and classes
     links_to_picture: bool = False  # a thumbnail; the picture it leads to is among ``urls``
 
@@ -74,7 +78,7 @@ def read_page(tree: LexborHTMLParser, url: str, *, max_text_chars: int, max_imag
     said = read_metadata(tree, max_text_chars)
     inline: dict[str, bytes] = {}
     numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
-    images = _images(spots, blocks, numbers, base, inline, max_text_chars)
+    images = _images(tree, spots, blocks, numbers, base, inline, max_text_chars)
     images = _with_metadata(_without_copies(images, spots), said, base)
     return Page(
         url=url,
@@ -88,6 +92,7 @@ def read_page(tree: LexborHTMLParser, url: str, *, max_text_chars: int, max_imag
 
 
 def _images(
+    tree: LexborHTMLParser,
     spots: Sequence[Spot],
     blocks: Sequence[Block],
     numbers: Sequence[int],
@@ -96,27 +101,31 @@ def _images(
     max_chars: int,
 ) -> list[PageImage]:
     captions = captions_by_picture(blocks, spots, max_chars=max_chars)
+    in_tables, labels = captions_in_tables(tree), Labels(tree)
     room = MAX_INLINE_BYTES
     images = []
     for order, spot in enumerate(spots):
         attributes = spot.attributes
-        urls = addresses(base, references_of(spot.node, attributes, spot.link))
+        references = list(references_of(spot.node, attributes, spot.link))
+        urls = addresses(base, iter(references))
         held = inline_picture(attributes.get("src") or "", room) if not urls else None
         if held is not None:
             inline[held[0]] = held[1]
             room -= len(held[1])
             urls = (held[0],)
         width, height = spot.sides
+        link = _link_around(spot)
         images.append(
             PageImage(
                 order=order,
-                src=(attributes.get("src") or attributes.get("data-src") or "")[:200],
+                src=(attributes.get("src") or next(filter(None, references), ""))[:200],
                 urls=urls,
                 alt=fold(attributes.get("alt"), max_chars),
-                title=fold(attributes.get("title"), max_chars) or _link_text(spot, "title"),
-                label=fold(attributes.get("aria-label"), max_chars)
-                or _link_text(spot, "aria-label"),
-                caption=captions.get(order, ""),
+                title=fold(attributes.get("title"), max_chars)
+                or fold(link.attributes.get("title") if link else "", _MAX_LINK_TEXT),
+                label=fold(labels.of(spot.node), max_chars)
+                or fold(labels.of(link) if link else "", _MAX_LINK_TEXT),
+                caption=captions.get(order) or in_tables.get(spot.node.mem_id, ""),
                 block=bisect.bisect_left(numbers, spot.block),
                 path=spot.path,
                 width=width,
@@ -125,6 +134,7 @@ def _images(
                 ancestors=spot.ancestors,
                 link=spot.link[:_MAX_LINK],
                 is_metadata=(attributes.get("itemprop") or "").lower() == "image",
+                is_background=spot.node.tag not in (*PICTURE_TAGS, "video"),
                 is_furniture=spot.furniture,
                 links_to_picture=PICTURE_NAME.search(spot.link) is not None,
             )
@@ -132,14 +142,12 @@ def _images(
     return images
 
 
-def _link_text(spot: Spot, name: str) -> str:
-    """An attribute of the link that the picture fills."""
+def _link_around(spot: Spot) -> LexborNode | None:
+    """The link that the picture fills."""
     parent = spot.node.parent
     if parent is not None and parent.tag == "picture":
         parent = parent.parent
-    if parent is None or parent.tag != "a":
-        return ""
-    return fold(parent.attributes.get(name), 500)
+    return parent if parent is not None and parent.tag == "a" else None
 
 
 def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[PageImage]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from vlmill.pipelines.pages.addresses import painted
 from vlmill.pipelines.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
@@ -30,6 +31,7 @@ _INLINE_CAPTION = ",".join(
     for word in _CAPTION_WORDS
 )
 _PICTURES = frozenset(("img", "image", "amp-img"))
+_PAINTED = '[style*="background"][style*="url("]'
 _TEXT = "-text"  # the parser's name of what is no element
 # Whose children the walk does not see.
 _SPECIAL = _SKIPPED | _PICTURES | {"pre", "video", "-comment"}
@@ -258,9 +260,15 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode, max_images: 
     above: list[tuple[LexborNode, bool]] = []  # open nodes, and whether the walk entered them
     # Elements of text are noted only on pages where one may be a caption: listings have thousands.
     has_captions = _may_have_captions(tree) and body.css_first(_INLINE_CAPTION) is not None
+    source = tree.raw_html or b""
+    has_drawn = b"<image" in source
+    styled = body.css(_PAINTED) if b"url(" in source else ()
+    behind = {n.mem_id for n in styled if painted(n.attributes)}
     node: LexborNode | None = body
-    while node is not None:
+    while node is not None and len(walk.spots) < max_images:
         tag = node.tag or ""
+        if behind and node.mem_id in behind and tag not in _SPECIAL:
+            walk.see(node)
         if tag == _TEXT:
             # Between blocks there is mostly nothing but white space.
             if parts or not node.is_empty_text_node:
@@ -271,10 +279,11 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode, max_images: 
         elif tag in _SPECIAL:
             if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
                 walk.see(node)
-                if len(walk.spots) >= max_images:
-                    return
             elif tag == "pre":
                 walk.see_listing(node)
+            elif tag == "svg" and has_drawn:
+                for drawn in node.css("image")[: max_images - len(walk.spots)]:
+                    walk.see(drawn)
         elif (child := node.child) is not None:
             is_noted = tag in _OPENED or (has_captions and _is_caption(node))
             if is_noted:

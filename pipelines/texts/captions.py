@@ -87,7 +87,9 @@ _BOILERPLATE = re.compile(
     r"last modified|permalink|main articles?|see also|further information)\b(?: of| by| in| on|:)"
     r"|\ball rights reserved\b|\bterms of (?:use|service)\b|\bprivacy policy\b"
     r"|\bcookies?\b.*\bsite\b"
-    r"|\bjavascript\b|\blorem ipsum\b|\bmay contain\b|\bjpe?g\b|\bpowered by\b"
+    r"|\b(?:enable|activate|requires?|needs?|turn on|without)\b.{0,30}\bjavascript\b"
+    r"|\bjavascript\b.{0,30}\b(?:enabled?|disabled?|required|turned o\w+|switched o\w+|browser)\b"
+    r"|\blorem ipsum\b|\bmay contain\b|\bjpe?g\b|\bpowered by\b"
     r"|^\d+ (?:comments?|likes?|views?|shares?|replies|reviews?)\b",
     _I,
 )

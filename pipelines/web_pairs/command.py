@@ -22,7 +22,6 @@ from vlmill.schemas.files.lock import locked
 
 def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
-    rules = WebPairRules()
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
         description="Image-text pairs from the pages and pictures in WARC files: pages in "
@@ -34,7 +33,8 @@ def parser() -> Parser:
         "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/).\nPictures are taken from the same archives; none is "
+        "needs in work/, about a twentieth of the archives; remove it when no more will\ncome)."
+        "\nPictures are taken from the same archives; none is "
         "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
         "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
         "once 100 bytes a pair.",
@@ -45,81 +45,93 @@ def parser() -> Parser:
     add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
     p.add_argument(
-        "--language",
-        metavar="CODES",
-        help=f"ISO 639 codes of the pages to keep, as en,de, or any ({rules.language})",
-    )
-    p.add_argument(
-        "--language-detector",
-        choices=DETECTORS,
-        help=f"langdetect is slower, and wrong more often ({rules.language_detector})",
-    )
-    p.add_argument(
-        "--min-side",
-        dest="min_side_px",
-        type=int,
-        metavar="PX",
-        help=f"both sides of a picture must be above this ({rules.min_side_px})",
-    )
-    p.add_argument(
-        "--max-images-per-text",
-        type=int,
-        metavar="N",
-        help=f"a text of more pictures is dropped with all of them ({rules.max_images_per_text})",
-    )
-    p.add_argument(
-        "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
-    )
-    p.add_argument(
         "--format",
         choices=("parquet", "webdataset"),
         default="parquet",
         help="webdataset: pictures with their texts as tar shards in place of the table of images",
     )
-    p.add_argument(
-        "--drop-near-duplicates",
-        action="store_true",
-        default=None,
-        help="of pictures that look alike keep the largest",
-    )
-    p.add_argument(
-        "--hold-out",
-        type=float,
-        metavar="SHARE",
-        help="share of the groups of alike pictures that get the split val (0)",
-    )
-    p.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="ids, SHA-256 or URLs of pictures to keep out: a text, one a line, or Parquet",
-    )
-    p.add_argument(
-        "--exclude-hash",
-        action="append",
-        default=[],
-        metavar="IMAGES",
-        help="an images table or a folder of pictures: what looks like one of them is kept out",
-    )
-    p.add_argument(
-        "--max-distance",
-        type=int,
-        metavar="BITS",
-        help=f"how far two hashes of --exclude-hash may lie apart ({rules.max_distance} of 64)",
-    )
-    p.add_argument(
-        "--ignore-opt-outs",
-        action="store_true",
-        default=None,
-        help="mine also what its owners forbid to (X-Robots-Tag, meta robots, TDM reservation)",
-    )
+    _add_rules(p)
+    _add_sets(p)
     p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
     add_dry_run(p)
     add_scoring_arguments(p)
     return p
+
+
+def _add_rules(p: Parser) -> None:
+    """Adds what decides which pages, pictures and texts are taken."""
+    rules, group = WebPairRules(), p.add_argument_group("pages, pictures and texts")
+    group.add_argument(
+        "--language",
+        metavar="CODES",
+        help=f"ISO 639 codes of the pages to keep, as en,de, or any ({rules.language})",
+    )
+    group.add_argument(
+        "--language-detector",
+        choices=DETECTORS,
+        help=f"langdetect is slower, and wrong more often ({rules.language_detector})",
+    )
+    group.add_argument(
+        "--min-side",
+        dest="min_side_px",
+        type=int,
+        metavar="PX",
+        help=f"both sides of a picture must be above this ({rules.min_side_px})",
+    )
+    group.add_argument(
+        "--max-images-per-text",
+        type=int,
+        metavar="N",
+        help=f"a text of more pictures is dropped with all of them ({rules.max_images_per_text})",
+    )
+    group.add_argument(
+        "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
+    )
+    group.add_argument(
+        "--ignore-opt-outs",
+        action="store_true",
+        default=None,
+        help="mine also what its owners forbid to (X-Robots-Tag, meta robots, TDM reservation)",
+    )
+
+
+def _add_sets(p: Parser) -> None:
+    """Adds what decides which pairs are kept together, and which out."""
+    rules, group = WebPairRules(), p.add_argument_group("sets of pairs")
+    group.add_argument(
+        "--drop-near-duplicates",
+        action="store_true",
+        default=None,
+        help="of pictures that look alike keep the largest",
+    )
+    group.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        help="share of the groups of alike pictures that get the split val (0)",
+    )
+    group.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="ids, SHA-256 or URLs of pictures to keep out: a text, one a line, or Parquet",
+    )
+    group.add_argument(
+        "--exclude-hash",
+        action="append",
+        default=[],
+        metavar="IMAGES",
+        help="an images table or a folder of pictures: what looks like one of them is kept out",
+    )
+    group.add_argument(
+        "--max-distance",
+        type=int,
+        metavar="BITS",
+        help=f"how far two hashes of --exclude-hash may lie apart ({rules.max_distance} of 64)",
+    )
 
 
 def run(arguments: Sequence[str]) -> int:

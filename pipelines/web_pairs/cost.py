@@ -6,7 +6,7 @@ from vlmill.pipelines.archives import reading
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.texts.language import LanguageDetector
+from vlmill.pipelines.texts.language import LanguageDetector, parse_languages
 from vlmill.pipelines.web_pairs.mine import language_of, read_page, source_of
 from vlmill.pipelines.web_pairs.mine import measure as measure_picture
 from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
@@ -24,7 +24,7 @@ def measure(archives: Sequence[tuple[str, int]], rules: WebPairRules) -> Rate:
 
 def _megabytes(archives: Sequence[tuple[str, int]], rules: WebPairRules) -> Iterator[float]:
     """Goes on by a record, and yields how far that was in its archive."""
-    detector = LanguageDetector(rules.language_detector)
+    detector, languages = LanguageDetector(rules.language_detector), parse_languages(rules.language)
     for path, size in archives:
         at = 0
         try:
@@ -32,7 +32,7 @@ def _megabytes(archives: Sequence[tuple[str, int]], rules: WebPairRules) -> Iter
                 for _, record in reading.read_archive(file, path, max_bytes=rules.max_record_bytes):
                     if isinstance(record, Drop):
                         continue
-                    _examine(record, rules, detector)
+                    _examine(record, rules, detector, languages)
                     yield (record.offset - at) / MEGABYTE
                     at = record.offset
         except reading.BrokenArchive:
@@ -40,12 +40,19 @@ def _megabytes(archives: Sequence[tuple[str, int]], rules: WebPairRules) -> Iter
         yield (size - at) / MEGABYTE
 
 
-def _examine(record: reading.Record, rules: WebPairRules, detector: LanguageDetector) -> None:
+def _examine(
+    record: reading.Record,
+    rules: WebPairRules,
+    detector: LanguageDetector,
+    languages: frozenset[str] | None,
+) -> None:
     if record.kind == "picture":
         measure_picture(record, rules, PictureFilters())
         return
     source = source_of(record, rules)
-    if not isinstance(source, Drop) and not isinstance(language_of(source, detector, rules), Drop):
+    if isinstance(source, Drop):
+        return
+    if not isinstance(language_of(source, detector, rules, languages), Drop):
         read_page(source, record.url, rules)
 
 

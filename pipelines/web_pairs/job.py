@@ -33,10 +33,10 @@ from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.settle import best_texts, group_pictures, settle, shared_texts
 from vlmill.pipelines.web_pairs.shards import JOB, write_shard
+from vlmill.pipelines.web_pairs.shown import write_shown
 from vlmill.pipelines.web_pairs.units import (
     Archive,
     Job,
-    Result,
     Unit,
     Work,
     archive_units,
@@ -243,9 +243,20 @@ def with_mined(named: Sequence[tuple[str, int]], mined: Sequence[Archive]) -> li
 
 
 def _lists(output: Path, job: Job) -> bool:
-    """Whether the finished output is of these very archives."""
+    """Whether the finished output is of these very archives.
+
+    Raises InputError if it is of more of them: what they left has been removed, and their pairs
+    would be gone.
+    """
     listed = read_manifest(output)["settings"]["archives"]
-    return bool(listed == [[archive.path, archive.size] for archive in job.archives])
+    archives = [[archive.path, archive.size] for archive in job.archives]
+    if lost := [path for path, size in listed if [path, size] not in archives]:
+        raise InputError(
+            f"--output {output} is also of {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)}"
+            ", of which work/archives has nothing any more: name all archives in --warc, or give "
+            "another folder"
+        )
+    return bool(listed == archives)
 
 
 def inputs_of(args: argparse.Namespace) -> list[Input]:
@@ -264,21 +275,24 @@ def inputs_of(args: argparse.Namespace) -> list[Input]:
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Writes funnel, metrics, report and, last, the manifest; the joins are needed no more."""
     output, tallies = Path(job.output), Counter[Tally]()
-    parts: list[Result] = []
+    metrics: dict[str, list[dict[str, Any]]] = {}
+    shards: list[Shard] = []
     for step in STEPS:
         for result in results(step.folder(job), step.units(job)):
             tallies.update(result.tallies)
-            if result.metrics:
-                parts.append(Result(metrics=result.metrics, shards=result.shards))
-    shards: list[Shard] = [shard for part in parts for shard in part.shards]
-    groups, *written = (part.metrics for part in parts)
+            metrics.setdefault(step.name, []).append(result.metrics)
+            shards += result.shards
+    mined = {"wrong_digests": sum(part["wrong_digests"] for part in metrics["mine"])}
+    written = metrics["shards"]
     funnel = build_funnel(tallies.items())
     archives = [[archive.path, archive.size] for archive in job.archives]
     if job.webdataset:
         webdataset.write_index(output, [part["tar"] for part in written])
     write_json(output / "funnel.json", funnel)
-    write_json(output / "metrics.json", {"archives": len(archives), **groups})
-    write_report(job, funnel, {**settings, "archives": len(archives)}, groups, written)
+    counted = {"archives": len(archives), **mined, **metrics["groups"][0]}
+    write_json(output / "metrics.json", counted)
+    write_shown(job, written)
+    write_report(output, {**settings, "archives": len(archives)})
     settings = {**settings, "archives": archives}
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_joins(job)

@@ -74,12 +74,13 @@ def join_urls(job: Job, unit: Unit) -> Result:
     A URL that a million pages ask for is a stream like any other: its picture comes first.
     """
     paths = [*job.spools("mined-urls"), *job.spools("forwarded")]
+    kept_out = job.excluded
     with (
         spool(job.joins / f"{unit.name}.matches.spool") as matches,
         spool(job.joins / f"{unit.name}.excluded.spool") as excluded,
     ):
         for slice_ in unit.slices:
-            stream = noting_excluded(sorted_rows(paths, slice_), job.excluded, excluded)
+            stream = noting_excluded(sorted_rows(paths, slice_), kept_out, excluded)
             join_slice(stream, matches)
     return Result()
 

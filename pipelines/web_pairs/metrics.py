@@ -13,6 +13,7 @@ from vlmill.pipelines.web_pairs.pair import Pair
 SAMPLES = 50
 EXAMPLES = 5  # of each stage and reason
 MOST_HOSTS = 1_000  # of each shard: enough for the largest of all
+SAMPLE_COLUMNS = ("pair_id", "text", "text_source", "score", "page_url")
 SIDE_BIN, SCORE_BIN, SHAPE_BIN = 100, 0.05, 0.25
 
 Counts = Counter[Any]
@@ -31,7 +32,7 @@ class PairMetrics:
         picture = pair.picture
         values = {
             "words": len(words_of(pair.text)),
-            "score": int(pair.score / SCORE_BIN),
+            "score": score_bin(pair.score),
             "side": min(picture.width, picture.height) // SIDE_BIN,
             "shape": int(picture.width / picture.height / SHAPE_BIN),
             "language": pair.language or "unknown",
@@ -42,7 +43,7 @@ class PairMetrics:
         }
         for name, value in values.items():
             self.counts.setdefault(name, Counter())[value] += 1
-        about = {name: row[name] for name in ("text", "text_source", "score", "page_url")}
+        about = {name: row[name] for name in SAMPLE_COLUMNS}
         place = {"archive": picture.archive, "offset": picture.offset}
         self.samples.append((drawn(row["pair_id"]), {**about, **place}))
         if len(self.samples) > 20 * SAMPLES:
@@ -59,6 +60,11 @@ class PairMetrics:
             for name, counter in self.counts.items()
         }
         return {"counts": counts, "samples": self.samples, "tar": self.tar}
+
+
+def score_bin(score: float) -> int:
+    """The bin of a score in the report's histogram."""
+    return int(score / SCORE_BIN)
 
 
 class RejectExamples:

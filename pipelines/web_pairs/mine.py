@@ -48,7 +48,9 @@ class Miner:
         self._archive, self._job, self._rules = archive, job, job.rules
         self._spools, self._counts = spools, counts
         self._detector = LanguageDetector(job.rules.language_detector)
+        self._languages = parse_languages(job.rules.language)
         self._targets: dict[bytes, bytes] = {}
+        self.wrong_digests = 0  # records whose bytes are not those that their writer saw
 
     def take(self, key: str, record: Record | Drop) -> None:
         """Takes one record, or why it is none."""
@@ -56,6 +58,7 @@ class Miner:
             self._counts.dropped(RECORDS, key, record)
             return
         self._counts.passed(RECORDS)
+        self.wrong_digests += record.wrong_digest
         if record.kind == "page":
             self._take_page(record)
         elif record.kind == "picture":
@@ -71,7 +74,7 @@ class Miner:
             return
         self._counts.passed(PAGES)
         # Before the page is parsed, which takes longer than telling its language.
-        language = language_of(source, self._detector, self._rules)
+        language = language_of(source, self._detector, self._rules, self._languages)
         if isinstance(language, Drop):
             self._counts.dropped(LANGUAGE, record.url, language)
             return
@@ -157,12 +160,16 @@ def opt_outs_in(tree: LexborHTMLParser) -> frozenset[Reason]:
     return meta_opt_outs((a.get("name") or "", a.get("content") or "") for a in attributes)
 
 
-def language_of(source: str, detector: LanguageDetector, rules: WebPairRules) -> str | Drop:
-    """Tells the language of an unparsed page if it is asked for, else why the page is dropped.
+def language_of(
+    source: str,
+    detector: LanguageDetector,
+    rules: WebPairRules,
+    languages: frozenset[str] | None,
+) -> str | Drop:
+    """Tells the language of an unparsed page if it is one of ``languages``, else why it is dropped.
 
-    Where any language will do, "" is that of a page that has too little text to tell.
+    None stands for any language; "" is then that of a page that has too little text to tell.
     """
-    languages = parse_languages(rules.language)
     language = page_language(
         detector,
         markup.quick_text(source, rules.max_language_chars),
@@ -226,4 +233,4 @@ def mine(job: Job, unit: Unit) -> Result:
         for key, record in records_of(archive.path, counts, job.rules.max_record_bytes):
             miner.take(key, record)
         miner.finish()
-    return Result(tallies=counts.tallies)
+    return Result(tallies=counts.tallies, metrics={"wrong_digests": miner.wrong_digests})

@@ -1,28 +1,25 @@
 """report.html of the web-pairs job: the funnel, what was counted, sample pairs and rejects.
 
-Everything comes from the records of the shards' units, and the pictures of the samples from their
-archives: nothing grows with the number of pairs.
+It is written from the folder's JSON files alone, and so again when pairs are scored again.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from vlmill.pipelines.archives.reading import open_archive, read_bodies
-from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.web_pairs.metrics import (
     SAMPLES,
     SCORE_BIN,
     SHAPE_BIN,
     SIDE_BIN,
-    first_of,
-    sum_counts,
+    score_bin,
 )
-from vlmill.pipelines.web_pairs.mine import INLINE
-from vlmill.pipelines.web_pairs.units import Job
 from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
 from vlmill.schemas.console.report import (
     Section,
@@ -30,44 +27,71 @@ from vlmill.schemas.console.report import (
     html_table,
     picture_cards,
     settings_table,
-    thumbnail_uri,
     write_page,
 )
-from vlmill.schemas.rejects import Rejected
 
 MOST_BARS = 20
+SHOWN = "report.json"
 
 
-def write_report(
-    job: Job,
-    funnel: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    groups: Mapping[str, int],
-    written: Sequence[Mapping[str, Any]],
-) -> None:
-    """Writes ``report.html``; ``written`` are the metrics of the shards."""
-    samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
+def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | None" = None) -> None:
+    """Writes ``report.html`` from the folder's JSON files.
+
+    ``scores`` take the place of those that were mined, in the histogram and under the samples.
+    """
+    funnel, metrics, shown = (
+        json.loads((output / name).read_text(encoding="utf-8"))
+        for name in ("funnel.json", "metrics.json", SHOWN)
+    )
+    counts = {name: Counter(dict(items)) for name, items in shown["counts"].items()}
+    samples = shown["samples"]
+    if scores is not None:
+        counts["score"] = scores.counts
+        samples = [one | {"score": scores.of_samples[one["pair_id"]]} for one in samples]
     write_page(
-        Path(job.output) / "report.html",
+        output / "report.html",
         "Web pairs",
         [
             Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
             Section(
                 title="Sample pairs",
-                body=_pictures([about for _, about in samples[:SAMPLES]], job),
+                body=_pictures(samples),
                 intro=f"At most {SAMPLES}, drawn by chance.",
             ),
-            Section(title="Distributions", body=_charts(sum_counts(written))),
-            Section(title="Pictures that look alike", body=_groups(groups)),
+            Section(title="Distributions", body=_charts(counts)),
+            Section(title="Counted besides", body=_counted(metrics)),
             Section(
                 title="Sample rejects",
-                body=_rejects(written),
+                body=html_table(["stage", "reason", "key", "detail"], shown["rejects"]),
                 intro="A few of each stage and reason, drawn by chance.",
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
         subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} archives",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores that pairs got after mining: how many by ``score_bin``, and those of the samples."""
+
+    counts: Counter[Any]
+    of_samples: Mapping[str, float]
+
+
+def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
+    """The scores that stand in shards of ``pairs`` now. Memory: a row group."""
+    shown = json.loads((output / SHOWN).read_text(encoding="utf-8"))
+    ids = {sample["pair_id"] for sample in shown["samples"]}
+    counts, of_samples = Counter[Any](), dict[str, float]()
+    for path in shards:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["pair_id", "score"]):
+                pair_ids, scores = (column.to_pylist() for column in batch.columns)
+                counts.update(map(score_bin, scores))
+                pairs = zip(pair_ids, scores, strict=True)
+                of_samples |= {name: score for name, score in pairs if name in ids}
+    return Scores(counts=counts, of_samples=of_samples)
 
 
 def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:
@@ -95,19 +119,21 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
-def _groups(groups: Mapping[str, int]) -> Markup:
-    return Markup("<p>{} pairs' pictures look like another's, in {} groups.</p>").format(
-        groups["near_duplicates"], groups["near_duplicate_groups"]
+def _counted(metrics: Mapping[str, int]) -> Markup:
+    alike = "<p>{} pairs' pictures look like another's, in {} groups.</p>"
+    digests = "<p>{} records' bytes are not those of which their archive has the digest.</p>"
+    return Markup(alike + digests).format(
+        metrics["near_duplicates"], metrics["near_duplicate_groups"], metrics["wrong_digests"]
     )
 
 
-def _pictures(samples: Sequence[Mapping[str, Any]], job: Job) -> Markup:
+def _pictures(samples: Sequence[Mapping[str, Any]]) -> Markup:
     if not samples:
         return Markup("<p>No pair came out.</p>")
     return picture_cards(
         [
             {
-                "uri": _thumbnail(sample, job.rules.max_record_bytes),
+                "uri": sample["picture"],
                 "text": sample["text"],
                 "about": f"{sample['text_source']}, score {sample['score']:.2f}: "
                 f"{sample['page_url'][:100]}",
@@ -115,30 +141,3 @@ def _pictures(samples: Sequence[Mapping[str, Any]], job: Job) -> Markup:
             for sample in samples
         ]
     )
-
-
-def _thumbnail(sample: Mapping[str, Any], max_bytes: int) -> str:
-    if sample["archive"] == INLINE:
-        return ""  # one that stood in its page is shown by its text
-    with open_archive(sample["archive"]) as file:
-        (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
-    try:
-        return "" if isinstance(body, Drop) else thumbnail_uri(body)
-    except Rejected:
-        return ""  # thumbnails do not know its format
-
-
-def _rejects(written: Sequence[Mapping[str, Any]]) -> Markup:
-    kinds: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
-    for part in written:
-        for drawn, row in part["examples"]:
-            kinds.setdefault((row["stage"], row["reason"]), []).append((drawn, row))
-    return html_table(["stage", "reason", "key", "detail"], list(_reject_rows(kinds)))
-
-
-def _reject_rows(
-    kinds: Mapping[tuple[str, str], Sequence[tuple[str, dict[str, Any]]]],
-) -> Iterator[list[str]]:
-    for kind, examples in sorted(kinds.items()):
-        for _, row in first_of(examples):
-            yield [*kind, row["key"][:100], (row["detail"] or "")[:160]]

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from vlmill.pipelines.filters.agreement import agreement_score
 from vlmill.pipelines.filters.facts import FactsReader, Sources, open_sources
 from vlmill.pipelines.filters.scorer import PairFacts, Scorer
+from vlmill.pipelines.web_pairs.report import SHOWN, read_scores, write_report
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -200,7 +201,10 @@ def _plan_manifest(output: Path, shards: Sequence[Shard], scoring: dict[str, Any
 
 
 def _publish(output: Path) -> None:
-    """Lets the new shards take their places. In between the folder has no manifest: unfinished."""
+    """Lets the new shards take their places, and writes the report again.
+
+    In between the folder has no manifest: unfinished.
+    """
     work = output / RESCORING
     content = json.loads((work / NEXT).read_text(encoding="utf-8"))
     (output / MANIFEST).unlink(missing_ok=True)
@@ -209,8 +213,26 @@ def _publish(output: Path) -> None:
         if made.exists():
             os.replace(made, output / shard["name"])
     sync(output)
+    _write_report(output, content)
     write_json(output / MANIFEST, content)
     shutil.rmtree(work)
+
+
+def _write_report(output: Path, manifest: dict[str, Any]) -> None:
+    """Writes the page with the scores that the shards have now, and what they were made by."""
+    if not (output / SHOWN).exists():  # the tables of another tool, or of an earlier version
+        say(f"{output} has no {SHOWN}: its report is not written again")
+        return
+    pairs = [output / shard["name"] for shard in manifest["shards"] if shard["table"] == PAIRS.name]
+    settings, scoring = manifest["settings"], manifest["scoring"]
+    about = {
+        **settings,
+        "archives": len(settings["archives"]),
+        "scored by": scoring["by"],
+        "score threshold": scoring["threshold"],
+        **{entry["flag"]: entry["path"] for entry in scoring["inputs"]},
+    }
+    write_report(output, about, read_scores(output, pairs))
 
 
 def _say_scores(output: Path, threshold: float | None) -> int:

@@ -146,7 +146,10 @@ def result_of(record: Mapping[str, Any]) -> Result:
 def results(folder: Path, units: Sequence[Unit]) -> Iterator[Result]:
     """The results of units that are done. Raises OSError for one that is not."""
     for unit in units:
-        yield result_of(json.loads(record_path(folder, unit).read_text(encoding="utf-8")))
+        record = read_record(record_path(folder, unit))
+        if record is None:
+            raise FileNotFoundError(f"{record_path(folder, unit)}: a unit that is not done")
+        yield result_of(record)
 
 
 @contextmanager

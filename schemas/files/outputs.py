@@ -18,7 +18,10 @@ from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.tables import TABLES
 
 PLAN = "_plan.json"
-REPORTS = ("funnel.json", "report.html", "metrics.json", "neighbours.json", "webdataset.json")
+REPORTS = (
+    *("funnel.json", "report.html", "report.json", "metrics.json"),
+    *("neighbours.json", "webdataset.json"),
+)
 WORK = "work"  # what a run keeps beside its tables, to go on from
 SHARDS = "*-of-*.tar"  # of pairs, for webdataset
 # Folders inside an output whose pairs have been scored again, or are being.

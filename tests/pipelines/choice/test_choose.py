@@ -68,6 +68,20 @@ def test_a_headline_over_a_picture_that_nothing_names_is_no_caption() -> None:
     assert chosen(page) == [Reason.LOW_SCORE]
 
 
+def test_the_heading_of_a_list_describes_none_of_its_cards() -> None:
+    """The picture leads to another page, and other pages show it, too."""
+    card = "<a href=/recipes/tonic/><img src=/tonic.jpg></a><h2><a href=/recipes/tonic/>{}</a></h2>"
+    lists = [
+        joined(f"<title>{tag}</title><h1>{tag}</h1>{card.format('')}", at=f"http://a.org/{tag}")
+        for tag in ("Ginger roots", "Breakfast")
+    ]
+    assert chosen(lists[0], lists[1:]) == [Reason.NO_TEXT]
+    alone = joined("<title>Ginger roots</title><h1>Ginger roots</h1><p><img src=/ginger.jpg></p>")
+    assert chosen(alone) == ["Ginger roots"]
+    named = joined(f"<h1>Breakfast</h1>{card.format('A ginger tonic')}", at="http://a.org/b")
+    assert chosen(named, lists) in (["A ginger tonic"], [Reason.LOW_SCORE])
+
+
 def test_captions_above_belong_to_the_next_picture() -> None:
     rows = "".join(f"<p>Fox number {n} of them</p><p><img src={n}{n}.jpg></p>" for n in range(5))
     page = joined(f"<main><div>{rows}</div></main>")

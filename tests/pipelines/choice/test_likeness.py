@@ -6,6 +6,7 @@ from vlmill.pipelines.choice.likeness import name_subject, num_words, shared, su
 def test_subjects_are_stems_in_latin_letters() -> None:
     assert subject("The views of Калязин, 1984") == {"views", "kalyaz"}
     assert subject("Müller und das Plüsch-Einhorn") == subject("muller plusch-einhorn")
+    assert subject("sweet-potato") == {"sweet", "potato"}
     assert subject("三江桥") == {"三江", "江桥"}
     assert subject("") == frozenset()
 

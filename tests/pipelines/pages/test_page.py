@@ -151,3 +151,30 @@ def test_no_soup_breaks_the_walk(parts: list[str]) -> None:
     orders = [image.order for image in found.images]
     assert orders == sorted(set(orders))
     assert all(0 <= image.block <= len(found.blocks) for image in found.images)
+
+
+def test_labels_by_reference_and_of_the_link() -> None:
+    text = "<p><b id=one>A red</b> <i id=two>fox</i></p>"
+    assert one(f"{text}<img src=a.jpg aria-labelledby='one two none'>").label == "A red fox"
+    assert one(f"{text}<a aria-labelledby=one><img src=a.jpg></a>").label == "A red"
+    assert one("<img src=a.jpg aria-label=Fox aria-labelledby=one>").label == "Fox"
+    assert one("<p id=one></p><img src=a.jpg aria-labelledby=one>").label == ""
+
+
+def test_pictures_that_an_elements_own_style_paints() -> None:
+    style = "color: red; background: #fff url(&quot;hero.jpg&quot;) no-repeat"
+    image = one(f"<div role=img aria-label='A red fox' style='{style}'><h2>Foxes</h2></div>")
+    assert image.urls == ("http://a.org/dir/hero.jpg",) and image.is_background
+    assert (image.label, image.src) == ("A red fox", "hero.jpg")
+    assert one("<img src=a.jpg style='background: url(wait.gif)'>").urls[0].endswith("a.jpg")
+    assert page("<style>p {background: url(a.jpg)}</style><p style='color: red'>").images == ()
+    assert page("<p style='background: none; content: url(a.jpg)'>").images == ()
+    assert len(page("<p style='background:url(a.jpg)'>" * 5, images=3).images) == 3
+
+
+def test_pictures_in_drawings() -> None:
+    image = one("<svg><title>A red fox</title><g><image xlink:href=a.jpg /></g></svg>")
+    assert image.urls == ("http://a.org/dir/a.jpg",) and image.label == "A red fox"
+    assert one("<svg><image href=b.jpg></image></svg>").urls == ("http://a.org/dir/b.jpg",)
+    assert page("<svg><image></image><path/></svg>").images[0].urls == ()
+    assert len(page("<svg><image href=b.jpg /><image href=c.jpg /></svg>", images=1).images) == 1

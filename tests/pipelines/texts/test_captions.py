@@ -98,6 +98,8 @@ def test_cleaning_by_example(dirty: str, cleaned: str) -> None:
         ("word " * 41 + "and more besides", Reason.TOO_LONG),
         ("Click here to see all photos", Reason.BOILERPLATE),
         ("No image available", Reason.BOILERPLATE),
+        ("Please enable JavaScript to see it", Reason.BOILERPLATE),
+        ("JavaScript is disabled in this browser", Reason.BOILERPLATE),
         ("All rights reserved by the site", Reason.BOILERPLATE),
         ("12 34 56 78 cat", Reason.NOT_WORDS),
         ("cat cat cat cat cat dog", Reason.REPETITIVE),

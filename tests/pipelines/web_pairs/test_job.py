@@ -14,16 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from tests.factories import NO_MODELS
+from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import job as job_module
 from vlmill.pipelines.web_pairs.job import run_steps
 from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
 from vlmill.schemas.console.lineage import state_of
-from vlmill.schemas.files.manifest import read_manifest, verify_folder
+from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
 from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import image_id_of, pair_id_of
-from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
+from vlmill.schemas.readers.regions import encode_regions, region_arrays
+from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 
 Make = Callable[..., bytes]
 Pack = Callable[[Path, Sequence[tuple[str, bytes, str]]], Path]
@@ -268,6 +271,44 @@ def test_the_report_is_one_safe_file(mined: Path) -> None:
     assert "<script" not in report and "src='http" not in report
 
 
+def test_the_report_shows_the_scores_by_regions(mined: Path, tmp_path: Path) -> None:
+    """Without the archives; a killed publication is made up for."""
+    out = tmp_path / "out"
+    shutil.copytree(mined, out)
+    rng = np.random.default_rng(0)
+    ids = [row["image_id"] for row in rows(out, IMAGES)]
+    boxes = [region_row(rng, image_id, [0, 3, 4]) for image_id in ids]
+    table = encode_regions(boxes, dtype="float16")
+    arrays = region_arrays(dtype="float16", feature_dim=2)
+    shard = write_shard(tmp_path / "regions", REGIONS, table, arrays=arrays)
+    write_manifest(tmp_path / "regions", [shard], job="regions", settings={})
+    (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
+    flags = ["--regions", f"{tmp_path}/regions", "--classes", f"{tmp_path}/classes.txt"]
+    assert web_pairs.main(["--output", str(out), *flags]) == 0
+    assert verify_folder(out) == []
+    report = (out / "report.html").read_text()
+    for row in rows(out, PAIRS):
+        assert f"{row['text_source']}, score {row['score']:.2f}" in report
+    assert {row["score"] for row in rows(out, PAIRS)} != {
+        row["score"] for row in rows(mined, PAIRS)
+    }
+    assert "agreement with regions" in report and "data:image/jpeg;base64," in report
+    for name in ("funnel.json", "metrics.json", "report.json"):
+        assert (out / name).read_bytes() == (mined / name).read_bytes()
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_wrong_digests_are_counted_and_shown(response: Make, picture: Make, tmp_path: Path) -> None:
+    page = response(*html_page("a", "<img src=1.jpg alt='A boat on the lake'>"), gzip=False)
+    other = response(f"{SITE}1.jpg", picture(320, 330), "image/jpeg", gzip=False)
+    head = b"WARC-Block-Digest: sha1:"
+    at = other.index(head) + len(head)
+    (tmp_path / "a.warc").write_bytes(page + other[:at] + b"A" * 32 + other[at + 32 :])
+    assert run(tmp_path / "a.warc", tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["wrong_digests"] == 1
+    assert "1 records' bytes are not those" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_a_dry_run_measures_and_writes_nothing(
     site: Any, archive: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,6 +383,24 @@ def test_archives_that_are_added_are_mined_alone(
     for table in (PAIRS, IMAGES, REJECTS):
         assert rows(out, table) == rows(whole, table)
     assert verify_folder(out) == []
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_without_work_no_archive_is_added_alone(
+    site: Any, archive: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pairs of the archives before would be gone."""
+    first, second = (archive(tmp_path / f"{name}.warc.gz", site) for name in "ab")
+    out = tmp_path / "out"
+    assert run(first, out) == 0
+    shutil.rmtree(out / "work")
+    assert run(first, out) == 0  # nothing is to be done
+    before = rows(out, PAIRS)
+    capsys.readouterr()
+    assert run(second, out) == 2
+    assert "work/archives has nothing any more" in capsys.readouterr().err
+    assert rows(out, PAIRS) == before and verify_folder(out) == []
+    assert run(tmp_path / "*.warc.gz", out) == 0
 
 
 @pytest.mark.usefixtures("in_a_loop")
