@@ -10,6 +10,7 @@ from vlmill.pipelines.filters.flags import (
     filter_files,
     scores_again,
 )
+from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import DETECTORS, parse_languages
@@ -44,6 +45,7 @@ def parser() -> Parser:
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
+    add_workers(p)
     p.add_argument(
         "--language",
         metavar="CODES",
@@ -141,6 +143,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     if args.warc is None:
         raise InputError("--warc must be given: a path of an archive, or a quoted glob")
     parse_languages(rules.language)
+    local_workers(args.workers, beam_flags)
     filter_files(args)
     require_archive(args.warc)
     # Beam takes seconds to load: not before the arguments are known to be good.

@@ -10,7 +10,6 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,11 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
+from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
+from vlmill.pipelines.launch.local import local_workers, workers_of
+from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
@@ -49,7 +51,6 @@ from vlmill.pipelines.web_pairs.units import (
 )
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import file_input, path_input
@@ -75,13 +76,19 @@ class Step:
         """Where its units leave their files."""
         return job.mined if self.units is archive_units else job.joins
 
-    def run(self, job: Job, unit: Unit) -> None:
-        """Does a unit unless it is done."""
+    def run(self, job: Job, unit: Unit) -> Numbers:
+        """Does a unit unless it is done; returns what was done."""
         about: dict[str, Any] = {}
+        numbers = Numbers()
         if self.units is archive_units:
             archive = job.archives[unit.number]
             about = {"path": archive.path, "size": archive.size}
-        run_unit(job, self.folder(job), unit, self.work, **about)
+        with timed(numbers):
+            result = run_unit(job, self.folder(job), unit, self.work, **about)
+        if result is None:
+            return Numbers()
+        written = sum(shard.bytes for shard in result.shards)
+        return numbers + numbers_of(result.tallies, num_bytes=written or about.get("size", 0))
 
 
 def _ranged(name: str, work: Work) -> Step:
@@ -101,11 +108,18 @@ STEPS = (
 )
 
 
-def run_steps(job: Job) -> None:
-    """Does everything in this process, unit by unit: what Beam does, in a plain loop."""
-    for step in STEPS:
-        for unit in step.units(job):
-            step.run(job, unit)
+def run_here(job: Job, workers: int) -> None:
+    """Does everything in so many processes of this machine: what Beam does elsewhere."""
+    with workers_of(workers, job, __name__) as pool:
+        for number, step in enumerate(STEPS):
+            units = step.units(job)
+            with UnitProgress(total=len(units), label=f"web pairs, {step.name}") as progress:
+                for numbers in pool.each(partial(_do, number), units, progress.idle):
+                    progress.add(numbers)
+
+
+def _do(step: int, job: Job, unit: Unit) -> Numbers:
+    return STEPS[step].run(job, unit)
 
 
 class RunUnits(beam.DoFn):
@@ -114,23 +128,10 @@ class RunUnits(beam.DoFn):
     def __init__(self, job: Job, step: int) -> None:
         self.job, self.step = job, step
 
-    def setup(self) -> None:
-        self.stack = ExitStack()
-        self.progress: Progress | None = None
-
-    def teardown(self) -> None:
-        self.stack.close()
-
     def process(self, numbered: tuple[int, Iterable[Unit]]) -> Iterator[tuple[int, int]]:
-        step = STEPS[self.step]
-        if self.progress is None:  # all steps are set up at once, and come one after the other
-            total = len(step.units(self.job))
-            bar = Progress(total=total, unit="unit", label=f"web pairs, {step.name}")
-            self.progress = self.stack.enter_context(bar)
-        units = list(numbered[1])
+        step, units = STEPS[self.step], list(numbered[1])
         for unit in units:
-            step.run(self.job, unit)
-        self.progress.advance(len(units))
+            count_in_beam(step.name, step.run(self.job, unit))
         yield 0, len(units)
 
 
@@ -161,6 +162,7 @@ def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
+    workers = local_workers(args.workers, beam_flags)
     options = beam_options(beam_flags)
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
@@ -180,7 +182,10 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     for name in (FIRST_SCORES, RESCORING):
         shutil.rmtree(output / name, ignore_errors=True)
     prepare_work(job)
-    run_beam(job, options)
+    if workers is None:
+        run_beam(job, options)
+    else:
+        run_here(job, workers)
     finish(job, settings, inputs_of(args))
     return say_result(output, "done", args.warc)
 

@@ -23,7 +23,7 @@ from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.exclude import Excluded
 from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import SLICES, SpoolWriter, spool, unpacked_bytes
-from vlmill.schemas.files.atomic import remove_leftovers, write_json
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, remove_leftovers, write_json
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.shards import Shard
 
@@ -75,11 +75,12 @@ class Job:
         return Path(self.output, WORK, f"joins-{digest.hexdigest()}")
 
     def spools(self, kind: str) -> list[Path]:
-        """The spools of a kind, which the units of an earlier step have left."""
+        """The spools of a kind, which units have left; not those that others are writing now."""
         if kind.startswith("mined-"):
             names = [archive.id.hex() for archive in self.archives]
             return sorted(self.mined / f"{name}.{kind}.spool" for name in names)
-        return sorted(self.joins.glob(f"*.{kind}.spool"))
+        spools = self.joins.glob(f"*.{kind}.spool")
+        return sorted(path for path in spools if not path.name.startswith(TEMPORARY_PREFIX))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +118,11 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> None:
-    """Does a unit unless it is done; ``about`` goes into its record."""
+def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> Result | None:
+    """Does a unit unless it is done, which gives None; ``about`` goes into its record."""
     path = record_path(folder, unit)
     if path.exists():
-        return
+        return None
     result = work(job, unit)
     write_json(
         path,
@@ -132,6 +133,7 @@ def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> No
             "metrics": result.metrics,
         },
     )
+    return result
 
 
 def result_of(record: Mapping[str, Any]) -> Result:
