@@ -10,15 +10,16 @@ from vlmill.pipelines.filters.flags import (
     filter_files,
     scores_again,
 )
-from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import DETECTORS, parse_languages
-from vlmill.pipelines.web_pairs.archives import require_archive
+from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.net.ranged import Unreachable
 
 
 def parser() -> Parser:
@@ -41,7 +42,7 @@ def parser() -> Parser:
         "once 100 bytes a pair.",
         allow_abbrev=False,
     )
-    p.add_argument("--warc", metavar="GLOB", help="archives: a path or a glob")
+    add_archive_arguments(p)
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
@@ -140,17 +141,18 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args)
     if args.shards < 1:
         raise InputError(f"--shards {args.shards}: must be at least 1")
-    if args.warc is None:
-        raise InputError("--warc must be given: a path of an archive, or a quoted glob")
+    require_archives(args)
     parse_languages(rules.language)
     local_workers(args.workers, beam_flags)
     filter_files(args)
-    require_archive(args.warc)
     # Beam takes seconds to load: not before the arguments are known to be good.
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job
 
-    return job.run(args, rules, beam_flags)
+    try:
+        return job.run(args, rules, beam_flags)
+    except Unreachable as error:
+        raise OSError(str(error)) from None
 
 
 def rules_of(args: argparse.Namespace) -> WebPairRules:

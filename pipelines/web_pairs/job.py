@@ -18,6 +18,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.filters.flags import filter_files
@@ -28,7 +29,7 @@ from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
-from vlmill.pipelines.web_pairs.archives import find_archives
+from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, with_sizes
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
@@ -42,6 +43,7 @@ from vlmill.pipelines.web_pairs.units import (
     Unit,
     Work,
     archive_units,
+    keep_index,
     mined_before,
     prepare_work,
     range_units,
@@ -59,6 +61,7 @@ from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifes
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.net.ranged import Unreachable
 from vlmill.schemas.rejects import rejects_said
 
 TABLE_NAMES = ("pairs", "images", "rejects")
@@ -77,18 +80,24 @@ class Step:
         return job.mined if self.units is archive_units else job.joins
 
     def run(self, job: Job, unit: Unit) -> Numbers:
-        """Does a unit unless it is done; returns what was done."""
+        """Does a unit unless it is done; returns what was done.
+
+        Raises OSError for an archive on the web that does not answer.
+        """
         about: dict[str, Any] = {}
         numbers = Numbers()
         if self.units is archive_units:
             archive = job.archives[unit.number]
             about = {"path": archive.path, "size": archive.size}
-        with timed(numbers):
-            result = run_unit(job, self.folder(job), unit, self.work, **about)
+        try:
+            with timed(numbers):
+                result = run_unit(job, self.folder(job), unit, self.work, **about)
+        except Unreachable as error:
+            raise OSError(str(error)) from None
         if result is None:
             return Numbers()
         written = sum(shard.bytes for shard in result.shards)
-        return numbers + numbers_of(result.tallies, num_bytes=written or about.get("size", 0))
+        return numbers + numbers_of(result.tallies, num_bytes=written + result.num_bytes)
 
 
 def _ranged(name: str, work: Work) -> Step:
@@ -166,28 +175,47 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     options = beam_options(beam_flags)
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
-    archives = find_archives(args.warc)
     output = Path(args.output)
+    index, archives = archives_of(args)
     if args.dry_run:
-        return print_estimate(estimate_of(archives, measure(archives, rules)), output)
+        rate = measure(archives, rules, args.allow_address)
+        return print_estimate(estimate_of(sized_by(index, archives), rate), output)
     settings = settings_of(args, rules, filters)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     archives_and_mined = with_mined(archives, mined_before(output))
     job = job_of(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
         remove_joins(job)
-        return say_result(output, "finished before", args.warc)
+        return say_result(output, "finished before")
     # Archives have come to a finished output: until all is done, nobody reads it.
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
         shutil.rmtree(output / name, ignore_errors=True)
     prepare_work(job)
+    if index is not None:
+        keep_index(job, index)
     if workers is None:
         run_beam(job, options)
     else:
         run_here(job, workers)
     finish(job, settings, inputs_of(args))
-    return say_result(output, "done", args.warc)
+    return say_result(output, "done")
+
+
+def archives_of(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
+    """The index if one is given, and (path, bytes) of the archives. Raises InputError."""
+    if args.index is None:
+        return None, find_archives(args.warc, base=args.base, allowed=args.allow_address)
+    index = indexed_archives(args.index, args.base)
+    said = f"--index {args.index}"
+    return index, with_sizes(said, list(index.ranges), args.allow_address)
+
+
+def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Archives with the bytes that are read of them."""
+    if index is None:
+        return archives
+    return [(path, index.bytes_of(path)) for path, _ in archives]
 
 
 def settings_of(
@@ -202,6 +230,7 @@ def settings_of(
             for flag, path in filter_files(args).items()
         },
         **filters.settings(),
+        **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
         "shards": args.shards,
         "format": args.format,
         "exclude": list(args.exclude),
@@ -228,6 +257,8 @@ def job_of(
         exclude=tuple(args.exclude),
         exclude_hash=tuple(args.exclude_hash),
         webdataset=args.format == "webdataset",
+        indexed=args.index is not None,
+        allowed=tuple(args.allow_address),
     )
 
 
@@ -263,7 +294,14 @@ def inputs_of(args: argparse.Namespace) -> list[Input]:
     }
     read = [file_input(flag, path) for flag, paths in files.items() for path in paths]
     pictures = [path_input("--exclude-hash", path) for path in args.exclude_hash]
-    return [path_input("--warc", args.warc), *read, *pictures]
+    return [archives_input(args), *read, *pictures]
+
+
+def archives_input(args: argparse.Namespace) -> Input:
+    """What named the archives: for a list or an index that file, else the archives themselves."""
+    if args.index is not None:
+        return path_input("--index", args.index)
+    return path_input("--warc", args.warc.removeprefix("@"))
 
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
@@ -295,7 +333,7 @@ def remove_joins(job: Job) -> None:
         shutil.rmtree(folder)
 
 
-def say_result(output: Path, done: str, warc: str) -> int:
+def say_result(output: Path, done: str) -> int:
     """Prints what the output holds; returns the exit status."""
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}

@@ -107,7 +107,7 @@ def _pictures(samples: Sequence[Mapping[str, Any]], job: Job) -> Markup:
     return picture_cards(
         [
             {
-                "uri": _thumbnail(sample, job.rules.max_record_bytes),
+                "uri": _thumbnail(sample, job),
                 "text": sample["text"],
                 "about": f"{sample['text_source']}, score {sample['score']:.2f}: "
                 f"{sample['page_url'][:100]}",
@@ -117,10 +117,11 @@ def _pictures(samples: Sequence[Mapping[str, Any]], job: Job) -> Markup:
     )
 
 
-def _thumbnail(sample: Mapping[str, Any], max_bytes: int) -> str:
+def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
     if sample["archive"] == INLINE:
         return ""  # one that stood in its page is shown by its text
-    with open_archive(sample["archive"]) as file:
+    max_bytes = job.rules.max_record_bytes
+    with open_archive(sample["archive"], job.allowed) as file:
         (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
     try:
         return "" if isinstance(body, Drop) else thumbnail_uri(body)
