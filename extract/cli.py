@@ -215,8 +215,8 @@ def command_run(arguments: argparse.Namespace) -> int:
     check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
         raise InputError(
-            f"--fresh would delete what the others of --part make; delete {arguments.output} before "
-            "all of them, or leave it out"
+            "--fresh would delete what the others of --part make; leave it out, and delete "
+            f"{arguments.output} before all of them"
         )
     # A help text does without pyarrow.
     from vlmill.extract.pictures.given_boxes import read_boxes

@@ -116,9 +116,9 @@ def run(
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
     Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
-    are there. ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way, the rows
-    that wait to be written and the ids seen so far, not by the pictures' bytes. Raises InputError
-    if the output holds a run with other settings.
+    are there. ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way,
+    the rows that wait to be written and the ids seen so far, not by the pictures' bytes. Raises
+    InputError if the output holds a run with other settings.
     """
     settings = job.settings()
     if prepare(job, settings, fresh, share) is State.FINISHED:

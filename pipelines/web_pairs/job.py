@@ -33,6 +33,7 @@ from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives,
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
+from vlmill.pipelines.web_pairs.order import order, order_units
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.settle import best_texts, group_pictures, settle, shared_texts
 from vlmill.pipelines.web_pairs.shards import JOB, write_shard
@@ -113,6 +114,7 @@ STEPS = (
     _ranged("shared", shared_texts),
     _ranged("settle", settle),
     Step(name="groups", units=lambda job: [Unit(name="groups", number=0)], work=group_pictures),
+    Step(name="order", units=order_units, work=order),
     Step(name="shards", units=shard_units, work=write_shard),
 )
 

@@ -18,6 +18,7 @@ from tests.factories import NO_MODELS
 from vlmill.pipelines.launch import local
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import job as job_module
+from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
 from vlmill.schemas.console.lineage import state_of
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
@@ -176,6 +177,26 @@ def test_the_same_archives_give_the_same_bytes_with_beam_and_without(
 ) -> None:
     assert run(warcs, tmp_path / "again", *FLAGS, how) == 0
     assert files(tmp_path / "again") == files(mined)
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_one_large_shard_is_sorted_in_parts(
+    mined: Path, warcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the same bytes; who writes the shard reads rows that are sorted."""
+    flags = [*FLAGS[:2], "--shards", "1"]
+    assert run(warcs, tmp_path / "whole", *flags) == 0
+    names: list[str] = []
+
+    def note(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> Any:
+        names.append(unit.name)
+        return run_unit(job, folder, unit, work, **about)
+
+    monkeypatch.setattr(job_module, "run_unit", note)
+    monkeypatch.setattr(order, "PART_BYTES", 400)
+    assert run(warcs, tmp_path / "parts", *flags) == 0
+    assert len([name for name in names if name.startswith("order-00000-")]) > 3
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
 def test_workers_are_not_for_beam(
