@@ -148,16 +148,9 @@ class WriteNegatives(beam.DoFn):
 
     def process(self, element: tuple[int, int, int]) -> None:
         shard, first, last = element
-        numbers, writer = (
-            Numbers(rows=last - first),
-            ShardWriter(
-                self.output,
-                NEGATIVES,
-                shard,
-                self.total,
-                producer=self.producer,
-                compression="zstd",
-            ),
+        numbers = Numbers(rows=last - first)
+        writer = ShardWriter(
+            self.output, NEGATIVES, shard, self.total, producer=self.producer, compression="zstd"
         )
         with timed(numbers), writer:
             for begin in range(first, last, ROWS_PER_GROUP):

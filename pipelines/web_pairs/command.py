@@ -31,7 +31,9 @@ def parser() -> Parser:
         "given languages, their dominant pictures of more than 300 pixels a side, the best text of "
         "each.",
         epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
-        "--output out/pairs --safety-model none --realism-model none\n\n"
+        "--output out/pairs --safety-model none --realism-model none\n"
+        "Common Crawl's own list of archives, or the records of an index alone:\n"
+        "  --warc @warc.paths.gz\n  --index cdx-00000.gz\n\n"
         "Writes the tables pairs, images and rejects, funnel.json (in = out + rejects for each "
         "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
         "give the same bytes.\nA killed job goes on where it was; archives "
@@ -39,7 +41,7 @@ def parser() -> Parser:
         "needs in work/).\nPictures are taken from the same archives; none is "
         "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
         "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
-        "once 100 bytes a pair.",
+        "once 100 bytes a pair, for --index 20 bytes a record.",
         allow_abbrev=False,
     )
     add_archive_arguments(p)

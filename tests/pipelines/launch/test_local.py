@@ -81,8 +81,11 @@ def test_one_unit_or_one_worker_needs_no_process(pool: Workers[int]) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("kind", [OSError, InputError, ZeroDivisionError])
 def test_errors_come_as_they_were(kind: type[Exception], number: int) -> None:
-    with pytest.raises(kind, match="No space left") as caught, workers_of(number, kind, MODULE) as w:
-        list(w.each(fail, range(5)))
+    with (
+        pytest.raises(kind, match="No space left") as caught,
+        workers_of(number, kind, MODULE) as workers,
+    ):
+        list(workers.each(fail, range(5)))
     if kind is OSError:
         assert caught.value.errno == errno.ENOSPC  # type: ignore[attr-defined]
     if kind is ZeroDivisionError and number == 2:  # a bug's place is told
