@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 REQUIRES = [
     "accelerate>=1.10",
     "apache-beam>=2.70",
+    "certifi>=2024.7",
     "faiss-cpu>=1.12",
     "fastwarc>=2.0",
     "h5py>=3.12",
@@ -44,6 +45,7 @@ REQUIRES = [
     "torch>=2.8",
     "torchvision>=0.23",
     "tqdm>=4.66",
+    "urllib3>=2.2",
 ]
 
 EXTRAS = {

@@ -26,8 +26,10 @@ from vlmill.extract.formats.command import (
     command_export,
     command_import,
 )
+from vlmill.extract.run.share import Share, share
 from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.rejects import rejects_said
 
@@ -44,6 +46,7 @@ RUN_EXAMPLES = """examples:
   extract-rois run 'shards/*.tar' --output regions/ --weights detector.pth --workers 8 \\
       --device cuda:0,cuda:1
   extract-rois run vcr1images/ --boxes vcr1images/ --output regions/ --weights detector.pth
+  extract-rois run images/ --output regions/ --weights detector.pth --part 3/8
   extract-rois run pictures/ --output regions/ --weights model_final.pth --config my_c4.yaml
   extract-rois run pictures/ --output regions/ --weights detector.pth \\
       --global-cnn densenet121,resnet152,googlenet \\
@@ -128,6 +131,13 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    run.add_argument(
+        "--part",
+        type=share,
+        metavar="i/n",
+        help="make only the i-th of n shares of the shards, from 1, beside processes that make the "
+        "others with the same flags, here or elsewhere; the last to finish writes the manifest",
+    )
     add_cost_arguments(run)
     which = run.add_argument_group("which pictures")
     which.add_argument(
@@ -203,9 +213,19 @@ def command_run(arguments: argparse.Namespace) -> int:
     """``extract-rois run``."""
     config = config_of(arguments)
     check_detector(arguments)
+    if arguments.part is not None and arguments.fresh:
+        raise InputError(
+            "--fresh would delete what the others of --part make; leave it out, and delete "
+            f"{arguments.output} before all of them"
+        )
     # A help text does without pyarrow.
     from vlmill.extract.pictures.given_boxes import read_boxes
-    from vlmill.extract.pictures.plan import only_of_pairs, plan_pictures, with_missing_boxes
+    from vlmill.extract.pictures.plan import (
+        only_of_pairs,
+        plan_pictures,
+        require_ids,
+        with_missing_boxes,
+    )
 
     given_boxes = None if arguments.boxes is None else read_boxes(arguments.boxes)
     plan = plan_pictures(arguments.inputs, arguments.ids)
@@ -213,11 +233,14 @@ def command_run(arguments: argparse.Namespace) -> int:
         plan = only_of_pairs(plan, arguments.pairs)
     if given_boxes is not None:
         plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
+    if arguments.part is not None:
+        require_ids(plan)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.run.cost import estimate_of, measure, what_is_left
     from vlmill.extract.run.devices import Crew
     from vlmill.extract.run.inputs import inputs_of_run
     from vlmill.extract.run.job import Job, run
+    from vlmill.schemas.files.manifest import MANIFEST
     from vlmill.schemas.files.reading import reject_counts
 
     warn_of_random_weights(arguments)
@@ -236,11 +259,17 @@ def command_run(arguments: argparse.Namespace) -> int:
     )
     opener = functools.partial(detector_on, arguments)
     crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
+    part: Share | None = arguments.part
+    own = range(job.num_shards) if part is None else part.of(job.num_shards)
     if arguments.dry_run:
-        return print_estimate(estimate_of(job, job.plan, measure(job, crew)), job.output)
-    left = what_is_left(job) if not arguments.fresh else job.plan
+        pictures = [picture for index in own for picture in job.part(index).pictures]
+        return print_estimate(estimate_of(job, pictures, measure(job, crew)), job.output)
+    left = what_is_left(job, own) if not arguments.fresh else job.plan
     require_room(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
-    regions, rejects = run(job, fresh=arguments.fresh, crew=crew)
+    regions, rejects = run(job, fresh=arguments.fresh, crew=crew, share=part)
+    if part is not None and not (arguments.output / MANIFEST).exists():
+        print(f"{arguments.output}: part {part.name}, {regions} rows of regions, {rejects} rejects")
+        return 0
     note = f" ({detector.weights})" if arguments.weights is None else ""
     say_how_to_read(arguments.output, "regions")
     reasons = rejects_said(reject_counts(arguments.output))
@@ -314,7 +343,9 @@ def command(argv: Sequence[str]) -> int:
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)
-    with locked(output, beside=appears_whole(arguments)):
+    part: Share | None = getattr(arguments, "part", None)
+    name = None if part is None or dry else part.name
+    with locked(output, beside=appears_whole(arguments), part=name):
         return commands[arguments.command](arguments)
 
 

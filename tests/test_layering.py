@@ -32,7 +32,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 # below its own, and no other room of its floor. A file beside the rooms is a room of its own.
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
-        "errors ids names plain_yaml",
+        "errors ids names plain_yaml processes",
         "tables rejects answers splits",
         "files pictures net",
         "readers console",
@@ -61,7 +61,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "pipelines": (
-        "rules launch counting",
+        "rules counting",
+        "launch",
         "texts",
         "pages filters",
         "archives choice",

@@ -154,6 +154,18 @@ def with_missing_boxes(plan: Sequence[Picture], boxes: GivenBoxes, source: str) 
     return [*plan, *(Picture(path=source, image_id=name, kind=MISSING) for name in absent)]
 
 
+def require_ids(plan: Sequence[Picture]) -> None:
+    """Raises InputError for pictures whose ids are known only when they have been read.
+
+    Which of two equal files gets the row would depend on shards that another process makes.
+    """
+    if any(p.image_id is None and p.kind in (FILE, MEMBER) for p in plan):
+        raise InputError(
+            "--part: the pictures are files, and have no id before they are read; give --ids name, "
+            "a .tar or a table of images"
+        )
+
+
 def is_table(argument: str) -> bool:
     """Says whether an argument is a table of images alone: its folder, or its files."""
     path = Path(argument)

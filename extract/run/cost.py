@@ -60,12 +60,12 @@ def estimate_of(job: Job, pictures: Sequence[Picture], rate: Rate | None = None)
     return Estimate(inputs=inputs, least_bytes=least, most_bytes=most, seconds=seconds, rate=rate)
 
 
-def what_is_left(job: Job) -> list[Picture]:
-    """The pictures of the parts that no earlier run has finished."""
+def what_is_left(job: Job, indices: Sequence[int]) -> list[Picture]:
+    """The pictures of those parts that no earlier run has finished."""
     total = job.num_shards
     parts = (
         job.part(index)
-        for index in range(total)
+        for index in indices
         if not (job.output / shard_name(REJECTS, index, total)).exists()  # the second of its two
     )
     return [picture for part in parts for picture in part.pictures]

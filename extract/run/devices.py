@@ -23,13 +23,8 @@ from vlmill.extract.detect.detector import Detector
 from vlmill.extract.pictures.given_boxes import GivenBoxes
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.run.batches import Extracted, extract_windows, resizes_pixels
-from vlmill.extract.run.workers import (
-    Ready,
-    live_as_long_as_the_parent,
-    process_context,
-    source_of,
-    under_way,
-)
+from vlmill.extract.run.workers import Ready, source_of, under_way
+from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
 
 Window = Sequence[Picture]
 Engine = Callable[[Iterable[Window]], Iterator[Sequence[Extracted]]]

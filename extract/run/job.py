@@ -19,9 +19,12 @@ from vlmill.extract.pictures.plan import Picture, plan_digest
 from vlmill.extract.run.batches import Extracted
 from vlmill.extract.run.devices import Crew, Engine, Window, engine_of, windows_of
 from vlmill.extract.run.shards import Background, PartWriter
+from vlmill.extract.run.share import Share
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, remove_leftovers
 from vlmill.schemas.files.inputs import Input
-from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.lock import alone
+from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard, shard_name
 from vlmill.schemas.readers.regions import RegionRow, region_arrays
@@ -107,15 +110,18 @@ class Job:
         )
 
 
-def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int, int]:
+def run(
+    job: Job, *, fresh: bool = False, crew: Crew | None = None, share: Share | None = None
+) -> tuple[int, int]:
     """Makes every shard that is not there yet; returns the rows of regions and of rejects.
 
-    ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way, the rows
-    that wait to be written and the ids seen so far, not by the pictures' bytes. Raises InputError
-    if the output holds a run with other settings.
+    Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
+    are there. ``crew`` changes the speed, and no byte. Memory is bounded by the pictures under way,
+    the rows that wait to be written and the ids seen so far, not by the pictures' bytes. Raises
+    InputError if the output holds a run with other settings.
     """
     settings = job.settings()
-    if prepare_output(job.output, job=JOB, settings=settings, fresh=fresh) is State.FINISHED:
+    if prepare(job, settings, fresh, share) is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
     if job.config.precision == "fast" and lacks_bfloat16_units(job.detector.device):
@@ -124,25 +130,72 @@ def run(job: Job, *, fresh: bool = False, crew: Crew | None = None) -> tuple[int
             "exact, and leave it out if no GPU is meant",
             file=sys.stderr,
         )
-    finished = {
-        index: shards for index in range(job.num_shards) if (shards := finished_shards(job, index))
-    }
-    done = sum(len(job.part(index).pictures) for index in finished)
-    todo = [index for index in range(job.num_shards) if index not in finished]
+    indices = range(job.num_shards) if share is None else share.of(job.num_shards)
+    finished = {index: shards for index in indices if (shards := finished_shards(job, index))}
+    pictures = {index: len(job.part(index).pictures) for index in indices}
+    done = sum(pictures[index] for index in finished)
+    todo = [index for index in indices if index not in finished]
     with (
-        Progress(total=len(job.plan), unit="picture", label="regions", done=done) as progress,
+        Progress(
+            total=sum(pictures.values()), unit="picture", label="regions", done=done
+        ) as progress,
         engine_of(crew or Crew(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,
     ):
         results = results_of(engine, job, [job.part(index) for index in todo])
-        written = write_parts(job, finished, results, progress, background)
-    shards = [
-        shard
-        for index in range(job.num_shards)
-        for shard in finished.get(index) or written[index].shards
-    ]
-    write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
+        written = write_parts(job, indices, finished, results, progress, background)
+    shards = [shard for i in indices for shard in finished.get(i) or written[i].shards]
+    if share is None:
+        write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
+    else:
+        shards = finish_if_last(job, settings, indices, shards)
     return count_rows(shards)
+
+
+def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | None) -> State:
+    """Makes the output ready, and says what it holds; one share after the other does."""
+    if share is None:
+        return prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
+    with alone(job.output):
+        for index in share.of(job.num_shards):
+            for name in shard_names(job, index):
+                for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
+                    leftover.unlink()
+        return prepare_output(job.output, job=JOB, settings=settings, others=True)
+
+
+def shard_names(job: Job, index: int) -> tuple[str, str]:
+    """The names of a part's two files; the second appears last."""
+    regions, rejects = (shard_name(table, index, job.num_shards) for table in (REGIONS, REJECTS))
+    return regions, rejects
+
+
+def finish_if_last(
+    job: Job, settings: Mapping[str, Any], own: Sequence[int], shards: Sequence[Shard]
+) -> list[Shard]:
+    """Writes the manifest if the shards of all shares are there; returns those that count."""
+    with alone(job.output):
+        if (job.output / MANIFEST).exists():
+            return list(read_manifest(job.output)["shards"])
+        others = sorted(set(range(job.num_shards)) - set(own))
+        missing = sum(
+            not all((job.output / name).exists() for name in shard_names(job, index))
+            for index in others
+        )
+        if missing:
+            print(
+                f"the shards of this --part are there; of the others {missing} are still to come",
+                file=sys.stderr,
+            )
+            return list(shards)
+        made = {index: finished_shards(job, index) for index in others}
+        if damaged := [index for index, pair in made.items() if not pair]:
+            name = job.output / shard_names(job, damaged[0])[0]
+            raise OSError(f"{name} is damaged; delete it, and run its --part again")
+        remove_leftovers(job.output)
+        everything = [*shards, *(shard for pair in made.values() for shard in pair)]
+        write_manifest(job.output, everything, job=JOB, settings=settings, inputs=job.inputs)
+        return everything
 
 
 def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extracted]:
@@ -154,15 +207,16 @@ def results_of(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[Extr
 
 def write_parts(
     job: Job,
+    indices: Sequence[int],
     finished: Mapping[int, Sequence[Shard]],
     results: Iterator[Extracted],
     progress: Progress,
     background: Background,
 ) -> dict[int, PartWriter]:
-    """Writes the parts that are not finished, each with its number of the results."""
+    """Writes those of the parts that are not finished, each with its number of the results."""
     seen: set[str] = set()
     written = {}
-    for index in range(job.num_shards):
+    for index in indices:
         part = job.part(index)
         if index in finished:
             seen.update(image_ids(job.output / finished[index][0].name))
@@ -217,10 +271,9 @@ def finished_shards(job: Job, index: int) -> list[Shard]:
     """Returns both files of a part that an earlier run has finished; none if they cannot be
     read.
     """
-    total = job.num_shards
-    paths = [(t, job.output / shard_name(t, index, total)) for t in (REGIONS, REJECTS)]
+    names = zip((REGIONS, REJECTS), shard_names(job, index), strict=True)
     try:
-        return [describe_shard(path, table.name) for table, path in paths]
+        return [describe_shard(job.output / name, table.name) for table, name in names]
     except (OSError, pa.ArrowException):
         return []  # missing or damaged: the part is made again
 

@@ -4,18 +4,12 @@ No more than a fixed number is under way, so memory does not grow.
 """
 
 import dataclasses
-import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from multiprocessing.context import BaseContext
 
 import torch
 
@@ -27,24 +21,11 @@ from vlmill.extract.pictures.resize import NetworkInput, PixelInput, lighter_inp
 from vlmill.extract.whole.crop import Crop, Pixels, middle
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.schemas.pictures.orientation import UPRIGHT
+from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
 from vlmill.schemas.rejects import Rejected
 
 # Each is a decoded and resized picture of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
-
-
-def process_context(module: str) -> BaseContext:
-    """Says how processes are started: as forks of one that has imported ``module`` and run nothing.
-
-    A fork of this process may hang, because it has run torch; to import anew takes each process
-    seconds. Where there is no such server (Windows), they do import anew. The first call decides:
-    who decodes loads less than who detects, and torchvision alone takes two seconds.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module])
-    return context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,17 +188,3 @@ def prepare_here(picture: Picture) -> Ready:
     """Prepares a picture in a worker process."""
     assert _here is not None
     return _here(picture)
-
-
-def live_as_long_as_the_parent() -> None:
-    """Ends this process when the parent does, even by SIGKILL; interrupts are the parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinel = parent.sentinel
-
-        def watch() -> None:
-            wait([sentinel])
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()

@@ -1,5 +1,6 @@
 """Archives as jobs read them: everything once in order, and single bodies again by their place."""
 
+import io
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,21 +17,37 @@ from vlmill.pipelines.archives.content import (
     content_of,
     target_url,
 )
-from vlmill.pipelines.archives.packing import Unpacked, sniff_layout
+from vlmill.pipelines.archives.index import Ranges, coalesced
+from vlmill.pipelines.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_layout
 from vlmill.pipelines.archives.stored import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.pipelines.archives.zips import is_zip, open_entries
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.net.ranged import is_web, open_web
 from vlmill.schemas.rejects import Reason
 
-__all__ = ["BrokenArchive", "Record", "open_archive", "read_archive", "read_bodies"]
+__all__ = [
+    "BrokenArchive",
+    "Record",
+    "open_archive",
+    "read_archive",
+    "read_bodies",
+    "read_ranges",
+]
 
 # An offset in a WACZ holds the number of the entry above these bits, and the place in it below.
 ENTRY_BITS = 48
+GAP_BYTES, AT_ONCE_BYTES = 64 << 10, 8 << 20  # of records that are read together
 MAX_DIGESTS = 20_000  # of pictures, for revisits that name none but a digest: about 5 MB
 
 
-def open_archive(path: str) -> Any:
-    """Opens the archive's stored bytes, seekable, on any file system that Beam knows."""
+def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
+    """Opens the archive's stored bytes, seekable, on any file system that Beam knows.
+
+    What lies on the web is read by ranges, and raises Unreachable; ``allowed`` as in
+    :func:`vlmill.schemas.net.ranged.open_web`.
+    """
+    if is_web(path):
+        return open_web(path, allowed)
     return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
@@ -60,6 +77,32 @@ def read_archive(
                 yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
     except OSError as error:
         raise BrokenArchive(str(error)) from None
+
+
+def read_ranges(
+    file: BinaryIO, archive: str, ranges: Ranges, *, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields (key, record or why not) for the records at these places alone, as an index names
+    them.
+
+    Memory: the records that are read at once, 8 MiB, or one of at most ``max_bytes``.
+    """
+    longest = max_bytes + MAX_WARC_HEADER
+    short = ranges[ranges[:, 1] <= longest]
+    for offset, length in ranges[ranges[:, 1] > longest].tolist():
+        yield f"{archive}:{offset}", Drop(Reason.TOO_LARGE, f"{length} bytes")
+    for start, stop, places in coalesced(short, gap_bytes=GAP_BYTES, most_bytes=AT_ONCE_BYTES):
+        file.seek(start)
+        block = file.read(stop - start)
+        for offset, length in places:
+            key, stored = f"{archive}:{offset}", block[offset - start :][:length]
+            try:
+                if len(stored) < length:
+                    raise BrokenArchive(f"{len(stored)} of {length} bytes")
+                entry = io.BytesIO(stored)
+                yield from _read_entry(entry, archive, base=offset, max_bytes=max_bytes)
+            except BrokenArchive as error:
+                yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
 
 
 def _read_entry(

@@ -75,15 +75,16 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 def scores_again(args: argparse.Namespace) -> bool:
     """Whether the flags ask for scoring again. Raises InputError for those of both, or of none."""
     flags = [f"--{n}" for n in ("regions", "classes", "attributes", "scorer") if getattr(args, n)]
-    if args.warc is not None:
+    if args.warc is not None or args.index is not None:
         if flags:
             raise InputError(
-                f"{flags[0]} goes without --warc: mine first, then score the same --output again"
+                f"{flags[0]} goes without --warc and --index: mine first, then score the same "
+                "--output again"
             )
         return False
     if args.regions is None and args.scorer is None:
         raise InputError(
-            "give --warc GLOB to mine, or --regions R --classes FILE to score a finished --output "
-            "again"
+            "give --warc GLOB or --index FILE to mine, or --regions R --classes FILE to score a "
+            "finished --output again"
         )
     return True

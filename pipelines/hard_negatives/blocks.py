@@ -16,10 +16,12 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 
+from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.index import part_of
 from vlmill.pipelines.hard_negatives.kernel import Rules, search
+from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.files.shards import ShardWriter
@@ -72,9 +74,12 @@ class SearchBlock(beam.DoFn):
         before = [p for p in range(number) if lists_folder(self.work, block, p).exists()]
         _, scores = merged(self.work, block, before, np.arange(last - first), self.rules.top)
         floors = np.ascontiguousarray(scores[:, -1])
-        lists = search_range(
-            self.bags, self.parts[number], self.rules, first, last, floors, self.threads
-        )
+        numbers = Numbers(captions=last - first)
+        with timed(numbers):
+            lists = search_range(
+                self.bags, self.parts[number], self.rules, first, last, floors, self.threads
+            )
+        count_in_beam("search", numbers)
         with atomic_folder(lists_folder(self.work, block, number), replace=True) as folder:
             for name, array in zip(("numbers", "scores"), lists, strict=True):
                 np.save(folder / f"{name}.npy", array)
@@ -143,12 +148,17 @@ class WriteNegatives(beam.DoFn):
 
     def process(self, element: tuple[int, int, int]) -> None:
         shard, first, last = element
-        with ShardWriter(
+        numbers = Numbers(rows=last - first)
+        writer = ShardWriter(
             self.output, NEGATIVES, shard, self.total, producer=self.producer, compression="zstd"
-        ) as writer:
+        )
+        with timed(numbers), writer:
             for begin in range(first, last, ROWS_PER_GROUP):
                 end = min(begin + ROWS_PER_GROUP, last)
                 writer.write(self._table(begin, end))
+        assert writer.shard is not None
+        numbers["bytes"] = writer.shard.bytes
+        count_in_beam("negatives", numbers)
 
     def _table(self, first: int, last: int) -> pa.Table:
         places = self.places[first:last]

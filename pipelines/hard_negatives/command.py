@@ -1,11 +1,11 @@
 """Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.local import all_cores
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
@@ -53,7 +53,12 @@ def parser() -> Parser:
         help="cut the index into P parts, where it is larger than memory: same rows, slower (1)",
     )
     p.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="threads of each process (cores)"
+        "--workers",
+        type=int,
+        default=all_cores(),
+        metavar="N",
+        help="processes that cut words on this machine, and threads that search in each process; "
+        "the bytes stay the same (all cores)",
     )
     p.add_argument("--pairs-per-shard", type=int, default=50_000, help="pairs a shard (50000)")
     p.add_argument(

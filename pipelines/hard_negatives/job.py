@@ -19,6 +19,7 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from vlmill.pipelines.counting.numbers import UnitProgress
 from vlmill.pipelines.hard_negatives.arrays import save
 from vlmill.pipelines.hard_negatives.blocks import (
     BuildPart,
@@ -34,7 +35,13 @@ from vlmill.pipelines.hard_negatives.kernel import Rules
 from vlmill.pipelines.hard_negatives.report import look, write_report
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
-from vlmill.pipelines.hard_negatives.vectors import CountWords, WriteVocabulary, load_bags
+from vlmill.pipelines.hard_negatives.vectors import (
+    CountWords,
+    WriteVocabulary,
+    cut_chunk,
+    load_bags,
+)
+from vlmill.pipelines.launch.local import workers_of
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
@@ -61,6 +68,7 @@ class Plan:
     shard_captions: int
     parts: int
     threads: int
+    is_local: bool
     options: PipelineOptions
 
     @property
@@ -106,6 +114,7 @@ def run(
         shard_captions=args.pairs_per_shard,
         parts=args.document_parts,
         threads=args.workers,
+        is_local=not beam_flags,
         options=options,
     )
     if args.fresh and (plan.output / PLAN).exists():
@@ -169,11 +178,23 @@ def _search(plan: Plan, staged: Staged) -> list[str]:
 
 
 def _count(plan: Plan, staged: Staged, vocabulary: Path) -> None:
-    """Cuts all captions into words, and writes the vocabulary."""
+    """Cuts all captions into words, and writes the vocabulary.
+
+    On this machine processes cut; Beam, which would cut in one, only adds up.
+    """
     words, captions = plan.work / "words", plan.work / "captions"
     chunks = range(staged.chunks)
     if vocabulary.exists() and all((words / f"words-{k:05d}.arrow").exists() for k in chunks):
         return
+    if plan.is_local:
+        missing = [k for k in chunks if not (words / f"words-{k:05d}.arrow").exists()]
+        places = captions, words, plan.rules
+        with (
+            workers_of(plan.threads, places, __name__) as pool,
+            UnitProgress(total=len(missing), unit="chunk", label="words") as progress,
+        ):
+            for numbers in pool.each(cut_chunk, missing, progress.idle):
+                progress.add(numbers)
     producer = {"job": JOB, **plan.settings}
     with run_pipeline(plan.options) as pipeline:
         counts = (

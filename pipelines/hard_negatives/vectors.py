@@ -17,11 +17,13 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
+from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags
 from vlmill.pipelines.hard_negatives.captions import chunk_starts, read_arrow, write_arrow
 from vlmill.pipelines.hard_negatives.index import bags_of
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.tokens import tokenizer_of
+from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
@@ -57,7 +59,7 @@ class CountWords(beam.DoFn):
     def process(self, chunk: int) -> None:
         path = self.folder / f"words-{chunk:05d}.arrow"
         if not path.exists():  # it appears after the counts
-            count_chunk(self.staged, self.folder, chunk, tokenizer_of(self.rules))
+            count_in_beam("words", cut_chunk((self.staged, self.folder, self.rules), chunk))
         self.counter.update(word_counts(path))
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
@@ -67,10 +69,22 @@ class CountWords(beam.DoFn):
         self.counter = Counter()
 
 
+def cut_chunk(places: tuple[Path, Path, NegativeRules], chunk: int) -> Numbers:
+    """Does :func:`count_chunk`, and returns what was done."""
+    staged, folder, rules = places
+    numbers = Numbers()
+    with timed(numbers):
+        numbers["captions"] = count_chunk(staged, folder, chunk, tokenizer_of(rules))
+    return numbers
+
+
 def count_chunk(
     staged: Path, folder: Path, chunk: int, tokenize: Callable[[str], list[str]]
-) -> None:
-    """Cuts a chunk's captions into words, numbered as they come, and writes its two files."""
+) -> int:
+    """Cuts a chunk's captions into words, numbered as they come, and writes its two files.
+
+    Returns how many captions they are.
+    """
     texts = read_arrow(staged / f"texts-{chunk:05d}.arrow").column("text").to_pylist()
     known: dict[str, int] = {}
     words, counts, sizes = [], [], []
@@ -92,6 +106,7 @@ def count_chunk(
     valid = [_utf8(word) for word in known]
     with atomic_path(folder / f"words-{chunk:05d}.arrow") as path:
         write_arrow(path, pa.table({"word": pa.array(valid, pa.string()), "captions": frequency}))
+    return len(texts)
 
 
 def _utf8(word: str) -> str:

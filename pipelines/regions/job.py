@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
-from apache_beam.metrics.metric import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.shared import Shared
 
@@ -22,6 +21,8 @@ from vlmill.extract.flags import (
     detector_of,
     warn_of_random_weights,
 )
+from vlmill.pipelines.counting.numbers import Numbers, rejects_of, timed
+from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
@@ -67,12 +68,13 @@ class ExtractPart(beam.DoFn):
 
         config, output = config_of(self.arguments), Path(self.arguments.output)
         job = Job(plan=(), output=output, detector=self.detector, config=config)
-        with Progress(
-            total=len(part.pictures), unit="picture", label=f"regions {part.index}"
-        ) as progress:
+        numbers = Numbers(pictures=len(part.pictures))
+        progress = Progress(total=len(part.pictures), unit="picture", label=f"regions {part.index}")
+        with progress, timed(numbers):
             regions, rejects = make_shards(job, part, progress)
-        Metrics.counter("regions", "rows").inc(regions.rows)
-        Metrics.counter("regions", "rejects").inc(rejects.rows)
+        numbers.update(rows=regions.rows, bytes=regions.bytes + rejects.bytes)
+        numbers.update(rejects_of(reject_counts(output / rejects.name)))
+        count_in_beam("regions", numbers)
         yield regions.rows, rejects.rows
 
 

@@ -1,19 +1,86 @@
-"""Which archives a pattern names: of local files before Beam is loaded, of all by Beam."""
+"""Which archives the flags name: a path, a glob, a URL, a list of such, or those of an index."""
 
+import argparse
 import glob
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.inputs import is_remote
+from vlmill.schemas.net.addresses import parse_networks
+from vlmill.schemas.net.ranged import is_web, open_web, web_url
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.archives.index import Index
+
+COMMON_CRAWL = "https://data.commoncrawl.org/"
+COMMON_CRAWL_PATH = "crawl-data/"  # what the lines of its lists and indexes begin with
+MAX_LIST_BYTES = 256 << 20  # a crawl's list of 90,000 archives has 12 MB
+MAX_PATH_CHARS = 4_096
+ASKED_AT_ONCE = 16  # servers, for the sizes of archives
+
+
+def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name archives."""
+    parser.add_argument(
+        "--warc",
+        metavar="GLOB|@FILE|URL",
+        help="archives: a path, a glob, an address (https://, s3:// without a signature), or "
+        "@FILE, a list of such, one a line, which may be .gz and lie on the web",
+    )
+    parser.add_argument(
+        "--index",
+        metavar="FILE",
+        help="in place of --warc: only the records of an index, of CDX lines (.gz) or Parquet "
+        "with the columns filename, offset and length; a file or a glob",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="PLACE",
+        help="what the names in a list or an index are relative to (crawl-data/...: "
+        f"{COMMON_CRAWL}; others: the folder of the list)",
+    )
+    parser.add_argument(
+        "--allow-address",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="for tests: a network such as 127.0.0.0/8 that may be read though it is not public",
+    )
+
+
+def require_archives(args: argparse.Namespace) -> None:
+    """Raises InputError for flags that name no archives, as far as can be told without asking."""
+    parse_networks("--allow-address", args.allow_address)
+    if args.index is not None:
+        if args.warc is not None:
+            raise InputError(f"--index {args.index} names its archives; leave --warc out")
+        index_files(args.index)
+    else:
+        require_archive(args.warc)
 
 
 def require_archive(pattern: str) -> None:
-    """Raises InputError for a pattern of local files that matches none.
+    """Raises InputError for a pattern or a list of local files that matches none.
 
-    Other places, and ``**``, which Beam reads in its own way, are left to Beam.
+    Other places, and ``**``, which Beam reads in its own way, are left for later.
     """
-    if "://" in pattern or "**" in pattern:
+    if is_remote(pattern):
+        if is_web(pattern):
+            web_url(pattern.removeprefix("@"))
         return
-    if not glob.glob(pattern, include_hidden=True):
+    if pattern.startswith("@"):
+        if not Path(pattern[1:]).is_file():
+            raise InputError(f"--warc {pattern}: no such list; give a file with a path a line")
+    elif "**" not in pattern and not glob.glob(pattern, include_hidden=True):
         raise nothing_matches(pattern)
 
 
@@ -22,8 +89,23 @@ def nothing_matches(pattern: str) -> InputError:
     return InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
 
 
-def find_archives(pattern: str) -> list[tuple[str, int]]:
-    """Returns (path, bytes) of the files that match, sorted. Raises InputError without any."""
+def find_archives(
+    pattern: str, *, base: str | None = None, allowed: Sequence[str] = ()
+) -> list[tuple[str, int]]:
+    """Returns (path, bytes) of the archives that are named, sorted. Raises InputError without any.
+
+    Raises Unreachable for an archive on the web that does not answer.
+    """
+    if pattern.startswith("@"):
+        lines = list(listed(pattern[1:], allowed))
+        paths = [placed(line, base, pattern[1:]) for line in lines]
+        return with_sizes(f"--warc {pattern}", paths, allowed)
+    if is_web(pattern) and "*" not in pattern:
+        return with_sizes("--warc", [pattern], allowed)
+    return _matches(pattern)
+
+
+def _matches(pattern: str) -> list[tuple[str, int]]:
     from apache_beam.io.filesystems import FileSystems
 
     try:
@@ -36,3 +118,89 @@ def find_archives(pattern: str) -> list[tuple[str, int]]:
     if not archives:
         raise nothing_matches(pattern)
     return archives
+
+
+def listed(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
+    """Yields the lines of a list that are not blank. Raises InputError for one that is none."""
+    said = f"--warc @{path}"
+    try:
+        text = _unpacked(path, allowed).decode("utf-8", "surrogateescape")
+    except (OSError, EOFError, zlib.error, OverflowError) as error:
+        raise InputError(f"{said}: {error}; give a list of archives, one a line") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise InputError(f"{said}: it is empty; give a list of archives, one a line")
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_PATH_CHARS or "\0" in line:
+            raise InputError(f"{said}: line {number} is no path: {line[:60]!r}; give one a line")
+    yield from lines
+
+
+def _unpacked(path: str, allowed: Sequence[str]) -> bytes:
+    """The bytes of a list, unpacked. Raises OverflowError for what is too large to be one."""
+    with open_web(path, allowed) if is_web(path) else Path(path).open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        stream = gzip.GzipFile(fileobj=file) if packed else file
+        content: bytes = io.BufferedReader(stream).read(MAX_LIST_BYTES + 1)
+    if len(content) > MAX_LIST_BYTES:
+        raise OverflowError(f"it has more than {MAX_LIST_BYTES >> 20} MiB")
+    return content
+
+
+def placed(name: str, base: str | None, source: str) -> str:
+    """Where a name of a list or an index lies; ``source`` is that list's path."""
+    if is_remote(name) or os.path.isabs(name):
+        return name
+    if base is not None:
+        return f"{base.rstrip('/')}/{name}"
+    if name.startswith(COMMON_CRAWL_PATH):
+        return f"{COMMON_CRAWL}{name}"
+    return f"{source.rpartition('/')[0]}/{name}" if "/" in source else name
+
+
+def indexed_archives(pattern: str, base: str | None) -> "Index":
+    """Reads ``--index``: the records by the places of their archives. Raises InputError."""
+    from vlmill.pipelines.archives.index import read_index  # numpy and pyarrow take their time
+
+    paths = index_files(pattern)
+    source = str(paths[0])
+    return read_index(paths, "--index").renamed(lambda name: placed(name, base, source))
+
+
+def index_files(pattern: str) -> list[Path]:
+    """The files of ``--index``. Raises InputError if there is none."""
+    names = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
+    paths = [Path(name) for name in names if os.path.isfile(name)]
+    if not paths:
+        raise InputError(f"--index {pattern}: no file matches; give a file of CDX lines or Parquet")
+    return paths
+
+
+def with_sizes(said: str, paths: Sequence[str], allowed: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns (path, bytes) of archives that are named one by one, sorted, each once.
+
+    Raises InputError for a local one that is not there, Unreachable for one on the web.
+    """
+    unique = sorted(set(paths))
+    with (
+        ThreadPoolExecutor(ASKED_AT_ONCE) as pool,
+        Progress(total=len(unique), unit="archive", label="sizes", visible=len(unique) > 1) as bar,
+    ):
+        sizes = []
+        for size in pool.map(partial(_size_of, said, allowed=allowed), unique):
+            sizes.append(size)
+            bar.advance()
+    return list(zip(unique, sizes, strict=True))
+
+
+def _size_of(said: str, path: str, *, allowed: Sequence[str]) -> int:
+    if is_web(path):
+        with open_web(path, allowed) as file:
+            return file.total
+    if is_remote(path):
+        ((_, size),) = _matches(path)
+        return size
+    if not Path(path).is_file():
+        raise InputError(f"{said}: {path} is no file that is there; see --base")
+    return os.path.getsize(path)

@@ -11,13 +11,15 @@ from vlmill.pipelines.filters.flags import (
     scores_again,
 )
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import DETECTORS, parse_languages
-from vlmill.pipelines.web_pairs.archives import require_archive
+from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.net.ranged import Unreachable
 
 
 def parser() -> Parser:
@@ -28,7 +30,9 @@ def parser() -> Parser:
         "given languages, their dominant pictures of more than 300 pixels a side, the best text of "
         "each.",
         epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
-        "--output out/pairs --safety-model none --realism-model none\n\n"
+        "--output out/pairs --safety-model none --realism-model none\n"
+        "Common Crawl's own list of archives, or the records of an index alone:\n"
+        "  --warc @warc.paths.gz\n  --index cdx-00000.gz\n\n"
         "Writes the tables pairs, images and rejects, funnel.json (in = out + rejects for each "
         "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
         "give the same bytes.\nA killed job goes on where it was; archives "
@@ -37,13 +41,14 @@ def parser() -> Parser:
         "\nPictures are taken from the same archives; none is "
         "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
         "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
-        "once 100 bytes a pair.",
+        "once 100 bytes a pair, for --index 20 bytes a record.",
         allow_abbrev=False,
     )
-    p.add_argument("--warc", metavar="GLOB", help="archives: a path or a glob")
+    add_archive_arguments(p)
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
+    add_workers(p)
     p.add_argument(
         "--format",
         choices=("parquet", "webdataset"),
@@ -150,16 +155,18 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args)
     if args.shards < 1:
         raise InputError(f"--shards {args.shards}: must be at least 1")
-    if args.warc is None:
-        raise InputError("--warc must be given: a path of an archive, or a quoted glob")
+    require_archives(args)
     parse_languages(rules.language)
+    local_workers(args.workers, beam_flags)
     filter_files(args)
-    require_archive(args.warc)
     # Beam takes seconds to load: not before the arguments are known to be good.
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job
 
-    return job.run(args, rules, beam_flags)
+    try:
+        return job.run(args, rules, beam_flags)
+    except Unreachable as error:
+        raise OSError(str(error)) from None
 
 
 def rules_of(args: argparse.Namespace) -> WebPairRules:

@@ -14,21 +14,25 @@ from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
 MEGABYTE = 1e6
 
 
-def measure(archives: Sequence[tuple[str, int]], rules: WebPairRules) -> Rate:
+def measure(
+    archives: Sequence[tuple[str, int]], rules: WebPairRules, allowed: Sequence[str] = ()
+) -> Rate:
     """The megabytes of archives per second, by the first records of the first archives.
 
     What each record costs alone is done: parsing and language of pages, measuring of pictures.
     """
-    return measured_rate(_megabytes(archives, rules), "MB", weight=float)
+    return measured_rate(_megabytes(archives, rules, allowed), "MB", weight=float)
 
 
-def _megabytes(archives: Sequence[tuple[str, int]], rules: WebPairRules) -> Iterator[float]:
+def _megabytes(
+    archives: Sequence[tuple[str, int]], rules: WebPairRules, allowed: Sequence[str]
+) -> Iterator[float]:
     """Goes on by a record, and yields how far that was in its archive."""
     detector, languages = LanguageDetector(rules.language_detector), parse_languages(rules.language)
     for path, size in archives:
         at = 0
         try:
-            with reading.open_archive(path) as file:
+            with reading.open_archive(path, allowed) as file:
                 for _, record in reading.read_archive(file, path, max_bytes=rules.max_record_bytes):
                     if isinstance(record, Drop):
                         continue
@@ -63,5 +67,5 @@ def estimate_of(archives: Sequence[tuple[str, int]], rate: Rate) -> Estimate:
         inputs={"--warc": f"{len(archives):,} archives, {megabytes:,.1f} MB"},
         seconds=rate.seconds_for(megabytes),
         rate=rate,
-        note="time of one process, without joining and writing; divide by Beam's workers",
+        note="time of one process, without joining and writing; divide by --workers",
     )

@@ -10,7 +10,6 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,17 +18,22 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
+from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
+from vlmill.pipelines.launch.local import local_workers, workers_of
+from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
-from vlmill.pipelines.web_pairs.archives import find_archives
+from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, with_sizes
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
+from vlmill.pipelines.web_pairs.order import order, order_units
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.settle import best_texts, group_pictures, settle, shared_texts
 from vlmill.pipelines.web_pairs.shards import JOB, write_shard
@@ -40,6 +44,7 @@ from vlmill.pipelines.web_pairs.units import (
     Unit,
     Work,
     archive_units,
+    keep_index,
     mined_before,
     prepare_work,
     range_units,
@@ -49,7 +54,6 @@ from vlmill.pipelines.web_pairs.units import (
 )
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
-from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import file_input, path_input
@@ -58,6 +62,7 @@ from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifes
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.shards import Shard
+from vlmill.schemas.net.ranged import Unreachable
 from vlmill.schemas.rejects import rejects_said
 
 TABLE_NAMES = ("pairs", "images", "rejects")
@@ -75,13 +80,25 @@ class Step:
         """Where its units leave their files."""
         return job.mined if self.units is archive_units else job.joins
 
-    def run(self, job: Job, unit: Unit) -> None:
-        """Does a unit unless it is done."""
+    def run(self, job: Job, unit: Unit) -> Numbers:
+        """Does a unit unless it is done; returns what was done.
+
+        Raises OSError for an archive on the web that does not answer.
+        """
         about: dict[str, Any] = {}
+        numbers = Numbers()
         if self.units is archive_units:
             archive = job.archives[unit.number]
             about = {"path": archive.path, "size": archive.size}
-        run_unit(job, self.folder(job), unit, self.work, **about)
+        try:
+            with timed(numbers):
+                result = run_unit(job, self.folder(job), unit, self.work, **about)
+        except Unreachable as error:
+            raise OSError(str(error)) from None
+        if result is None:
+            return Numbers()
+        written = sum(shard.bytes for shard in result.shards)
+        return numbers + numbers_of(result.tallies, num_bytes=written + result.num_bytes)
 
 
 def _ranged(name: str, work: Work) -> Step:
@@ -97,15 +114,23 @@ STEPS = (
     _ranged("shared", shared_texts),
     _ranged("settle", settle),
     Step(name="groups", units=lambda job: [Unit(name="groups", number=0)], work=group_pictures),
+    Step(name="order", units=order_units, work=order),
     Step(name="shards", units=shard_units, work=write_shard),
 )
 
 
-def run_steps(job: Job) -> None:
-    """Does everything in this process, unit by unit: what Beam does, in a plain loop."""
-    for step in STEPS:
-        for unit in step.units(job):
-            step.run(job, unit)
+def run_here(job: Job, workers: int) -> None:
+    """Does everything in so many processes of this machine: what Beam does elsewhere."""
+    with workers_of(workers, job, __name__) as pool:
+        for number, step in enumerate(STEPS):
+            units = step.units(job)
+            with UnitProgress(total=len(units), label=f"web pairs, {step.name}") as progress:
+                for numbers in pool.each(partial(_do, number), units, progress.idle):
+                    progress.add(numbers)
+
+
+def _do(step: int, job: Job, unit: Unit) -> Numbers:
+    return STEPS[step].run(job, unit)
 
 
 class RunUnits(beam.DoFn):
@@ -114,23 +139,10 @@ class RunUnits(beam.DoFn):
     def __init__(self, job: Job, step: int) -> None:
         self.job, self.step = job, step
 
-    def setup(self) -> None:
-        self.stack = ExitStack()
-        self.progress: Progress | None = None
-
-    def teardown(self) -> None:
-        self.stack.close()
-
     def process(self, numbered: tuple[int, Iterable[Unit]]) -> Iterator[tuple[int, int]]:
-        step = STEPS[self.step]
-        if self.progress is None:  # all steps are set up at once, and come one after the other
-            total = len(step.units(self.job))
-            bar = Progress(total=total, unit="unit", label=f"web pairs, {step.name}")
-            self.progress = self.stack.enter_context(bar)
-        units = list(numbered[1])
+        step, units = STEPS[self.step], list(numbered[1])
         for unit in units:
-            step.run(self.job, unit)
-        self.progress.advance(len(units))
+            count_in_beam(step.name, step.run(self.job, unit))
         yield 0, len(units)
 
 
@@ -161,28 +173,51 @@ def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
+    workers = local_workers(args.workers, beam_flags)
     options = beam_options(beam_flags)
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
-    archives = find_archives(args.warc)
     output = Path(args.output)
+    index, archives = archives_of(args)
     if args.dry_run:
-        return print_estimate(estimate_of(archives, measure(archives, rules)), output)
+        rate = measure(archives, rules, args.allow_address)
+        return print_estimate(estimate_of(sized_by(index, archives), rate), output)
     settings = settings_of(args, rules, filters)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     archives_and_mined = with_mined(archives, mined_before(output))
     job = job_of(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
         remove_joins(job)
-        return say_result(output, "finished before", args.warc)
+        return say_result(output, "finished before")
     # Archives have come to a finished output: until all is done, nobody reads it.
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
         shutil.rmtree(output / name, ignore_errors=True)
     prepare_work(job)
-    run_beam(job, options)
+    if index is not None:
+        keep_index(job, index)
+    if workers is None:
+        run_beam(job, options)
+    else:
+        run_here(job, workers)
     finish(job, settings, inputs_of(args))
-    return say_result(output, "done", args.warc)
+    return say_result(output, "done")
+
+
+def archives_of(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
+    """The index if one is given, and (path, bytes) of the archives. Raises InputError."""
+    if args.index is None:
+        return None, find_archives(args.warc, base=args.base, allowed=args.allow_address)
+    index = indexed_archives(args.index, args.base)
+    said = f"--index {args.index}"
+    return index, with_sizes(said, list(index.ranges), args.allow_address)
+
+
+def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Archives with the bytes that are read of them."""
+    if index is None:
+        return archives
+    return [(path, index.bytes_of(path)) for path, _ in archives]
 
 
 def settings_of(
@@ -197,6 +232,7 @@ def settings_of(
             for flag, path in filter_files(args).items()
         },
         **filters.settings(),
+        **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
         "shards": args.shards,
         "format": args.format,
         "exclude": list(args.exclude),
@@ -223,6 +259,8 @@ def job_of(
         exclude=tuple(args.exclude),
         exclude_hash=tuple(args.exclude_hash),
         webdataset=args.format == "webdataset",
+        indexed=args.index is not None,
+        allowed=tuple(args.allow_address),
     )
 
 
@@ -269,7 +307,14 @@ def inputs_of(args: argparse.Namespace) -> list[Input]:
     }
     read = [file_input(flag, path) for flag, paths in files.items() for path in paths]
     pictures = [path_input("--exclude-hash", path) for path in args.exclude_hash]
-    return [path_input("--warc", args.warc), *read, *pictures]
+    return [archives_input(args), *read, *pictures]
+
+
+def archives_input(args: argparse.Namespace) -> Input:
+    """What named the archives: for a list or an index that file, else the archives themselves."""
+    if args.index is not None:
+        return path_input("--index", args.index)
+    return path_input("--warc", args.warc.removeprefix("@"))
 
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
@@ -304,7 +349,7 @@ def remove_joins(job: Job) -> None:
         shutil.rmtree(folder)
 
 
-def say_result(output: Path, done: str, warc: str) -> int:
+def say_result(output: Path, done: str) -> int:
     """Prints what the output holds; returns the exit status."""
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}

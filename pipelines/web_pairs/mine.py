@@ -7,7 +7,13 @@ from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser
 
-from vlmill.pipelines.archives.reading import BrokenArchive, Record, open_archive, read_archive
+from vlmill.pipelines.archives.reading import (
+    BrokenArchive,
+    Record,
+    open_archive,
+    read_archive,
+    read_ranges,
+)
 from vlmill.pipelines.counting.funnel import (
     ARCHIVES,
     INLINE_PICTURES,
@@ -29,7 +35,7 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
-from vlmill.pipelines.web_pairs.units import Job, Result, Unit, counted
+from vlmill.pipelines.web_pairs.units import Archive, Job, Result, Unit, counted
 from vlmill.schemas.net.opt_outs import first_opt_out, meta_opt_outs
 from vlmill.schemas.rejects import Reason
 
@@ -208,11 +214,19 @@ def measure(record: Record, rules: WebPairRules, filters: PictureFilters) -> Pic
     )
 
 
-def records_of(path: str, counts: Counts, max_bytes: int) -> Iterator[tuple[str, Record | Drop]]:
-    """Yields an archive's records; what cannot be read further is counted, and ends it."""
+def records_of(archive: Archive, job: Job, counts: Counts) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields an archive's records, or those that the index names.
+
+    What cannot be read further is counted, and ends it.
+    """
+    path, max_bytes = archive.path, job.rules.max_record_bytes
     try:
-        with open_archive(path) as file:
-            yield from read_archive(file, path, max_bytes=max_bytes)
+        with open_archive(path, job.allowed) as file:
+            if job.indexed:
+                ranges = job.ranges_of(archive)
+                yield from read_ranges(file, path, ranges, max_bytes=max_bytes)
+            else:
+                yield from read_archive(file, path, max_bytes=max_bytes)
     except BrokenArchive as error:
         counts.dropped(ARCHIVES, path, Drop(Reason.BROKEN_ARCHIVE, str(error)))
     else:
@@ -230,7 +244,9 @@ def mine(job: Job, unit: Unit) -> Result:
         counts = stack.enter_context(counted(job, path("rejects")))
         spools = {kind: stack.enter_context(spool(path(kind))) for kind in SPOOLS}
         miner = Miner(archive.id, job, spools, counts)
-        for key, record in records_of(archive.path, counts, job.rules.max_record_bytes):
+        for key, record in records_of(archive, job, counts):
             miner.take(key, record)
         miner.finish()
-    return Result(tallies=counts.tallies, metrics={"wrong_digests": miner.wrong_digests})
+    num_bytes = int(job.ranges_of(archive)[:, 1].sum()) if job.indexed else archive.size
+    metrics = {"wrong_digests": miner.wrong_digests}
+    return Result(tallies=counts.tallies, metrics=metrics, num_bytes=num_bytes)

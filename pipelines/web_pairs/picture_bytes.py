@@ -27,7 +27,7 @@ def read_pictures(
         if archive == INLINE:
             yield from _inline(group, job, shard)
             continue
-        with open_archive(archive) as file:
+        with open_archive(archive, job.allowed) as file:
             while batch := list(islice(group, BATCH)):
                 offsets = [pair.picture.offset for pair, _ in batch]
                 bodies = read_bodies(file, offsets, max_bytes=job.rules.max_record_bytes)

@@ -1,7 +1,7 @@
 """Last step, a shard a unit: rows of pairs and rejects in order, pictures' bytes as they lie."""
 
+import heapq
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import NEAR_DUPLICATES, Drop
@@ -9,6 +9,7 @@ from vlmill.pipelines.pages.pictures import Picture
 from vlmill.pipelines.web_pairs import rows, webdataset
 from vlmill.pipelines.web_pairs.groups import Groups, split_of
 from vlmill.pipelines.web_pairs.metrics import PairMetrics, RejectExamples
+from vlmill.pipelines.web_pairs.order import ordered_rows
 from vlmill.pipelines.web_pairs.pair import Pair
 from vlmill.pipelines.web_pairs.picture_bytes import read_pictures
 from vlmill.pipelines.web_pairs.spool import Row, sorted_rows
@@ -33,7 +34,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
     with counted(job, rejects_path) as counts:
 
         def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
-            for _, value in sorted_rows(job.spools(kind), unit.number):
+            for _, value in ordered_rows(job, kind, unit.number):
                 pair = rows.pair(value)
                 yield pair, split_of(pair.picture, groups, job.rules)
 
@@ -60,17 +61,12 @@ def write_shard(job: Job, unit: Unit) -> Result:
     else:
         images = (image_row(pair.picture, data) for pair, _, data in with_bytes)
         shards.append(write_images(job, unit.number, images))
-    stream = sorted_rows([*rejects_of(job), rejects_path], unit.number)
+    own = sorted_rows([rejects_path], unit.number)
+    stream = heapq.merge(ordered_rows(job, "rejects", unit.number), own)
     shards.append(write_rows(job, REJECTS, unit.number, examples.seen(reject_rows(stream))))
     return Result(
         tallies=counts.tallies, shards=shards, metrics={**metrics.as_json(), **examples.as_json()}
     )
-
-
-def rejects_of(job: Job) -> list[Path]:
-    """The rejects of all steps but this one, whose shards keep theirs."""
-    joins = [path for path in job.spools("rejects") if not path.name.startswith("shard-")]
-    return [*job.spools("mined-rejects"), *joins]
 
 
 def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
     ``written`` are the metrics of the shards.
     """
     samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
-    shown = [_with_picture(about, job.rules.max_record_bytes) for _, about in samples[:SAMPLES]]
+    shown = [_with_picture(about, job) for _, about in samples[:SAMPLES]]
     counts = {
         name: sorted(counter.items(), key=lambda item: str(item[0]))
         for name, counter in sum_counts(written).items()
@@ -35,15 +35,16 @@ def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
     write_json(Path(job.output, SHOWN), content)
 
 
-def _with_picture(sample: Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
+def _with_picture(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
     shown = {name: sample[name] for name in SAMPLE_COLUMNS}
-    return shown | {"picture": _thumbnail(sample, max_bytes)}
+    return shown | {"picture": _thumbnail(sample, job)}
 
 
-def _thumbnail(sample: Mapping[str, Any], max_bytes: int) -> str:
+def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
     if sample["archive"] == INLINE:
         return ""  # one that stood in its page is shown by its text
-    with open_archive(sample["archive"]) as file:
+    max_bytes = job.rules.max_record_bytes
+    with open_archive(sample["archive"], job.allowed) as file:
         (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
     try:
         return "" if isinstance(body, Drop) else thumbnail_uri(body)

@@ -21,6 +21,10 @@ from vlmill.schemas.files.atomic import atomic_path
 
 Row = tuple[bytes, bytes]
 
+Between = tuple[bytes, bytes | None]
+"""Keys from the first on, and below the second if there is one."""
+EVERY_KEY: Between = (b"", None)
+
 SLICES = 256
 """Of a key's first byte: what spools are cut into unless they are cut into shards."""
 RUN_BYTES = 16 << 20
@@ -29,16 +33,26 @@ ROW_OVERHEAD = 150  # bytes that Python takes for a row beside its content
 BLOCK_BYTES = 1 << 20
 MERGED_RUNS = 64  # more at once, and a block of each would be much memory
 OPEN_FOOTERS = 4_096
+KEY_BYTES = 96  # of a block's first and last key, in the footer
 _FOOTER_SIZE = 8
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True):
-    """Where a block lies in its file, and how many bytes it has unpacked."""
+    """Where a block lies in its file, how many bytes it has unpacked, and how its first and last
+    key begin.
+    """
 
     slice: int
     offset: int
     length: int
     unpacked: int
+    first: bytes = b""  # without both, as older spools have it, a block may hold any key
+    last: bytes = b""
+
+    def may_hold(self, between: "Between") -> bool:
+        """Whether a row of these keys may lie in it."""
+        low, high = between
+        return self.last >= low[: len(self.last)] and (high is None or self.first < high)
 
 
 _rows = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
@@ -108,7 +122,8 @@ def _write_block(file: BinaryIO, slice_: int, rows: Sequence[Row]) -> Block:
     packed = _codec().compress(unpacked, asbytes=True)
     offset = file.tell()
     file.write(packed)
-    return Block(slice_, offset, len(packed), len(unpacked))
+    first, last = rows[0][0][:KEY_BYTES], rows[-1][0][:KEY_BYTES]
+    return Block(slice_, offset, len(packed), len(unpacked), first, last)
 
 
 def _read_block(file: BinaryIO, block: Block) -> list[Row]:
@@ -140,9 +155,15 @@ def unpacked_bytes(paths: Iterable[Path]) -> int:
 
 
 def sorted_rows(
-    paths: Sequence[Path], slice_: int, *, sort_bytes: int = SORT_BYTES
+    paths: Sequence[Path],
+    slice_: int,
+    *,
+    between: Between = EVERY_KEY,
+    sort_bytes: int = SORT_BYTES,
 ) -> Iterator[Row]:
     """Yields the rows of one slice of all these spools, in order of key and value.
+
+    Only those with keys ``between`` two.
 
     The order of ``paths`` does not count. Memory: about ``sort_bytes``; more is sorted in temporary
     files beside the first of ``paths``.
@@ -152,7 +173,7 @@ def sorted_rows(
         runs: list[_Run] = []
         rows: list[Row] = []
         size = 0
-        for row in _unsorted(paths, slice_):
+        for row in unsorted_rows(paths, slice_, between):
             rows.append(row)
             size += len(row[0]) + len(row[1]) + ROW_OVERHEAD
             if size > sort_bytes:
@@ -165,13 +186,38 @@ def sorted_rows(
         yield from heapq.merge(*runs, rows) if runs else rows
 
 
-def _unsorted(paths: Sequence[Path], slice_: int) -> Iterator[Row]:
+def unsorted_rows(
+    paths: Sequence[Path], slice_: int, between: Between = EVERY_KEY
+) -> Iterator[Row]:
+    """Yields the rows of one slice with keys ``between`` two, as they lie in the files."""
+    low, high = between
     for path in paths:
-        blocks = blocks_of(path).get(slice_, ())
-        if blocks:
-            with path.open("rb") as file:
-                for block in blocks:
-                    yield from _read_block(file, block)
+        blocks = [b for b in blocks_of(path).get(slice_, ()) if b.may_hold(between)]
+        if not blocks:
+            continue
+        with path.open("rb") as file:
+            for block in blocks:
+                rows = _read_block(file, block)
+                if between == EVERY_KEY:
+                    yield from rows
+                else:
+                    yield from (r for r in rows if r[0] >= low and (high is None or r[0] < high))
+
+
+def cut_keys(paths: Sequence[Path], slice_: int, number: int) -> list[Between]:
+    """Cuts a slice's keys into ``number`` ranges of about as many bytes, some perhaps empty.
+
+    They follow from the files alone.
+    """
+    blocks = [block for path in paths for block in blocks_of(path).get(slice_, ())]
+    starts = sorted((block.first, block.unpacked) for block in blocks)
+    total, before, cuts = sum(size for _, size in starts), 0, list[bytes]()
+    for key, size in starts:
+        while len(cuts) < number - 1 and before * number >= total * (len(cuts) + 1):
+            cuts.append(key)
+        before += size
+    cuts += [cuts[-1] if cuts else b""] * (number - 1 - len(cuts))
+    return list(zip([b"", *cuts], [*cuts, None], strict=True))
 
 
 class _Run:

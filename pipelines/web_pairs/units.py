@@ -15,6 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from vlmill.pipelines.archives.index import Index, Ranges
 from vlmill.pipelines.counting.funnel import Tally
 from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.picture import PictureFilters
@@ -23,7 +26,12 @@ from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.exclude import Excluded
 from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import SLICES, SpoolWriter, spool, unpacked_bytes
-from vlmill.schemas.files.atomic import remove_leftovers, write_json
+from vlmill.schemas.files.atomic import (
+    TEMPORARY_PREFIX,
+    atomic_path,
+    remove_leftovers,
+    write_json,
+)
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.shards import Shard
 
@@ -56,11 +64,23 @@ class Job:
     exclude: tuple[str, ...] = ()
     exclude_hash: tuple[str, ...] = ()
     webdataset: bool = False
+    indexed: bool = False  # an index names the records: the others are not read
+    allowed: tuple[str, ...] = ()  # networks that are not public, and may be read
 
     @property
     def mined(self) -> Path:
         """The folder of what archives left."""
         return Path(self.output, WORK, "archives")
+
+    @property
+    def index(self) -> Path:
+        """The folder of the places that an index names, a file for each archive."""
+        return Path(self.output, WORK, "index")
+
+    def ranges_of(self, archive: Archive) -> Ranges:
+        """The records of an archive that the index names."""
+        ranges: Ranges = np.load(self.index / f"{archive.id.hex()}.npy", allow_pickle=False)
+        return ranges
 
     @property
     def excluded(self) -> Excluded:
@@ -75,11 +95,12 @@ class Job:
         return Path(self.output, WORK, f"joins-{digest.hexdigest()}")
 
     def spools(self, kind: str) -> list[Path]:
-        """The spools of a kind, which the units of an earlier step have left."""
+        """The spools of a kind, which units have left; not those that others are writing now."""
         if kind.startswith("mined-"):
             names = [archive.id.hex() for archive in self.archives]
             return sorted(self.mined / f"{name}.{kind}.spool" for name in names)
-        return sorted(self.joins.glob(f"*.{kind}.spool"))
+        spools = self.joins.glob(f"*.{kind}.spool")
+        return sorted(path for path in spools if not path.name.startswith(TEMPORARY_PREFIX))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +119,7 @@ class Result:
     tallies: Counter[Tally] = field(default_factory=Counter)
     shards: list[Shard] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
+    num_bytes: int = 0  # that were read or written; for the screen alone
 
 
 Work = Callable[[Job, Unit], Result]
@@ -117,11 +139,11 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> None:
-    """Does a unit unless it is done; ``about`` goes into its record."""
+def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> Result | None:
+    """Does a unit unless it is done, which gives None; ``about`` goes into its record."""
     path = record_path(folder, unit)
     if path.exists():
-        return
+        return None
     result = work(job, unit)
     write_json(
         path,
@@ -132,6 +154,7 @@ def run_unit(job: Job, folder: Path, unit: Unit, work: Work, **about: Any) -> No
             "metrics": result.metrics,
         },
     )
+    return result
 
 
 def result_of(record: Mapping[str, Any]) -> Result:
@@ -194,12 +217,22 @@ def shard_units(job: Job) -> list[Unit]:
 
 def prepare_work(job: Job) -> None:
     """Makes the folders of work; removes joins of other archives, and what kills left."""
-    for folder in (job.mined, job.joins):
+    for folder in (job.mined, job.joins, *([job.index] if job.indexed else [])):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
     for folder in job.joins.parent.glob("joins-*"):
         if folder != job.joins:
             shutil.rmtree(folder)
+
+
+def keep_index(job: Job, index: Index) -> None:
+    """Leaves the places that the index names where the units look for them."""
+    for archive in job.archives:
+        with (
+            atomic_path(job.index / f"{archive.id.hex()}.npy") as path,
+            path.open("wb") as file,
+        ):
+            np.save(file, index.ranges[archive.path], allow_pickle=False)
 
 
 def mined_before(output: Path) -> list[Archive]:

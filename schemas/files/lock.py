@@ -10,9 +10,10 @@ import json
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,23 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 # How often a folder may vanish between its making and its use: another run has just ended there.
 _ATTEMPTS = 100
+_MOMENTS, _MOMENT_S = 20, 0.05  # to wait for a lock that is held for a moment only
 
 
 @contextmanager
 def locked(
-    output: str | Path | None, *, beside: bool = False, flag: str = "--output"
+    output: str | Path | None,
+    *,
+    beside: bool = False,
+    flag: str = "--output",
+    part: str | None = None,
 ) -> Iterator[None]:
     """Hold the lock of an output; None is that of a command which writes nothing.
 
     The lock is a file in the output's folder, or ``beside`` an output that is renamed into its
     place as a whole. Folders that are made for it go again if nothing else has come into them.
+    ``part`` names the part of the output that a process makes beside others: each part is locked by
+    itself, and a run of the whole is refused while one is made.
     Ranks of a launch above the first go through without one: theirs is the first rank's. Raises
     InputError if another run holds it, or if the output cannot be written.
     """
@@ -44,21 +52,55 @@ def locked(
         yield
         return
     path, said = _place(Path(os.path.abspath(output)), beside), f"{flag} {output}"
+    shared = part is not None
     folders = (path.parent, *path.parent.parents)
     missing = [folder for folder in folders if not os.path.exists(folder)]
     try:
-        descriptor = _take(path, said)
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(_held(path, said, fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+            if shared:
+                of_part = path.with_name(f"{path.name}-{part}")
+                stack.enter_context(_held(of_part, f"part {part} of {said}", fcntl.LOCK_EX))
             yield
-        finally:
-            # Removed while it is held: who waits for it sees its file gone, and asks again.
-            with suppress(FileNotFoundError):
-                path.unlink()
-            os.close(descriptor)
     finally:
         for folder in missing:
             with suppress(OSError):  # it holds something, or another run has removed it
                 folder.rmdir()
+
+
+@contextmanager
+def alone(output: str | Path) -> Iterator[None]:
+    """Waits for the other parts of an output that are in such a block; one at a time is."""
+    path = Path(output, f"{LOCK}-alone")
+    with _held(path, f"--output {output}", fcntl.LOCK_EX, wait=True):
+        yield
+
+
+@contextmanager
+def _held(path: Path, said: str, operation: int, *, wait: bool = False) -> Iterator[None]:
+    """Holds a lock's file; it goes with its last holder."""
+    descriptor = _take(path, said, operation if wait else operation | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        # Removed while it is held: who waits for it sees its file gone, and asks again. One that
+        # others share stays for the last of them, to which alone it is given.
+        if _is_last(descriptor):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        os.close(descriptor)
+
+
+def _is_last(descriptor: int) -> bool:
+    """Whether nobody else holds the lock; where files know no locks that is taken to be so."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return True
 
 
 def _place(output: Path, beside: bool) -> Path:
@@ -72,12 +114,18 @@ def _is_later_rank() -> bool:
     return next(ranks, "0").strip() not in ("", "0", "-1")
 
 
-def _take(path: Path, said: str) -> int:
+def _take(path: Path, said: str, operation: int) -> int:
+    moments = _MOMENTS if operation & fcntl.LOCK_SH else 0
     while True:
         descriptor = _open(path, said)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, operation)
         except BlockingIOError:
+            if moments:  # one who shared it may be removing it just now
+                os.close(descriptor)
+                moments -= 1
+                time.sleep(_MOMENT_S)
+                continue
             holder = _holder(descriptor)
             os.close(descriptor)
             raise InputError(

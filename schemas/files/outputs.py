@@ -37,24 +37,31 @@ class State(Enum):
 
 
 def prepare_output(
-    folder: str | Path, *, job: str, settings: Mapping[str, Any], fresh: bool = False
+    folder: str | Path,
+    *,
+    job: str,
+    settings: Mapping[str, Any],
+    fresh: bool = False,
+    others: bool = False,
 ) -> State:
     """Makes ``folder`` ready for a run of ``job`` and says what it holds.
 
     Who calls has locked the folder (:mod:`vlmill.schemas.files.lock`), so that temporary files are
     leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
-    wrote. Raises InputError if the folder holds another run's output or a stranger's files.
+    wrote. ``others`` may be at work there on their parts: their temporary files stay. Raises
+    InputError if the folder holds another run's output or a stranger's files.
     """
     folder = Path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
+    if not others:
+        remove_leftovers(folder)
     if fresh:
         remove_output(folder)
     if not (folder / PLAN).exists():
-        if entries := sorted(p.name for p in folder.iterdir() if p.name != LOCK):
+        if entries := sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK)):
             raise InputError(
                 f"--output {folder} holds {entries[0]} and was not made by this job; "
                 "give an empty or a new folder"

@@ -218,8 +218,8 @@ def test_what_cannot_be_scored_again(
 
     assert "no _manifest.json" in said(tmp_path / "none", *with_regions(world))
     assert "was written by regions" in said(world.regions, *with_regions(world))
-    assert "give --warc GLOB to mine" in said(world.output)
+    assert "give --warc GLOB or --index FILE to mine" in said(world.output)
     both = said(world.output, "--warc", "x", *with_regions(world))
-    assert "--regions goes without --warc" in both
+    assert "--regions goes without --warc and --index" in both
     assert "no readable model" in said(world.output, "--scorer", str(world.classes))
     assert "scoring" not in read_manifest(world.output)

@@ -17,8 +17,6 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from vlmill.pipelines.web_pairs import command
-from vlmill.pipelines.web_pairs import job as job_module
-from vlmill.pipelines.web_pairs.job import run_steps
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.tables import PAIRS
@@ -446,9 +444,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     warc.write_bytes(b"".join(r for n, case in enumerate(CASES) for r in records_of(n, case)))
     flags = ["--warc", str(warc), "--output", str(folder / "out"), "--language", "any"]
     flags += ["--max-images-per-text", str(10 * len(CASES))]  # texts recur here
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "run_beam", lambda job, options: run_steps(job))
-        assert command.main([*flags, *NO_MODELS]) == 0
+    assert command.main([*flags, *NO_MODELS, "--workers", "1"]) == 0
     pairs = read_table(folder / "out", PAIRS)
     return dict(zip(pairs["image_id"].to_pylist(), pairs["text"].to_pylist(), strict=True))
 

@@ -16,9 +16,10 @@ from PIL import Image
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
+from vlmill.pipelines.launch import local
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import job as job_module
-from vlmill.pipelines.web_pairs.job import run_steps
+from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
 from vlmill.schemas.console.lineage import state_of
 from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
@@ -173,12 +174,42 @@ def test_the_funnel_adds_up_with_the_tables(mined: Path) -> None:
     assert stages["shared_text"]["rejects"] == {"shared_text": 3}
 
 
-@pytest.mark.usefixtures("in_a_loop")
+@pytest.mark.parametrize("how", ["--workers=1", "--workers=3", "--runner=FnApiRunner"])
 def test_the_same_archives_give_the_same_bytes_with_beam_and_without(
-    mined: Path, warcs: Path, tmp_path: Path
+    how: str, mined: Path, warcs: Path, tmp_path: Path
 ) -> None:
-    assert run(warcs, tmp_path / "again", *FLAGS) == 0
+    assert run(warcs, tmp_path / "again", *FLAGS, how) == 0
     assert files(tmp_path / "again") == files(mined)
+
+
+@pytest.mark.usefixtures("in_a_loop")
+def test_one_large_shard_is_sorted_in_parts(
+    mined: Path, warcs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the same bytes; who writes the shard reads rows that are sorted."""
+    flags = [*FLAGS[:2], "--shards", "1"]
+    assert run(warcs, tmp_path / "whole", *flags) == 0
+    names: list[str] = []
+
+    def note(job: Job, folder: Path, unit: Unit, work: Any, **about: Any) -> Any:
+        names.append(unit.name)
+        return run_unit(job, folder, unit, work, **about)
+
+    monkeypatch.setattr(job_module, "run_unit", note)
+    monkeypatch.setattr(order, "PART_BYTES", 400)
+    assert run(warcs, tmp_path / "parts", *flags) == 0
+    assert len([name for name in names if name.startswith("order-00000-")]) > 3
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+def test_workers_are_not_for_beam(
+    warcs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(warcs, tmp_path / "out", "--workers", "2", "--runner=FlinkRunner") == 2
+    assert "--parallelism" in capsys.readouterr().err
+    assert run(warcs, tmp_path / "out", "--workers", "0") == 2
+    assert "--workers 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_hold_sorted_ids(mined: Path) -> None:
@@ -244,6 +275,7 @@ def test_mistakes_are_told_in_one_line(
     assert named in error and error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("in_a_loop")
 def test_a_full_disk_is_told_in_one_line(
     warcs: Path,
     tmp_path: Path,
@@ -442,8 +474,8 @@ def encode(picture: Image.Image, quality: int) -> bytes:
 
 @pytest.fixture
 def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job's steps without Beam, which has nothing to do with what the test is about."""
-    monkeypatch.setattr(job_module, "run_beam", lambda job, options: run_steps(job))
+    """The job's steps in this process alone, where a test can look into them."""
+    monkeypatch.setattr(local, "all_cores", lambda: 1)
 
 
 @pytest.mark.usefixtures("in_a_loop")

@@ -1,0 +1,36 @@
+"""A share of a run: the shards that one of several processes makes, on as many machines.
+
+Each process plans all pictures alike, and makes every n-th shard. Who finds all shards there when
+its own are done writes the manifest.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+
+MOST_PARTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The ``number``-th, from 1, of ``count`` shares."""
+
+    number: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        """What its lock is called."""
+        return f"{self.number}-of-{self.count}"
+
+    def of(self, num_shards: int) -> range:
+        """The shards that are its own."""
+        return range(self.number - 1, num_shards, self.count)
+
+
+def share(text: str) -> Share:
+    """Reads ``--part``. Raises argparse's error for what is none."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_PARTS:
+        raise argparse.ArgumentTypeError(f"{text!r}: give i/n with i from 1 to n, as 3/8")
+    return Share(number=int(match[1]), count=int(match[2]))

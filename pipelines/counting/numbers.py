@@ -1,0 +1,92 @@
+"""What a unit of work did, as numbers that are seen while a job runs: on the screen, or in Beam."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+from vlmill.pipelines.counting.funnel import IN, NEAR_DUPLICATES, OUT, PAGES, PICTURES, Tally
+from vlmill.schemas.console.progress import Progress
+
+Numbers = Counter[str]
+"""``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
+``milliseconds`` that it took."""
+
+BYTES, MILLISECONDS, REJECTS = "bytes", "milliseconds", "rejects"
+SHOWN_REASONS = 3  # of rejects, on the screen: the most frequent ones
+COUNTED = {
+    (PAGES.name, IN): "pages",
+    (PICTURES.name, IN): "pictures",
+    (NEAR_DUPLICATES.name, OUT): "pairs",
+}
+
+
+def numbers_of(tallies: Mapping[Tally, int], *, num_bytes: int = 0) -> Numbers:
+    """The numbers of a unit that counted its stages so."""
+    numbers = Numbers({BYTES: num_bytes} if num_bytes else {})
+    for tally, count in tallies.items():
+        if tally[1] not in (IN, OUT):
+            numbers += rejects_of({tally[1]: count})
+        elif tally in COUNTED:
+            numbers[COUNTED[tally]] += count
+    return numbers
+
+
+def rejects_of(reasons: Mapping[str, int]) -> Numbers:
+    """The numbers of so many rejects by reason."""
+    numbers = Numbers({f"{REJECTS}_{reason}": count for reason, count in reasons.items()})
+    numbers[REJECTS] = sum(reasons.values())
+    return +numbers
+
+
+@contextmanager
+def timed(numbers: Numbers) -> Iterator[None]:
+    """Adds the milliseconds of the block."""
+    start = time.monotonic()
+    yield
+    numbers[MILLISECONDS] += round(1000 * (time.monotonic() - start))
+
+
+class UnitProgress:
+    """Shows how many units of a step are done, and the sums of their numbers."""
+
+    def __init__(self, *, total: int, label: str, unit: str = "unit") -> None:
+        self._progress = Progress(total=total, unit=unit, label=label)
+        self._sums = Numbers()
+        self._start = time.monotonic()
+
+    def add(self, numbers: Numbers) -> None:
+        """Counts one more unit."""
+        self._sums += numbers
+        seconds = time.monotonic() - self._start
+        self._progress.advance(1, rejects=numbers[REJECTS], **notes_of(self._sums, seconds))
+
+    def idle(self) -> None:
+        """Tells that the work goes on, where nothing was told for long."""
+        self._progress.advance(0)
+
+    def __enter__(self) -> "UnitProgress":
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+
+def notes_of(sums: Numbers, seconds: float) -> dict[str, str]:
+    """What is shown of a step's sums after ``seconds``."""
+    reasons = Numbers({k: v for k, v in sums.items() if k.startswith(f"{REJECTS}_")})
+    hidden = {BYTES, MILLISECONDS, REJECTS, *reasons}
+    notes = {name: f"{count:,}" for name, count in sorted(sums.items()) if name not in hidden}
+    if sums[BYTES]:
+        rate = f" ({sums[BYTES] / 1e6 / seconds:,.3g}/s)" if seconds > 0 else ""
+        notes["MB"] = f"{sums[BYTES] / 1e6:,.1f}{rate}"
+    for name, count in reasons.most_common(SHOWN_REASONS):
+        notes[name.removeprefix(f"{REJECTS}_")] = f"{count:,}"
+    return notes

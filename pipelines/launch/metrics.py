@@ -1,0 +1,16 @@
+"""A unit's numbers as Beam's metrics: every runner shows them in its own pages."""
+
+from collections.abc import Mapping
+
+from apache_beam.metrics.metric import Metrics
+
+from vlmill.pipelines.counting.numbers import MILLISECONDS
+
+
+def count_in_beam(step: str, numbers: Mapping[str, int]) -> None:
+    """Adds a unit's numbers to the counters of ``step``; its time is a distribution."""
+    for name, count in numbers.items():
+        if name == MILLISECONDS:
+            Metrics.distribution(step, name).update(count)
+        else:
+            Metrics.counter(step, name).inc(count)

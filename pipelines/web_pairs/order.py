@@ -1,0 +1,76 @@
+"""A shard that is large is put in order by many workers, a range of its keys each.
+
+Each leaves its rows sorted; who writes the shard reads them one after the other, and sorts nothing.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlmill.pipelines.web_pairs.spool import (
+    Row,
+    blocks_of,
+    cut_keys,
+    sorted_rows,
+    spool,
+    unsorted_rows,
+)
+from vlmill.pipelines.web_pairs.units import Job, Result, Unit
+
+KINDS = ("pairs", "images", "rejects")
+PART_BYTES = 64 << 20  # of a shard's rows: so many are sorted by one worker
+
+
+def paths_of(job: Job, kind: str) -> list[Path]:
+    """The spools that hold a kind's rows by shards."""
+    if kind != "rejects":
+        return job.spools(kind)
+    # Those of the shards' own rejects are added as the shard is written.
+    joins = [path for path in job.spools(kind) if not path.name.startswith("shard-")]
+    return [*job.spools("mined-rejects"), *joins]
+
+
+def parts_of(job: Job, shard: int) -> int:
+    """Into how many ranges of keys a shard's rows are cut, by their bytes."""
+    size = sum(
+        block.unpacked
+        for kind in KINDS
+        for path in paths_of(job, kind)
+        for block in blocks_of(path).get(shard, ())
+    )
+    return max(1, size // PART_BYTES)
+
+
+def order_units(job: Job) -> list[Unit]:
+    """The units of this step: the parts of each shard."""
+    return [
+        Unit(name=f"order-{shard:05d}-{part:05d}", number=shard, slices=range(part, part + 1))
+        for shard in range(job.shards)
+        for part in range(parts_of(job, shard))
+    ]
+
+
+def order(job: Job, unit: Unit) -> Result:
+    """Leaves a part of a shard's rows sorted; of a shard of one part nothing."""
+    shard, part = unit.number, unit.slices.start
+    parts = parts_of(job, shard)
+    if parts > 1:
+        for kind in KINDS:
+            paths = paths_of(job, kind)
+            between = cut_keys(paths, shard, parts)[part]
+            with spool(_ordered(job, shard, part, kind)) as writer:
+                for key, value in sorted_rows(paths, shard, between=between):
+                    writer.add(0, key, value)
+    return Result()
+
+
+def ordered_rows(job: Job, kind: str, shard: int) -> Iterator[Row]:
+    """Yields the rows of a shard in order."""
+    parts = parts_of(job, shard)
+    if parts == 1:
+        return sorted_rows(paths_of(job, kind), shard)
+    # Written sorted, each spool's runs lie in order.
+    return unsorted_rows([_ordered(job, shard, part, kind) for part in range(parts)], 0)
+
+
+def _ordered(job: Job, shard: int, part: int, kind: str) -> Path:
+    return job.joins / f"order-{shard:05d}-{part:05d}.ordered-{kind}.spool"

@@ -1,0 +1,308 @@
+"""A file on the web as a seekable file: read by ranges, retried, never of a private address.
+
+:func:`fetch_part` alone talks to the network.
+"""
+
+import http.client
+import io
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote, urljoin, urlsplit
+
+import urllib3
+from urllib3.connectionpool import HTTPConnectionPool
+from urllib3.exceptions import HTTPError
+
+import vlmill
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.net.addresses import (
+    ForbiddenAddress,
+    Network,
+    addresses_of,
+    checked_address,
+    parse_networks,
+)
+
+TRIES = 6
+BACKOFF_S = 1.0  # doubled from try to try
+MOST_WAIT_S = 60.0
+CONNECT_S, READ_S, PART_S = 10.0, 30.0, 300.0
+REDIRECTS = 5
+FIRST_BYTES, MOST_BYTES = 64 << 10, 8 << 20  # of one request: more, the longer a file is read on
+CHUNK_BYTES = 1 << 16
+AGENT = f"vlmill/{vlmill.__version__}"
+S3_HOST = "https://{bucket}.s3.amazonaws.com/{key}"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class Unreachable(Exception):
+    """A file on the web cannot be read: the message says which, why and what to do.
+
+    No OSError: who reads archives takes that for damage in their bytes.
+    """
+
+
+class _TryAgain(Exception):
+    """What may be over in a moment; ``wait_s`` is what the server asks for."""
+
+    def __init__(self, why: str, wait_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Bytes of a file, and what the server says of the whole: its size and its version."""
+
+    content: bytes
+    total: int
+    version: str | None
+
+
+def is_web(path: str) -> bool:
+    """Whether a path is read by this module."""
+    return path.startswith(("https://", "http://", "s3://"))
+
+
+def web_url(path: str) -> str:
+    """The URL of a path; that of ``s3://`` is of a bucket that anybody may read.
+
+    ``AWS_ENDPOINT_URL`` names another server than Amazon's. Raises InputError for no URL.
+    """
+    parts = urlsplit(path)
+    if not parts.hostname or (parts.scheme == "s3" and not parts.path.strip("/")):
+        raise InputError(f"{path} is no address of a file; give scheme://host/path")
+    if parts.scheme != "s3":
+        return path
+    bucket, key = parts.netloc, quote(path.removeprefix(f"s3://{parts.netloc}/"), safe="/~=+")
+    endpoint = s3_endpoint()
+    return f"{endpoint}/{bucket}/{key}" if endpoint else S3_HOST.format(bucket=bucket, key=key)
+
+
+def s3_endpoint() -> str:
+    """The server of ``s3://`` that the environment names, or ""."""
+    return next((os.environ[n].rstrip("/") for n in _ENDPOINTS if os.environ.get(n)), "")
+
+
+def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
+    """The networks that a path may lead to beside public ones.
+
+    A server that the user's own environment names may stand anywhere.
+    """
+    networks = parse_networks("--allow-address", allowed)
+    endpoint = urlsplit(s3_endpoint())
+    if not path.startswith("s3://") or not endpoint.hostname:
+        return networks
+    hosts = addresses_of(endpoint.hostname, endpoint.port or 443)
+    return networks + parse_networks("AWS_ENDPOINT_URL", hosts)
+
+
+def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -> Part:
+    """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
+
+    Raises Unreachable after some tries, or at once where another try would end as this one.
+    """
+    for number in range(TRIES):
+        try:
+            return _fetch_once(url, start, stop, allowed)
+        except _TryAgain as why:
+            if number == TRIES - 1:
+                raise Unreachable(
+                    f"{url}: {why}, {TRIES} times; the same command continues where it stopped"
+                ) from None
+            time.sleep(max(BACKOFF_S * 2**number, why.wait_s))
+    raise AssertionError("the last try has returned or raised")
+
+
+def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> Part:
+    target = url
+    for _ in range(REDIRECTS + 1):
+        try:
+            response = _request(target, start, stop, allowed)
+        except ForbiddenAddress as error:
+            raise Unreachable(f"{url}: {error}; give a public one") from None
+        except (OSError, HTTPError, http.client.HTTPException) as error:
+            raise _TryAgain(_said(error)) from None
+        try:
+            if response.status not in (301, 302, 303, 307, 308):
+                return _part_of(url, response, start, stop)
+            target = urljoin(target, response.headers.get("Location", ""))
+        finally:
+            response.close()
+        if urlsplit(target).scheme not in ("http", "https"):
+            break
+    raise Unreachable(f"{url}: it leads on to {target}, and so on; give the address of the file")
+
+
+def _request(
+    url: str, start: int, stop: int, allowed: Sequence[Network]
+) -> urllib3.BaseHTTPResponse:
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    pool = _pool(secure, checked_address(host, port, allowed), port, host)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return pool.urlopen(
+        "GET",
+        path,
+        headers={
+            "Host": parts.netloc.rpartition("@")[2],
+            "User-Agent": AGENT,
+            "Accept-Encoding": "identity",
+            "Range": f"bytes={start}-{stop - 1}",
+        },
+        redirect=False,
+        retries=False,
+        preload_content=False,
+        decode_content=False,
+        timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
+    )
+
+
+@lru_cache(maxsize=64)
+def _pool(secure: bool, address: str, port: int, host: str) -> HTTPConnectionPool:
+    """Connections to an address that was checked; the certificate must be the host's."""
+    if not secure:
+        return HTTPConnectionPool(address, port)
+    return urllib3.HTTPSConnectionPool(
+        address, port, ssl_context=_certificates(), server_hostname=host, assert_hostname=host
+    )
+
+
+@lru_cache(maxsize=1)
+def _certificates() -> ssl.SSLContext:
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())  # where the system has none
+    return context
+
+
+def _part_of(url: str, response: urllib3.BaseHTTPResponse, start: int, stop: int) -> Part:
+    status = response.status
+    if status in (408, 429) or status >= 500:
+        raise _TryAgain(f"it answers {status}", _wait_asked(response))
+    if status == 416:
+        whole = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
+        return Part(content=b"", total=int(whole[1]) if whole else start, version=None)
+    if status == 200:
+        raise Unreachable(f"{url}: the server gives no ranges; download it, and give the file")
+    place = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if status != 206 or place is None:
+        raise Unreachable(f"{url}: it answers {status}; give another, or see whether it is there")
+    first, last, total = map(int, place.groups())
+    if first != start or not start <= last < stop:
+        raise Unreachable(f"{url}: the server gives other ranges than it is asked for")
+    content = _body(response, last - first + 1)
+    version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+    return Part(content=content, total=total, version=version)
+
+
+def _body(response: urllib3.BaseHTTPResponse, length: int) -> bytes:
+    """Reads a body of a known length, within bounds of time. Raises _TryAgain for another."""
+    parts, size, until = list[bytes](), 0, time.monotonic() + PART_S
+    try:
+        while size < length and (chunk := response.read(min(CHUNK_BYTES, length - size))):
+            parts.append(chunk)
+            size += len(chunk)
+            if time.monotonic() > until:
+                raise _TryAgain(f"{size} of {length} bytes came in {PART_S:.0f} s")
+    except (OSError, HTTPError, http.client.HTTPException) as error:
+        raise _TryAgain(f"cut after {size} of {length} bytes ({_said(error)})") from None
+    if size != length:
+        raise _TryAgain(f"cut after {size} of {length} bytes")
+    return b"".join(parts)
+
+
+def _wait_asked(response: urllib3.BaseHTTPResponse) -> float:
+    asked = response.headers.get("Retry-After", "")
+    return min(float(asked), MOST_WAIT_S) if asked.isascii() and asked.isdigit() else 0.0
+
+
+def _said(error: Exception) -> str:
+    return re.sub(r"^<.*?>: |^.*?\(host=.*?\): ", "", str(error))[:200] or type(error).__name__
+
+
+Fetch = Callable[[int, int], Part]
+
+
+class RangedFile(io.RawIOBase):
+    """A seekable file over ranges; memory: one part, which grows while reading goes straight on.
+
+    Raises Unreachable where the file changes while it is read.
+    """
+
+    def __init__(self, name: str, fetch: Fetch) -> None:
+        super().__init__()
+        self.name, self._fetch = name, fetch
+        self._position = self._start = 0
+        self._size = FIRST_BYTES
+        first = fetch(0, FIRST_BYTES)
+        self._part, self.total, self._version = first.content, first.total, first.version
+
+    def readable(self) -> bool:
+        """Says yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Says yes."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a position; nothing is read for it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.total}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns ``size`` bytes, fewer at the end; all that are left if it is negative."""
+        stop = self.total if size < 0 else min(self._position + size, self.total)
+        parts = []
+        while self._position < stop:
+            begin = self._position - self._start
+            if not 0 <= begin < len(self._part):
+                self._load(stop - self._position)
+                begin = 0
+            piece = self._part[begin : begin + stop - self._position]
+            parts.append(piece)
+            self._position += len(piece)
+        return b"".join(parts)
+
+    def _load(self, wanted: int) -> None:
+        straight_on = self._position == self._start + len(self._part)
+        self._size = min(2 * self._size, MOST_BYTES) if straight_on else FIRST_BYTES
+        length = min(max(self._size, wanted), MOST_BYTES)
+        part = self._fetch(self._position, min(self._position + length, self.total))
+        if not part.content or (part.total, part.version) != (self.total, self._version):
+            raise Unreachable(f"{self.name} has changed while it was read; run the command again")
+        self._part, self._start = part.content, self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fills a buffer as far as there are bytes."""
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def open_web(path: str, allowed: Sequence[str] = ()) -> RangedFile:
+    """Opens a file on the web: ``https://``, ``http://``, or ``s3://`` without a signature.
+
+    ``allowed`` are networks such as 127.0.0.0/8 that are no public addresses. Raises Unreachable,
+    and InputError for a path that is no address.
+    """
+    url = web_url(path)
+    try:
+        networks = allowed_networks(path, allowed)
+    except OSError as error:
+        raise Unreachable(f"{path}: {s3_endpoint()}: {error}; see AWS_ENDPOINT_URL") from None
+    return RangedFile(path, lambda start, stop: fetch_part(url, start, stop, allowed=networks))

@@ -1,0 +1,140 @@
+"""Units are done by processes that are free; errors come as they were, and nothing is left."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from vlmill.pipelines.launch import local
+from vlmill.pipelines.launch.local import Workers, local_workers, workers_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import atomic_path
+
+MODULE = "vlmill.pipelines.launch.local"
+
+
+def twice(shared: int, unit: int) -> tuple[int, int]:
+    return os.getpid(), shared * unit
+
+
+def fail(shared: type[Exception], unit: int) -> int:
+    if unit == 2:
+        raise shared(errno.ENOSPC, "No space left on device")
+    return unit
+
+
+class Local(Exception):
+    """One that cannot be pickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("told")
+
+
+def fail_strangely(shared: None, unit: int) -> NoReturn:
+    raise Local(1, 2)
+
+
+def die(shared: None, unit: int) -> int:
+    if unit == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return unit
+
+
+def write_slowly(folder: Path, unit: int) -> None:
+    if unit == 1:
+        while not list(folder.glob(".tmp-*")):  # until the other one is in the middle of its file
+            pass
+        raise OSError("stopped")
+    with atomic_path(folder / "slow") as path:
+        path.write_text("half")
+        signal.pause()
+
+
+@pytest.fixture
+def pool() -> Iterator[Workers[int]]:
+    with workers_of(2, 10, MODULE) as workers:
+        yield workers
+
+
+def test_processes_do_units_and_stay_for_the_next_step(pool: Workers[int]) -> None:
+    answers = [list(pool.each(twice, range(20))) for _ in range(2)]
+    assert [sorted(value for _, value in step) for step in answers] == [list(range(0, 200, 10))] * 2
+    processes = [{process for process, _ in step} for step in answers]
+    assert os.getpid() not in processes[0] | processes[1]
+    assert len(processes[0] | processes[1]) <= 2
+
+
+def test_one_unit_or_one_worker_needs_no_process(pool: Workers[int]) -> None:
+    assert list(pool.each(twice, [3])) == [(os.getpid(), 30)]
+    assert list(pool.each(twice, [])) == []
+    with workers_of(1, 2, MODULE) as one:
+        assert list(one.each(twice, [1, 2])) == [(os.getpid(), 2), (os.getpid(), 4)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("kind", [OSError, InputError, ZeroDivisionError])
+def test_errors_come_as_they_were(kind: type[Exception], number: int) -> None:
+    with (
+        pytest.raises(kind, match="No space left") as caught,
+        workers_of(number, kind, MODULE) as workers,
+    ):
+        list(workers.each(fail, range(5)))
+    if kind is OSError:
+        assert caught.value.errno == errno.ENOSPC  # type: ignore[attr-defined]
+    if kind is ZeroDivisionError and number == 2:  # a bug's place is told
+        assert "in fail" in "".join(caught.value.__notes__)
+
+
+def test_an_error_that_cannot_be_sent_is_told() -> None:
+    with pytest.raises(RuntimeError, match="Local: told"), workers_of(2, None, MODULE) as workers:
+        list(workers.each(fail_strangely, range(2)))
+
+
+def test_a_process_that_was_ended_from_outside_is_told() -> None:
+    with (
+        pytest.raises(ChildProcessError, match=r"status -9; memory\?\) at 2; the same command"),
+        workers_of(2, None, MODULE) as workers,
+    ):
+        list(workers.each(die, range(4)))
+
+
+def test_what_others_have_half_written_goes_with_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="stopped"), workers_of(2, tmp_path, MODULE) as workers:
+        list(workers.each(write_slowly, range(2)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_end_with_a_parent_that_is_killed() -> None:
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from tests.pipelines.launch.test_local import twice
+from vlmill.pipelines.launch.local import workers_of
+with workers_of(2, 1, {MODULE!r}) as pool:
+    print(*{{process for process, _ in pool.each(twice, range(50))}}, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    processes = [int(word) for word in killed.stdout.split()]
+    assert processes
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        assert time.monotonic() < until, "they outlive their parent"
+
+
+def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "all_cores", lambda: 5)
+    assert local_workers(None, []) == 5 and local_workers(3, []) == 3
+    assert local_workers(None, ["--runner=FlinkRunner"]) is None
+    with pytest.raises(InputError, match="--workers 2 is for a job without Beam, and --runner"):
+        local_workers(2, ["--runner=FlinkRunner"])
+    with pytest.raises(InputError, match="--workers 0: must be at least 1"):
+        local_workers(0, ["--runner=FlinkRunner"])
