@@ -1,7 +1,8 @@
 """One run at a time writes an output: a second one is refused, and told who is at work.
 
 The lock is the system's own (`flock`), so that a crash or a kill frees it. It belongs to a run:
-whoever starts the run takes it, and its workers and the other ranks of its launch do not ask.
+whoever starts the run takes it, and its workers and the other ranks of its launch do not ask. An
+object store knows no locks of the system: there it is an object (:mod:`.remote_lock`).
 """
 
 import errno
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import RemotePath, is_remote, path_of
+from vlmill.schemas.files.remote_lock import SECONDS, held
 
 LOCK = ".vlmill-lock"
 # The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
@@ -31,17 +34,29 @@ _ATTEMPTS = 100
 
 @contextmanager
 def locked(
-    output: str | Path | None, *, beside: bool = False, flag: str = "--output"
+    output: str | Path | None,
+    *,
+    beside: bool = False,
+    flag: str = "--output",
+    seconds: float | None = None,
 ) -> Iterator[None]:
     """Hold the lock of an output; None is that of a command which writes nothing.
 
     The lock is a file in the output's folder, or ``beside`` an output that is renamed into its
     place as a whole. Folders that are made for it go again if nothing else has come into them.
-    Ranks of a launch above the first go through without one: theirs is the first rank's. Raises
-    InputError if another run holds it, or if the output cannot be written.
+    Ranks of a launch above the first go through without one: theirs is the first rank's. In a store
+    the lock is an object, that another run takes over if it was not renewed for ``seconds``
+    (:mod:`.remote_lock`). Raises InputError if another run holds it, or if the output cannot be
+    written.
     """
     if output is None or _is_later_rank():
         yield
+        return
+    if is_remote(output):
+        place = _place(path_of(output), beside)
+        assert isinstance(place, RemotePath)
+        with held(place, f"{flag} {output}", _self(), SECONDS if seconds is None else seconds):
+            yield
         return
     path, said = _place(Path(os.path.abspath(output)), beside), f"{flag} {output}"
     folders = (path.parent, *path.parent.parents)
