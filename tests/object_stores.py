@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow.parquet as pq
 
 from vlmill.schemas.files.remote import RemotePath, path_of
@@ -33,6 +34,12 @@ def s3_server() -> Iterator[dict[str, str]]:
         }
     finally:
         server.stop()
+
+
+def forget_stores() -> None:
+    """Lets go of connections, which are kept by a process, so that changed variables count."""
+    for scheme in ("s3", "gs"):
+        fsspec.get_filesystem_class(scheme).clear_instance_cache()
 
 
 def new_bucket() -> str:

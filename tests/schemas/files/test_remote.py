@@ -4,7 +4,6 @@ import os
 import pickle
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tests.object_stores import names_below
@@ -232,11 +231,3 @@ def test_a_damaged_file_in_a_store_is_named(bucket: str) -> None:
         find_shards(f"{bucket}/rejects-1.parquet", REJECTS)
     with pytest.raises(InputError, match="--x .*/none: no table of rejects there"):
         find_shards(f"{bucket}/none", REJECTS, "--x")
-
-
-def test_a_whole_shard_is_never_in_memory_at_once(bucket: str) -> None:
-    url = f"{bucket}/many"
-    for number in range(3):
-        write_shard(url, REJECTS, ROWS, number, 3)  # type: ignore[arg-type]
-    table = read_table(url, REJECTS)
-    assert isinstance(table, pa.Table) and table.num_rows == 15
