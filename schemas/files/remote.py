@@ -161,6 +161,10 @@ class RemotePath(_Base):
     def parent(self) -> "RemotePath":
         return self._at(self._key.parent) if len(self._key.parts) > 1 else self
 
+    def resolve(self, strict: bool = False) -> "RemotePath":
+        """Itself: there are no links. NumPy asks before it maps."""
+        return self
+
     def with_name(self, name: str) -> "RemotePath":
         return self._at(self._key.with_name(name))
 
