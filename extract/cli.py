@@ -26,9 +26,16 @@ from vlmill.extract.formats.command import (
     command_export,
     command_import,
 )
-from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.console.command import (
+    Parser,
+    add_lock_seconds,
+    place,
+    run_command,
+    say_how_to_read,
+)
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.rejects import rejects_said
 
 EXAMPLES = """examples:
@@ -125,10 +132,11 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "WebDataset's layout, a table of images",
     )
     run.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
+        "--output", required=True, type=place, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
     add_cost_arguments(run)
+    add_lock_seconds(run)
     which = run.add_argument_group("which pictures")
     which.add_argument(
         "--ids",
@@ -314,7 +322,10 @@ def command(argv: Sequence[str]) -> int:
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)
-    with locked(output, beside=appears_whole(arguments)):
+    if arguments.command != "run":
+        require_local("--output", getattr(arguments, "output", None))
+    seconds = getattr(arguments, "lock_seconds", None)
+    with locked(output, beside=appears_whole(arguments), seconds=seconds):
         return commands[arguments.command](arguments)
 
 

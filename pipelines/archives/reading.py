@@ -20,6 +20,7 @@ from vlmill.pipelines.archives.packing import Unpacked, sniff_layout
 from vlmill.pipelines.archives.stored import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.pipelines.archives.zips import is_zip, open_entries
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.files.remote import is_remote, is_web, path_of
 from vlmill.schemas.rejects import Reason
 
 __all__ = ["BrokenArchive", "Record", "open_archive", "read_archive", "read_bodies"]
@@ -30,7 +31,9 @@ MAX_DIGESTS = 20_000  # of pictures, for revisits that name none but a digest: a
 
 
 def open_archive(path: str) -> Any:
-    """Opens the archive's stored bytes, seekable, on any file system that Beam knows."""
+    """Opens the archive's stored bytes, seekable: a store's, or any that Beam knows."""
+    if is_remote(path) and not is_web(path):
+        return path_of(path).open("rb")
     return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 

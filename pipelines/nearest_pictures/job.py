@@ -78,7 +78,7 @@ def run_search(args: argparse.Namespace) -> int:
     if not regions.box_counts().any():
         raise InputError(f"--regions {args.regions}: no picture has a box; give one with boxes")
     first = first_region(args.whole_picture, regions)
-    output = Path(args.output)
+    output = path_of(args.output)
     if args.dry_run:
         averaging, searching = measure(regions, first, args.top, args.threads)
         sample = min(len(regions), SAMPLE_PICTURES)

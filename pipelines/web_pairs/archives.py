@@ -4,6 +4,8 @@ import glob
 from pathlib import Path
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import is_remote, is_web
+from vlmill.schemas.files.remote import matches as files_matching
 
 
 def require_archive(pattern: str) -> None:
@@ -24,6 +26,11 @@ def nothing_matches(pattern: str) -> InputError:
 
 def find_archives(pattern: str) -> list[tuple[str, int]]:
     """Returns (path, bytes) of the files that match, sorted. Raises InputError without any."""
+    if is_remote(pattern) and not is_web(pattern):
+        archives = [(str(path), path.stat().st_size) for path in files_matching(pattern)]
+        if not archives:
+            raise nothing_matches(pattern)
+        return archives
     from apache_beam.io.filesystems import FileSystems
 
     try:

@@ -7,7 +7,6 @@ number of workers.
 """
 
 import argparse
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -57,6 +56,7 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
     archives = find_archives(args.warc)
-    output = Path(args.output)
+    output = path_of(args.output)
     if args.dry_run:
         return print_estimate(estimate_of(archives, measure(archives, rules)), output)
     settings = settings_of(args, rules, filters)
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     # Archives have come to a finished output: until all is done, nobody reads it.
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
-        shutil.rmtree(output / name, ignore_errors=True)
+        remove_tree(output / name)
     prepare_work(job)
     run_beam(job, options)
     finish(job, settings, inputs_of(args))
@@ -263,7 +263,7 @@ def inputs_of(args: argparse.Namespace) -> list[Input]:
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Writes funnel, metrics, report and, last, the manifest; the joins are needed no more."""
-    output, tallies = Path(job.output), Counter[Tally]()
+    output, tallies = path_of(job.output), Counter[Tally]()
     parts: list[Result] = []
     for step in STEPS:
         for result in results(step.folder(job), step.units(job)):
@@ -287,7 +287,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
 def remove_joins(job: Job) -> None:
     """Removes what only a run at work needs; what archives left stays for those that come."""
     for folder in job.joins.parent.glob("joins-*"):
-        shutil.rmtree(folder)
+        remove_tree(folder)
 
 
 def say_result(output: Path, done: str, warc: str) -> int:

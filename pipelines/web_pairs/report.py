@@ -6,7 +6,6 @@ archives: nothing grows with the number of pairs.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -33,6 +32,7 @@ from vlmill.schemas.console.report import (
     thumbnail_uri,
     write_page,
 )
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.rejects import Rejected
 
 MOST_BARS = 20
@@ -48,7 +48,7 @@ def write_report(
     """Writes ``report.html``; ``written`` are the metrics of the shards."""
     samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
     write_page(
-        Path(job.output) / "report.html",
+        path_of(job.output) / "report.html",
         "Web pairs",
         [
             Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),

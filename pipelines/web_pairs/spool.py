@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.remote import scratch_beside
 
 Row = tuple[bytes, bytes]
 
@@ -148,7 +149,7 @@ def sorted_rows(
     files beside the first of ``paths``.
     """
     with ExitStack() as stack:
-        folder = paths[0].parent if paths else None
+        folder = scratch_beside(paths[0].parent) if paths else None
         runs: list[_Run] = []
         rows: list[Row] = []
         size = 0
@@ -194,7 +195,7 @@ class Tape:
     """Keeps rows for a second reading: in memory up to ``keep_bytes``, then in a temporary file."""
 
     def __init__(self, folder: Path, *, keep_bytes: int = RUN_BYTES) -> None:
-        self._folder, self._keep_bytes = folder, keep_bytes
+        self._folder, self._keep_bytes = scratch_beside(folder), keep_bytes
         self._rows: list[Row] = []
         self._bytes = 0
         self._run: _Run | None = None

@@ -6,7 +6,6 @@ with the output, so that archives can be added to it; those of the joins belong 
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import SLICES, SpoolWriter, spool, unpacked_bytes
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.outputs import WORK
+from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import Shard
 
 UNIT_BYTES = 64 << 20  # of what archives left: the joins are cut into so many ranges
@@ -60,7 +60,7 @@ class Job:
     @property
     def mined(self) -> Path:
         """The folder of what archives left."""
-        return Path(self.output, WORK, "archives")
+        return path_of(self.output) / WORK / "archives"
 
     @property
     def excluded(self) -> Excluded:
@@ -72,7 +72,7 @@ class Job:
         """The folder of the joins over this set of archives."""
         names = sorted((archive.id.hex(), archive.size) for archive in self.archives)
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8)
-        return Path(self.output, WORK, f"joins-{digest.hexdigest()}")
+        return path_of(self.output) / WORK / f"joins-{digest.hexdigest()}"
 
     def spools(self, kind: str) -> list[Path]:
         """The spools of a kind, which the units of an earlier step have left."""
@@ -196,10 +196,10 @@ def prepare_work(job: Job) -> None:
         remove_leftovers(folder)
     for folder in job.joins.parent.glob("joins-*"):
         if folder != job.joins:
-            shutil.rmtree(folder)
+            remove_tree(folder)
 
 
 def mined_before(output: Path) -> list[Archive]:
     """The archives that earlier runs have mined into this output."""
-    records = (read_record(path) for path in sorted(Path(output, WORK, "archives").glob("*.json")))
+    records = (read_record(path) for path in sorted((output / WORK / "archives").glob("*.json")))
     return [Archive(path=r["path"], size=r["size"]) for r in records if r is not None]

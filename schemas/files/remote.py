@@ -18,7 +18,7 @@ from functools import total_ordering
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.stores import asked, filesystem, scheme_of
 
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
@@ -43,6 +43,11 @@ class Status:
 def is_remote(path: object) -> bool:
     """Whether a path is a URL."""
     return "://" in str(path)
+
+
+def scratch_beside(folder: Path | None) -> Path | None:
+    """Where temporary files go that belong to ``folder``; None, TMPDIR, for one in a store."""
+    return None if isinstance(folder, RemotePath) else folder
 
 
 def is_web(path: object) -> bool:
@@ -215,6 +220,12 @@ class RemotePath(_Base):
         for entry in self._listed():
             yield self / PurePosixPath(entry["name"]).name
 
+    def entries(self) -> Iterator[tuple["RemotePath", Status]]:
+        """The objects directly below, with what the store says of them."""
+        for entry in self._listed():
+            if entry["type"] == "file":
+                yield self._named(entry["name"]), _status(entry)
+
     def glob(self, pattern: str) -> Iterator["RemotePath"]:  # type: ignore[override]
         assert "/" not in pattern and "**" not in pattern, "one level of a folder"
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
@@ -251,7 +262,7 @@ class RemotePath(_Base):
     def upload(self, file: Path) -> Status:
         """Puts a local file there: it appears when the last byte has arrived.
 
-        Raises OSError if what has arrived is not as long.
+        Raises StoreFailed if what has arrived is not as long.
         """
         from vlmill.schemas.files.remote_lock import require_held
 
@@ -260,7 +271,7 @@ class RemotePath(_Base):
         asked(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
         status: Status = self.stat()
         if status.st_size != size:
-            raise OSError(f"{self.url}: {status.st_size} of {size} bytes have arrived; try again")
+            raise StoreFailed(f"{self.url}: {status.st_size} of {size} bytes have arrived; try again")
         return status
 
     def unlink(self, missing_ok: bool = False) -> None:

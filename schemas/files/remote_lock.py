@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.files.stores import Unmet, asked, filesystem, scheme_of
 
@@ -29,7 +29,7 @@ _held: dict[str, "_Lock"] = {}  # of this process, by their outputs
 
 
 def require_held(url: str) -> None:
-    """Raises OSError if another run has taken over the lock of the output that holds ``url``."""
+    """Raises StoreFailed if another run has taken over the lock of the output that holds ``url``."""
     for folder, lock in tuple(_held.items()):
         if url.startswith(f"{folder}/"):
             lock.require()
@@ -115,7 +115,7 @@ class _Lock:
         while not self.ended.wait(self.seconds / RENEWALS) and not self.lost_to:
             try:
                 self._renew()
-            except (OSError, InputError) as error:  # the next try may do, and `require` asks again
+            except (OSError, InputError, StoreFailed) as error:  # the next try may do, and `require` asks again
                 print(f"warning: {self.said}: the lock is not renewed ({error})", file=sys.stderr)
 
     def _renew(self) -> None:
@@ -130,11 +130,11 @@ class _Lock:
             print(f"warning: {self.said}: {self.lost_to} has taken over", file=sys.stderr)
 
     def require(self) -> None:
-        """Raises OSError if the lock is another run's; renews one that may have become so."""
+        """Raises StoreFailed if the lock is another run's; renews one that may have become so."""
         if time.monotonic() - self.renewed > self.seconds / 2:  # the process was stopped for long
             self._renew()
         if self.lost_to:
-            raise OSError(
+            raise StoreFailed(
                 f"{self.said}: {self.lost_to} has taken over this output; this run writes no more"
             )
 

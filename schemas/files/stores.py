@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
 
 Answer = TypeVar("Answer")
 
@@ -93,8 +93,8 @@ def asked(url: str, action: Callable[[], Answer]) -> Answer:
     """What ``action``, some request for ``url``, answers; tried again while the store fails.
 
     Raises InputError for what a user can mend (no bucket, no credentials, no access),
-    FileNotFoundError for what is not there, Unmet for a condition, and OSError for a store that has
-    failed for :data:`PATIENCE_SECONDS`.
+    FileNotFoundError for what is not there, Unmet for a condition, and StoreFailed for a store that
+    has failed for :data:`PATIENCE_SECONDS`.
     """
     start, wait = time.monotonic(), FIRST_WAIT_SECONDS
     patience = float(os.environ.get(PATIENCE, PATIENCE_SECONDS))
@@ -105,7 +105,7 @@ def asked(url: str, action: Callable[[], Answer]) -> Answer:
             if (told := _told(url, error)) is not None:
                 raise told from None
             if time.monotonic() - start + wait > patience:
-                raise OSError(
+                raise StoreFailed(
                     f"{url}: the store has failed for {time.monotonic() - start:.0f} s "
                     f"({_in_a_line(error)}); the same command continues when it answers again"
                 ) from None
@@ -116,7 +116,7 @@ def asked(url: str, action: Callable[[], Answer]) -> Answer:
 
 def _told(url: str, error: Exception) -> Exception | None:
     """What to raise for an error that another try would not mend; None for one that it may."""
-    if isinstance(error, (InputError, Unmet, *_OURS)):
+    if isinstance(error, (InputError, StoreFailed, Unmet, *_OURS)):
         return error
     code, status = _code_of(error)
     if code in _UNMET or status in _UNMET or isinstance(error, FileExistsError):
