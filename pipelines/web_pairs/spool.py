@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from vlmill.schemas.files.atomic import atomic_path
-from vlmill.schemas.files.remote import scratch_beside
+from vlmill.schemas.files.remote import is_remote, scratch_beside
 
 Row = tuple[bytes, bytes]
 
@@ -119,8 +119,17 @@ def _read_block(file: BinaryIO, block: Block) -> list[Row]:
 
 
 def blocks_of(path: Path) -> dict[int, list[Block]]:
-    """Returns a spool's blocks by their slices."""
-    return _blocks_of(path, path.stat().st_mtime_ns)
+    """Returns a spool's blocks by their slices.
+
+    In a store each question costs a request: there a footer that was read counts until
+    :func:`forget_footers`.
+    """
+    return _blocks_of(path, 0 if is_remote(path) else path.stat().st_mtime_ns)
+
+
+def forget_footers() -> None:
+    """Lets footers be read again: a new run may have written other spools under the same names."""
+    _blocks_of.cache_clear()
 
 
 @lru_cache(maxsize=OPEN_FOOTERS)

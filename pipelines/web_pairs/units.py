@@ -21,7 +21,13 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.exclude import Excluded
 from vlmill.pipelines.web_pairs.rows import reject_row
-from vlmill.pipelines.web_pairs.spool import SLICES, SpoolWriter, spool, unpacked_bytes
+from vlmill.pipelines.web_pairs.spool import (
+    SLICES,
+    SpoolWriter,
+    forget_footers,
+    spool,
+    unpacked_bytes,
+)
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.remote import path_of, remove_tree
@@ -191,6 +197,7 @@ def shard_units(job: Job) -> list[Unit]:
 
 def prepare_work(job: Job) -> None:
     """Makes the folders of work; removes joins of other archives, and what kills left."""
+    forget_footers()
     for folder in (job.mined, job.joins):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)

@@ -32,7 +32,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = path_of(path)
     if isinstance(path, RemotePath):
-        with _temporary_folder() as folder:
+        with temporary_folder() as folder:
             yield folder / path.name
             path.upload(folder / path.name)
         return
@@ -58,7 +58,7 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """
     path = path_of(path)
     if isinstance(path, RemotePath):
-        with _temporary_folder() as folder:
+        with temporary_folder() as folder:
             yield folder
             _upload_folder(folder, path, replace=replace)
         return
@@ -80,7 +80,18 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _temporary_folder() -> Iterator[Path]:
+def local_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to map files in: ``path`` itself, or for a place in a store a temporary one."""
+    path = path_of(path)
+    if not isinstance(path, RemotePath):
+        yield path
+        return
+    with temporary_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
     """A folder of this machine for what is about to be uploaded; removes those of killed ones."""
     base, host = cache_folder() / "uploads", socket.gethostname()
     base.mkdir(parents=True, exist_ok=True)

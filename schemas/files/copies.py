@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.stores import asked, filesystem
 
 if TYPE_CHECKING:
     from vlmill.schemas.files.remote import RemotePath
@@ -60,7 +59,7 @@ def local_copy(remote: "RemotePath") -> Path:
             if not _is_whole(path, status.st_size):
                 with _one_at_a_time(folder / LOCK):
                     _make_room(folder, status.st_size, str(remote))
-                _fetch(remote, path, status.st_size)
+                _fetch(remote, path)
     os.utime(path)
     return path
 
@@ -72,16 +71,10 @@ def _is_whole(path: Path, size: int) -> bool:
         return False
 
 
-def _fetch(remote: "RemotePath", path: Path, size: int) -> None:
+def _fetch(remote: "RemotePath", path: Path) -> None:
     partial = path.with_name(f"{path.name}{PARTIAL}")
-
-    def request() -> None:
-        filesystem(remote.url).get_file(remote.url, str(partial))
-        if (arrived := partial.stat().st_size) != size:
-            raise ConnectionError(f"{arrived} of {size} bytes have arrived")
-
     try:
-        asked(remote.url, request)
+        remote.download(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

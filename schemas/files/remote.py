@@ -10,6 +10,7 @@ import fnmatch
 import glob
 import io
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.stores import asked, filesystem, scheme_of
 
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
+_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
 # To a type checker it is a Path, as both are used alike; at run time the rest of a Path is missing.
 _Base = Path if TYPE_CHECKING else object
 
@@ -67,7 +69,7 @@ def path_of(argument: str | Path) -> Path:
 
 def require_local(flag: str, argument: str | Path | None) -> None:
     """Raises InputError for a URL where only a path of this machine serves."""
-    if argument is not None and is_remote(argument):
+    if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
         raise InputError(
             f"{flag} {argument}: this command takes no place in a store here; give a local path"
         )
@@ -273,6 +275,20 @@ class RemotePath(_Base):
         if status.st_size != size:
             raise StoreFailed(f"{self.url}: {status.st_size} of {size} bytes have arrived; try again")
         return status
+
+    def download(self, file: Path) -> None:
+        """Fetches the object into a local file.
+
+        Raises StoreFailed if it does not arrive as long as the store says.
+        """
+        size = self.stat().st_size
+
+        def request() -> None:
+            filesystem(self.url).get_file(self.url, str(file))
+            if (arrived := file.stat().st_size) != size:
+                raise ConnectionError(f"{arrived} of {size} bytes have arrived")
+
+        asked(self.url, request)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
