@@ -84,6 +84,22 @@ def bucket(
     return new_bucket()
 
 
+@pytest.fixture
+def gs_bucket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of an empty bucket in an emulator of Cloud Storage."""
+    from tests.object_stores import forget_stores, gs_server, new_gs_bucket
+
+    with gs_server() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("VLMILL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        forget_stores()
+        yield new_gs_bucket()
+        forget_stores()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Takes what a worker process of pytest-xdist compared; a crashed one has said nothing."""

@@ -5,6 +5,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,52 @@ def s3_server() -> Iterator[dict[str, str]]:
         }
     finally:
         server.stop()
+
+
+@contextmanager
+def gs_server() -> Iterator[dict[str, str]]:
+    """Runs an emulator of Cloud Storage; yields the variables by which this process finds it.
+
+    The emulator knows no conditions of uploads; they are looked at here.
+    """
+    from gcp_storage_emulator.exceptions import NotFound
+    from gcp_storage_emulator.handlers import objects
+    from gcp_storage_emulator.server import create_server
+
+    upload = objects._media_upload
+
+    def upload_if(request: Any, response: Any, storage: Any) -> None:
+        (asked,) = request.query.get("ifGenerationMatch", [None])
+        bucket, name = request.params["bucket_name"], request.query["name"][0]
+        try:
+            now = storage.get_file_obj(bucket, name)["generation"]
+        except NotFound:
+            now = "0"
+        if asked in (None, now):
+            upload(request, response, storage)
+        else:
+            response.status = HTTPStatus.PRECONDITION_FAILED
+
+    objects._media_upload = upload_if
+    server = create_server("127.0.0.1", 0, in_memory=True)
+    server.start()
+    port = server._api._httpd.server_address[1]
+    try:
+        yield {
+            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+            # Its second client, for another kind of bucket, would look for real credentials.
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
+    finally:
+        server.stop()
+        objects._media_upload = upload
+
+
+def new_gs_bucket() -> str:
+    """Makes a bucket of its own in the Cloud Storage of the environment; its URL."""
+    name = f"vlmill-{uuid.uuid4().hex[:12]}"
+    filesystem(f"gs://{name}").mkdir(name)
+    return f"gs://{name}"
 
 
 def forget_stores() -> None:

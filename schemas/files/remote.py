@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vlmill.schemas.errors import InputError, StoreFailed
-from vlmill.schemas.files.stores import asked, filesystem, scheme_of
+from vlmill.schemas.files.stores import asked, asked_to_write, filesystem, scheme_of
 
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
 _MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
@@ -270,7 +270,7 @@ class RemotePath(_Base):
 
         require_held(self.url)
         size = file.stat().st_size
-        asked(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
+        asked_to_write(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
         status: Status = self.stat()
         if status.st_size != size:
             raise StoreFailed(f"{self.url}: {status.st_size} of {size} bytes have arrived; try again")

@@ -20,7 +20,7 @@ from typing import Any
 
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.files.stores import Unmet, asked, filesystem, scheme_of
+from vlmill.schemas.files.stores import Unmet, asked, asked_to_write, filesystem, scheme_of
 
 SECONDS = 120.0
 RENEWALS = 4  # in this time
@@ -60,7 +60,7 @@ def held(path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> 
     finally:
         lock.ended.set()
         renewing.join()
-        del _held[folder]
+        _held.pop(folder, None)
         lock.give_back()
 
 
@@ -104,7 +104,8 @@ class _Lock:
         renewed = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
         content = json.dumps({**self.owner, "renewed": renewed}).encode()
         try:
-            self.version = asked(self.path.url, lambda: _put_if(self.path.url, content, version))
+            url = self.path.url
+            self.version = asked_to_write(url, lambda: _put_if(url, content, version))
         except Unmet:
             return False
         self.renewed = begun
@@ -206,7 +207,7 @@ def _put_gs(url: str, content: bytes, version: str | None) -> str:
         name=key,
         uploadType="media",
         ifGenerationMatch=version or "0",
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/octet-stream"},
         data=content,
         json_out=True,
     )

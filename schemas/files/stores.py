@@ -114,6 +114,20 @@ def asked(url: str, action: Callable[[], Answer]) -> Answer:
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
 
+def no_bucket(url: str) -> InputError:
+    """The error of a place whose bucket is missing."""
+    bucket = url.partition("://")[2].partition("/")[0]
+    return InputError(f"{url}: there is no bucket {bucket}; make it, or give another")
+
+
+def asked_to_write(url: str, action: Callable[[], Answer]) -> Answer:
+    """As :func:`asked`, for a request that needs nothing but the bucket to be there."""
+    try:
+        return asked(url, action)
+    except FileNotFoundError:
+        raise no_bucket(url) from None
+
+
 def _told(url: str, error: Exception) -> Exception | None:
     """What to raise for an error that another try would not mend; None for one that it may."""
     if isinstance(error, (InputError, StoreFailed, Unmet, *_OURS)):
@@ -128,8 +142,7 @@ def _told(url: str, error: Exception) -> Exception | None:
             "(docs/storage.md)"
         )
     if code == "NoSuchBucket" or "bucket does not exist" in str(error).lower():
-        bucket = url.partition("://")[2].partition("/")[0]
-        return InputError(f"{url}: there is no bucket {bucket}; make it, or give another")
+        return no_bucket(url)
     if isinstance(error, FileNotFoundError) or status == 404:
         return FileNotFoundError(errno.ENOENT, "no such file", url)
     if isinstance(error, PermissionError) or status in (401, 403):
