@@ -16,6 +16,7 @@ REQUIRES = [
     "certifi>=2024.7",
     "faiss-cpu>=1.12",
     "fastwarc>=2.0",
+    "fsspec>=2025.2",
     "h5py>=3.12",
     "jaxtyping>=0.3",
     "jinja2>=3.1",
@@ -48,16 +49,25 @@ REQUIRES = [
     "urllib3>=2.2",
 ]
 
+CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
+
 EXTRAS = {
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
+    "cloud": CLOUD,
     "demo": ["scikit-image>=0.25", "warcio>=1.7"],
     "mlflow": ["mlflow-skinny>=3.1"],
     "wandb": ["wandb>=0.19"],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "test": [
+        *CLOUD,
         "beartype>=0.20",
+        # Stores on 127.0.0.1: moto's S3 server with what it needs of its extra "server".
+        "flask>=3.0",
+        "flask-cors>=5.0",
+        "gcp-storage-emulator>=2024.8",
         "hypothesis>=6.120",
         "mlflow-skinny>=3.1",
+        "moto[s3]>=5.1",
         "mypy>=1.15",
         "psutil>=6.0",
         "pytest>=8.3",

@@ -27,10 +27,17 @@ from vlmill.extract.formats.command import (
     command_import,
 )
 from vlmill.extract.run.share import Share, share
-from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.console.command import (
+    Parser,
+    add_lock_seconds,
+    place,
+    run_command,
+    say_how_to_read,
+)
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.rejects import rejects_said
 
 EXAMPLES = """examples:
@@ -128,7 +135,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "WebDataset's layout, a table of images",
     )
     run.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
+        "--output", required=True, type=place, metavar="DIR", help="where the tables go"
     )
     run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
     run.add_argument(
@@ -139,6 +146,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "others with the same flags, here or elsewhere; the last to finish writes the manifest",
     )
     add_cost_arguments(run)
+    add_lock_seconds(run)
     which = run.add_argument_group("which pictures")
     which.add_argument(
         "--ids",
@@ -343,9 +351,12 @@ def command(argv: Sequence[str]) -> int:
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)
+    if arguments.command != "run":
+        require_local("--output", getattr(arguments, "output", None))
     part: Share | None = getattr(arguments, "part", None)
     name = None if part is None or dry else part.name
-    with locked(output, beside=appears_whole(arguments), part=name):
+    seconds = getattr(arguments, "lock_seconds", None)
+    with locked(output, beside=appears_whole(arguments), part=name, seconds=seconds):
         return commands[arguments.command](arguments)
 
 

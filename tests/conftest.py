@@ -62,6 +62,44 @@ def _number_of_threads() -> Iterator[None]:
         assert sys.modules["torch"].get_num_threads() == before
 
 
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, str]]:
+    """The variables of an S3 server on this machine, which runs while tests ask for it."""
+    from tests.object_stores import s3_server
+
+    with s3_server() as variables:
+        yield variables
+
+
+@pytest.fixture
+def bucket(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The URL of an empty bucket, with the variables set by which it is found."""
+    from tests.object_stores import new_bucket
+
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLMILL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    return new_bucket()
+
+
+@pytest.fixture
+def gs_bucket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of an empty bucket in an emulator of Cloud Storage."""
+    from tests.object_stores import forget_stores, gs_server, new_gs_bucket
+
+    with gs_server() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("VLMILL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        forget_stores()
+        yield new_gs_bucket()
+        forget_stores()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Takes what a worker process of pytest-xdist compared; a crashed one has said nothing."""

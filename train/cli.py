@@ -1,15 +1,18 @@
 """The ``train-vl`` command."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.mirror import mirrored
+from vlmill.schemas.files.remote import is_remote, require_local
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import (
@@ -82,7 +85,11 @@ def _main(argv: Sequence[str]) -> int:
         parser.error(f"unrecognized argument {stray[0]}")
     # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
-    with locked(output, beside=args.command == "convert"):
+    if args.command != "pretrain":
+        for name in ("output", "checkpoint", "folder"):
+            require_local(f"--{name}", getattr(args, name, None))
+    seconds = getattr(args, "lock_seconds", None)
+    with locked(output, beside=args.command == "convert", seconds=seconds):
         return _run(args, extras)
 
 
@@ -144,7 +151,8 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab", metavar="FILE", help="a BERT vocab.txt; without, one is trained on the pairs"
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--output", required=True, type=place, metavar="DIR")
+    add_lock_seconds(parser)
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
     parser.add_argument(
         "--stopped-status",
@@ -160,6 +168,9 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
     require_sources(recipe, pairs=args.pairs, regions=args.regions, images=args.images)
+    _require_one_process(args.output)
+    require_local("--init", args.init)
+    require_local("--vocab", args.vocab)
     if args.init is not None:
         find_checkpoint(args.init, "--init")
     # pyarrow and torch take their time: not before the arguments are known to be good.
@@ -170,24 +181,19 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
+    from vlmill.train.run.saving import HELD_OUT, PREPARED
 
-    inputs = Inputs(
-        pairs=args.pairs,
-        regions=args.regions,
-        images=args.images,
-        missing=args.missing,
-        negatives=args.negatives,
-        init=args.init,
-        vocab=args.vocab,
-    )
+    where = {name: _named_from(args.output, getattr(args, name)) for name in (*tables, "init")}
+    inputs = Inputs(**where, missing=args.missing, vocab=args.vocab)
     try:
         if args.dry_run:
             from vlmill.train.run.dry_run import estimate_run
 
             return print_estimate(estimate_run(recipe, inputs), args.output)
-        said = pretrain(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
+        with mirrored(args.output, without=(PREPARED, HELD_OUT)) as output:
+            said = pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force)
         if said:  # by the first of several processes
-            print(said)
+            print(said.replace(str(output), str(args.output)))
     except Stopped as error:
         print(error)
         stopped: int = args.stopped_status
@@ -196,6 +202,20 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _require_one_process(output: Path) -> None:
+    if is_remote(output) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"--output {output}: several processes share a folder; give a local one, and copy it"
+        )
+
+
+def _named_from(output: Path, argument: str | None) -> str | None:
+    """A table's or checkpoint's name in the records of ``output``: in a store, no relative path."""
+    if argument is None or is_remote(argument) or not is_remote(output):
+        return argument
+    return os.path.abspath(argument)
 
 
 def _recipe(config: str | None, words: list[str]) -> Recipe:

@@ -6,7 +6,6 @@ when a picture's turn comes. A plan takes about 300 bytes a picture.
 """
 
 import dataclasses
-import glob
 import hashlib
 import os
 import re
@@ -22,6 +21,7 @@ from vlmill.extract.pictures.tar import MAX_KEY, BrokenArchive, members
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards, iter_batches, read_group
+from vlmill.schemas.files.remote import RemotePath, is_remote, matches, path_of, readable
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.row_index import ABSENT, IdIndex
@@ -92,7 +92,7 @@ def repeats_marked(plan: Iterable[Picture]) -> Iterator[Picture]:
 def with_id(picture: Picture, ids: str) -> Picture:
     """Returns the picture with the id that ``ids`` says."""
     if picture.kind == FILE and ids == "name":
-        return dataclasses.replace(picture, image_id=usable_id(Path(picture.path).stem))
+        return dataclasses.replace(picture, image_id=usable_id(path_of(picture.path).stem))
     if picture.kind == MEMBER and ids == "content":
         return dataclasses.replace(picture, image_id=None)
     return picture
@@ -168,7 +168,7 @@ def require_ids(plan: Sequence[Picture]) -> None:
 
 def is_table(argument: str) -> bool:
     """Says whether an argument is a table of images alone: its folder, or its files."""
-    path = Path(argument)
+    path = path_of(argument)
     if path.is_dir():
         return any(path.glob("images-*.parquet"))
     return argument.endswith(".parquet")
@@ -176,7 +176,7 @@ def is_table(argument: str) -> bool:
 
 def pictures_of(argument: str) -> Iterator[Picture]:
     """Yields the pictures of one argument."""
-    path = Path(argument)
+    path = path_of(argument)
     if path.is_dir():
         if is_table(argument):
             yield from rows_of(find_shards(path, IMAGES, "INPUT"))
@@ -184,24 +184,34 @@ def pictures_of(argument: str) -> Iterator[Picture]:
             for name in walk(path):
                 yield from members_of(name) if name.endswith(TARS) else [Picture(path=name)]
         return
-    for name in [argument] if path.is_file() else sorted(glob.glob(argument, recursive=True)):
+    for name in [argument] if path.is_file() else map(str, matches(argument, recursive=True)):
         if name.endswith(".parquet"):
             yield from rows_of(find_shards(name, IMAGES, "INPUT"))
         elif name.endswith(".txt"):
-            yield from listed(Path(name))
+            yield from listed(path_of(name))
         elif name.endswith(TARS):
             yield from members_of(name)
-        elif Path(name).is_file():
+        elif path_of(name).is_file():
             yield Picture(path=name)
 
 
 def walk(folder: Path) -> Iterator[str]:
     """Pictures and tars below a folder, sorted; links to folders are not followed."""
+    if isinstance(folder, RemotePath):
+        for path, _ in folder.below():
+            if is_picture(path.name):
+                yield str(path)
+        return
     for base, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
-            if name.lower().endswith((*PICTURE_ENDINGS, *TARS)) and not name.startswith("."):
+            if is_picture(name):
                 yield os.path.join(base, name)
+
+
+def is_picture(name: str) -> bool:
+    """Says whether a file is a picture or a tar of pictures by its name."""
+    return name.lower().endswith((*PICTURE_ENDINGS, *TARS)) and not name.startswith(".")
 
 
 def listed(path: Path) -> Iterator[Picture]:
@@ -214,7 +224,7 @@ def listed(path: Path) -> Iterator[Picture]:
 def members_of(path: str) -> Iterator[Picture]:
     """Yields the pictures of a tar; what cannot be read of it counts as one that is broken."""
     try:
-        for member in members(Path(path)):
+        for member in members(path_of(path)):
             if member.suffix in PICTURE_ENDINGS:
                 yield Picture(
                     path=path,
@@ -231,7 +241,7 @@ def members_of(path: str) -> Iterator[Picture]:
 def rows_of(shards: Sequence[Path]) -> Iterator[Picture]:
     """Yields the rows of images tables."""
     for shard in shards:
-        with pq.ParquetFile(shard) as file:
+        with pq.ParquetFile(readable(shard)) as file:
             for group in range(file.num_row_groups):
                 ids = read_group(file, shard, group, IMAGES, ["image_id"]).column(0)
                 for row, image_id in enumerate(ids.to_pylist()):
@@ -246,7 +256,7 @@ def plan_digest(plan: Sequence[Picture]) -> str:
     A killed run continues only on the same plan.
     """
     digest = hashlib.sha256()
-    sizes: dict[str, int] = {}
+    sizes = sizes_in_stores({picture.path for picture in plan if is_remote(picture.path)})
     for picture in plan:
         if picture.path not in sizes:
             exists = os.path.isfile(picture.path)
@@ -255,3 +265,15 @@ def plan_digest(plan: Sequence[Picture]) -> str:
         line = (picture.path, picture.image_id, *place, sizes[picture.path])
         digest.update(f"{line!r}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
+
+
+def sizes_in_stores(paths: Iterable[str]) -> dict[str, int]:
+    """The sizes of files in stores, -1 of what is not there, by a listing of each folder."""
+    folders = {path_of(path).parent for path in paths}
+    there = {
+        str(path): status.st_size
+        for folder in folders
+        if isinstance(folder, RemotePath)
+        for path, status in folder.entries()
+    }
+    return {path: there.get(path, -1) for path in paths}

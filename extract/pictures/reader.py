@@ -7,6 +7,8 @@ import pyarrow.parquet as pq
 
 from vlmill.extract.pictures.plan import Picture
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import path_of, readable
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -37,14 +39,14 @@ class PictureReader:
                 raise Rejected(Reason.MISSING_IMAGE, f"named in {picture.path}")
             case "repeated":
                 raise Rejected(Reason.DUPLICATE, f"{picture.image_id} came earlier")
-        return self.read_file(Path(picture.path))
+        return self.read_file(path_of(picture.path))
 
     def read_member(self, picture: Picture) -> bytes:
         """Reads a tar member's bytes; one over the limit is not read."""
         if picture.row > self._max_bytes:
             raise Rejected(Reason.TOO_LARGE, f"{picture.row} bytes, limit {self._max_bytes}")
         try:
-            return read_member(Path(picture.path), picture.group, picture.row)
+            return read_member(path_of(picture.path), picture.group, picture.row)
         except (OSError, BrokenArchive) as error:
             raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None
 
@@ -55,6 +57,8 @@ class PictureReader:
             if size > self._max_bytes:
                 raise Rejected(Reason.TOO_LARGE, f"{size} bytes, limit {self._max_bytes}")
             return path.read_bytes()
+        except InputError:  # of a store: no credentials, say, which is no fault of the picture
+            raise
         except (OSError, ValueError) as error:
             raise Rejected(Reason.MISSING_IMAGE, str(error)) from None
 
@@ -71,13 +75,13 @@ class PictureReader:
             raise Rejected(Reason.MISSING_IMAGE, "no bytes, and its uri is not UTF-8") from None
         if uri is None or "://" in uri:
             raise Rejected(Reason.MISSING_IMAGE, f"no bytes, and no local file (uri {uri})")
-        return self.read_file(Path(picture.path).parent / uri)
+        return self.read_file(path_of(picture.path).parent / uri)
 
     def row_group(self, path: str, group: int) -> pa.Table:
         """Returns a row group's bytes and uris."""
         if self._group is None or self._place != (path, group):
             try:
-                with pq.ParquetFile(path) as file:
+                with pq.ParquetFile(readable(path)) as file:
                     self._group = file.read_row_group(group, columns=["bytes", "uri"])
             except (OSError, pa.ArrowException) as error:
                 raise Rejected(Reason.BROKEN_ARCHIVE, str(error)) from None

@@ -26,6 +26,7 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.lock import alone
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.remote import readable
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard, shard_name
 from vlmill.schemas.readers.regions import RegionRow, region_arrays
 from vlmill.schemas.rejects import Reason, Rejected, reject
@@ -302,7 +303,7 @@ def planned_ids(part: Part) -> set[str]:
 
 def image_ids(path: Path) -> list[str]:
     """Returns the ids of a shard's rows."""
-    ids: list[str] = pq.read_table(path, columns=["image_id"]).column(0).to_pylist()
+    ids: list[str] = pq.read_table(readable(path), columns=["image_id"]).column(0).to_pylist()
     return ids
 
 

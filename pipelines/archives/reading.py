@@ -22,6 +22,7 @@ from vlmill.pipelines.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_l
 from vlmill.pipelines.archives.stored import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.pipelines.archives.zips import is_zip, open_entries
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.files.remote import is_remote, path_of
 from vlmill.schemas.net.ranged import is_web, open_web
 from vlmill.schemas.rejects import Reason
 
@@ -41,13 +42,15 @@ MAX_DIGESTS = 20_000  # of pictures, for revisits that name none but a digest: a
 
 
 def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
-    """Opens the archive's stored bytes, seekable, on any file system that Beam knows.
+    """Opens the archive's stored bytes, seekable: a store's, the web's, or any that Beam knows.
 
     What lies on the web is read by ranges, and raises Unreachable; ``allowed`` as in
     :func:`vlmill.schemas.net.ranged.open_web`.
     """
     if is_web(path):
         return open_web(path, allowed)
+    if is_remote(path):
+        return path_of(path).open("rb")
     return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 

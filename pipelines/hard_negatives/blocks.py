@@ -23,7 +23,7 @@ from vlmill.pipelines.hard_negatives.index import part_of
 from vlmill.pipelines.hard_negatives.kernel import Rules, search
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.files.atomic import atomic_folder
+from vlmill.schemas.files.atomic import atomic_folder, has_folder
 from vlmill.schemas.files.shards import ShardWriter
 from vlmill.schemas.tables import NEGATIVES
 
@@ -39,7 +39,7 @@ class BuildPart(beam.DoFn):
 
     def process(self, number: int) -> None:
         folder = self.work / f"part-{number}"
-        if not folder.exists():
+        if not has_folder(folder):
             save(folder, part_of(mapped(self.work / "bags", Bags), number, self.parts))
 
 
@@ -71,7 +71,7 @@ class SearchBlock(beam.DoFn):
             self.parts = {number: mapped(self.work / f"part-{number}", Part)}
         first = block * BLOCK
         last = min(first + BLOCK, self.bags.members.size)
-        before = [p for p in range(number) if lists_folder(self.work, block, p).exists()]
+        before = [p for p in range(number) if has_folder(lists_folder(self.work, block, p))]
         _, scores = merged(self.work, block, before, np.arange(last - first), self.rules.top)
         floors = np.ascontiguousarray(scores[:, -1])
         numbers = Numbers(captions=last - first)
@@ -195,14 +195,14 @@ def missing_blocks(work: Path, captions: int, parts: int) -> list[tuple[int, int
         (part, block)
         for part in range(parts)
         for block in range(blocks)
-        if not lists_folder(work, block, part).exists()
+        if not has_folder(lists_folder(work, block, part))
     ]
 
 
 def read_staged(work: Path) -> dict[str, int] | None:
     """What an earlier run has staged in ``work``, None if it has not."""
-    path = work / "captions" / "staged.json"
-    if not path.exists():
+    if not has_folder(work / "captions"):
         return None
-    counts: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    text = (work / "captions" / "staged.json").read_text(encoding="utf-8")
+    counts: dict[str, int] = json.loads(text)
     return counts

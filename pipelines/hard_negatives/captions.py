@@ -6,7 +6,7 @@ small for all captions in the order of their ids, which is their number: ``ids.a
 reject.
 """
 
-import glob
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from vlmill.schemas.files.atomic import atomic_folder, write_json
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.files.remote import matches, path_of, readable
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import PAIRS
 
@@ -104,8 +105,8 @@ def source_of(
 
 
 def _files(argument: str) -> list[Path]:
-    path = Path(argument)
-    paths = [path] if path.is_file() else sorted(map(Path, glob.glob(argument)))
+    path = path_of(argument)
+    paths = [path] if path.is_file() else matches(argument)
     if path.is_dir():
         paths = sorted(p for p in path.iterdir() if p.suffix in (".parquet", ".tsv"))
     paths = [p for p in paths if p.is_file()]
@@ -117,7 +118,7 @@ def _files(argument: str) -> list[Path]:
 def _column_names(path: Path, source: Source) -> list[str]:
     if _is_parquet(path):
         try:
-            return list(pq.read_schema(path).names)
+            return list(pq.read_schema(readable(path)).names)
         except (OSError, pa.ArrowException) as error:
             raise InputError(
                 f"--pairs {path} is no Parquet: {str(error).splitlines()[0]}"
@@ -158,12 +159,12 @@ def batches(source: Source) -> Iterator[pa.RecordBatch]:
 
 def _foreign(path: Path, source: Source, columns: list[str]) -> Iterator[pa.RecordBatch]:
     if _is_parquet(path):
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(readable(path)) as file:
             yield from file.iter_batches(BATCH_ROWS, columns=columns)
         return
     names = _column_names(path, source)
     with pv.open_csv(
-        path,
+        readable(path),
         read_options=pv.ReadOptions(column_names=names, skip_rows=int(source.has_header)),
         parse_options=pv.ParseOptions(delimiter="\t", quote_char=False, newlines_in_values=False),
         convert_options=pv.ConvertOptions(
@@ -351,4 +352,4 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 def read_arrow(path: Path) -> pa.Table:
     """Maps a table: its memory is the disk's cache."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    return pa.ipc.open_file(pa.memory_map(os.fspath(path))).read_all()

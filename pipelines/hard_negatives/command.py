@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from vlmill.pipelines.hard_negatives.rules import WORDS, rules_of
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
 from vlmill.pipelines.launch.local import all_cores
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -65,13 +65,14 @@ def parser() -> Parser:
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
     add_dry_run(p)
+    add_lock_seconds(p)
     return p
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
-    with locked(None if args.dry_run else args.output):
+    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 

@@ -46,10 +46,11 @@ from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, write_json
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, has_folder, write_json
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.files.remote import path_of, readable, remove_tree
 from vlmill.schemas.files.shards import describe_shard, shard_name, write_shard
 from vlmill.schemas.rejects import Reason, rejects_said
 from vlmill.schemas.tables import NEGATIVES, REJECTS, VOCABULARY
@@ -109,7 +110,7 @@ def run(
     plan = Plan(
         source=source,
         rules=rules,
-        output=Path(args.output),
+        output=path_of(args.output),
         settings=settings,
         shard_captions=args.pairs_per_shard,
         parts=args.document_parts,
@@ -118,7 +119,7 @@ def run(
         options=options,
     )
     if args.fresh and (plan.output / PLAN).exists():
-        shutil.rmtree(plan.work, ignore_errors=True)
+        remove_tree(plan.work)
     state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
         for leftover in plan.work.glob(f"{TEMPORARY_PREFIX}*"):
@@ -126,7 +127,7 @@ def run(
         staged = _stage(plan)
         names = _search(plan, staged)
         _finish(plan, staged, names, args.images, [entry])
-    shutil.rmtree(plan.work, ignore_errors=True)
+    remove_tree(plan.work)
     _say(plan, state)
     return 0
 
@@ -143,7 +144,7 @@ def _stage(plan: Plan) -> Staged:
             raise InputError(f"{said}: the table is empty; give one with captions")
         refuse_unspaced(staged.unspaced, staged.captions, plan.rules, said)
     except InputError:  # nothing was written that another try with other flags could not replace
-        shutil.rmtree(plan.work, ignore_errors=True)
+        remove_tree(plan.work)
         (plan.output / PLAN).unlink()
         raise
     return staged
@@ -163,8 +164,8 @@ def _search(plan: Plan, staged: Staged) -> list[str]:
         return names
     work, rules = plan.work, plan.rules
     captions, words = work / "captions", work / "words"
-    if not (work / "bags").exists():
-        table = pq.read_table(vocabulary)
+    if not has_folder(work / "bags"):
+        table = pq.read_table(readable(vocabulary))
         save(work / "bags", load_bags(captions, words, staged.chunks, table, staged.captions))
     plan.apply(range(plan.parts), Index=BuildPart(work, plan.parts))
     blocks = missing_blocks(work, staged.captions, plan.parts)
@@ -248,7 +249,7 @@ def _finish(
 
 def reject_reasons(path: Path) -> dict[str, int]:
     """Counts the reasons of a shard of rejects, in the order of the closed list."""
-    counts = Counter(pq.read_table(path, columns=["reason"]).column(0).to_pylist())
+    counts = Counter(pq.read_table(readable(path), columns=["reason"]).column(0).to_pylist())
     return {reason.value: counts[reason.value] for reason in Reason if counts[reason.value]}
 
 

@@ -25,6 +25,7 @@ from vlmill.schemas.console.report import (
     thumbnails,
     write_page,
 )
+from vlmill.schemas.files.remote import readable
 
 MAX_VALUES = 200_000  # of a histogram
 SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20
@@ -48,7 +49,7 @@ def look(output: Path, names: Sequence[str], ids: pa.Array, top: int) -> Finding
     findings = Findings(times=np.zeros(len(ids), np.int64), top=top)
     share = max(1, MAX_VALUES // max(1, len(names)))
     for name in names:
-        with pq.ParquetFile(output / name) as file:
+        with pq.ParquetFile(readable(output / name)) as file:
             sampled = 0
             for batch in file.iter_batches(10_000, columns=["negative_pair_ids", "similarities"]):
                 lists, cosines = batch.column(0), batch.column(1)
@@ -145,10 +146,10 @@ def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, 
     """The rows of captions by their numbers, which ascend from shard to shard."""
     rows, before = [], 0
     for name in names:
-        count = pq.read_metadata(output / name).num_rows
+        count = pq.read_metadata(readable(output / name)).num_rows
         inside = numbers[(numbers >= before) & (numbers < before + count)] - before
         if inside.size:
-            rows += pq.read_table(output / name).take(pa.array(inside)).to_pylist()
+            rows += pq.read_table(readable(output / name)).take(pa.array(inside)).to_pylist()
         before += count
     return rows
 

@@ -8,12 +8,12 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from vlmill.pipelines.launch.loading import unknown_flag
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
 
 # Beam's own default tries to download another runner first; this one is inside the package.
 LOCAL_RUNNER = "FnApiRunner"
 # What `vlmill.schemas.console.command.run_command` answers with one line.
-ANSWERED = (OSError, InputError)
+ANSWERED = (OSError, InputError, StoreFailed)
 
 
 def beam_options(flags: Sequence[str]) -> PipelineOptions:

@@ -20,7 +20,7 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
-from vlmill.schemas.console.command import Parser, run_command, say_how_to_read
+from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command, say_how_to_read
 from vlmill.schemas.console.cost import add_dry_run, print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
@@ -84,7 +84,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     """Adds the flags of ``manifest own``."""
     p.description, p.epilog = OWN_HELP, OWN_EPILOG
     p.add_argument(
-        "--input", required=True, type=Path, metavar="FILE", help="captions: .csv, .tsv, .parquet"
+        "--input", required=True, type=place, metavar="FILE", help="captions: .csv, .tsv, .parquet"
     )
     p.add_argument("--text-column", required=True, metavar="C", help="the column of captions")
     p.add_argument(
@@ -93,8 +93,8 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
     )
-    p.add_argument("--image-root", type=Path, metavar="DIR", help="the pictures' folder")
-    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    p.add_argument("--image-root", type=place, metavar="DIR", help="the pictures' folder")
+    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
     splits = p.add_mutually_exclusive_group()
     splits.add_argument(
         "--split-column",
@@ -135,6 +135,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
     add_dry_run(p)
+    add_lock_seconds(p)
 
 
 def run_own(args: argparse.Namespace) -> int:
@@ -288,7 +289,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
     args = parser().parse_args(arguments)
-    with locked(None if args.dry_run else args.output):
+    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return DATASETS[args.dataset].run(args)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.pictures import examine_picture
+from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason
 
@@ -23,8 +24,14 @@ def picture_path(root: Path, name: str) -> Path | Drop:
 
     Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
     """
+    missing = Drop(
+        Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}"
+    )
     if _UNSAFE.search(name):
         return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
+    if isinstance(root, RemotePath):
+        found = (path for path in (root / f"{name}{e}" for e in ENDINGS) if path.is_file())
+        return next(found, missing)
     base = os.path.realpath(root)
     for ending in ENDINGS:
         path = os.path.join(base, name + ending)
@@ -32,7 +39,7 @@ def picture_path(root: Path, name: str) -> Path | Drop:
             if os.path.commonpath([base, os.path.realpath(path)]) != base:
                 return Drop(Reason.UNSAFE_PATH, "a link that leads out of --image-root")
             return Path(path)
-    return Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
+    return missing
 
 
 def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:

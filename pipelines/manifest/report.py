@@ -23,6 +23,7 @@ from vlmill.schemas.console.report import (
     thumbnail_uri,
     write_page,
 )
+from vlmill.schemas.files.remote import readable
 
 MAX_SHARDS, ROWS_OF_SHARD = 8, 2_000
 MAX_CARDS, MAX_REJECTS_SHOWN = 24, 5
@@ -60,7 +61,7 @@ def _spread(folder: Path, table: str) -> list[Path]:
 
 
 def _first_group(path: Path) -> list[dict[str, Any]]:
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(readable(path)) as file:
         batch = next(file.iter_batches(ROWS_OF_SHARD), None)
     rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
     return rows
@@ -87,7 +88,7 @@ def _pictures(folder: Path, image_ids: set[str]) -> dict[str, str]:
     """Thumbnails, as far as the first row groups have them."""
     uris: dict[str, str] = {}
     for path in _spread(folder, "images"):
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(readable(path)) as file:
             if not file.num_row_groups:
                 continue
             group = file.read_row_group(0, columns=["image_id", "bytes"])

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import readable
 from vlmill.schemas.rejects import Reason
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet"}
@@ -265,7 +266,7 @@ def _pull(lines: _Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:
 
 def _open_parquet(path: Path) -> Any:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(readable(path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None

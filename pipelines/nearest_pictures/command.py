@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_cost_arguments
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -85,6 +85,7 @@ def parser() -> Parser:
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
     add_cost_arguments(p)
+    add_lock_seconds(p)
     return p
 
 
@@ -92,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job."""
     args = parser().parse_args(arguments)
     check(args)
-    with locked(None if args.dry_run else args.output):
+    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args)
 
 

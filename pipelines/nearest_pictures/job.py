@@ -5,7 +5,6 @@ ids. A killed run keeps its finished parts of vectors and its finished shards.
 """
 
 import argparse
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,11 +36,13 @@ from vlmill.schemas.console.command import say, say_how_to_read
 from vlmill.schemas.console.cost import print_estimate, require_room
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import local_folder
 from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import WORK, State, prepare_output
 from vlmill.schemas.files.reading import iter_batches, reject_counts
+from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import (
     Shard,
     ShardWriter,
@@ -78,7 +79,7 @@ def run_search(args: argparse.Namespace) -> int:
     if not regions.box_counts().any():
         raise InputError(f"--regions {args.regions}: no picture has a box; give one with boxes")
     first = first_region(args.whole_picture, regions)
-    output = Path(args.output)
+    output = path_of(args.output)
     if args.dry_run:
         averaging, searching = measure(regions, first, args.top, args.threads)
         sample = min(len(regions), SAMPLE_PICTURES)
@@ -126,7 +127,7 @@ def _search(
     inputs: Sequence[Input],
 ) -> None:
     """Averages, searches what no finished shard holds, and writes report and manifest."""
-    output, first = Path(args.output), int(settings["first_region"])
+    output, first = path_of(args.output), int(settings["first_region"])
     means = pool(regions, output / WORK, first)
     groups, rejects = sorted_out(regions, means, splits, first)
     producer = {
@@ -163,16 +164,16 @@ def _search_split(
     producer: Mapping[str, Any],
     progress: Progress,
 ) -> None:
-    output = Path(args.output)
+    output = path_of(args.output)
     # Written anew by each run: half a file of a killed one is never read.
-    vectors = output / WORK / "vectors.npy"
-    index = NearestIndex(means, split.rows, vectors, threads=args.threads)
-    for part in ranges:
-        with ShardWriter(output, NEIGHBOURS, part.number, total, producer=producer) as writer:
-            rows = _rows(index, split, part, args.top)
-            while group := list(islice(rows, ROWS_PER_GROUP)):
-                writer.write(group)
-                progress.advance(len(group))
+    with local_folder(output / WORK) as scratch:
+        index = NearestIndex(means, split.rows, scratch / "vectors.npy", threads=args.threads)
+        for part in ranges:
+            with ShardWriter(output, NEIGHBOURS, part.number, total, producer=producer) as writer:
+                rows = _rows(index, split, part, args.top)
+                while group := list(islice(rows, ROWS_PER_GROUP)):
+                    writer.write(group)
+                    progress.advance(len(group))
 
 
 def _rows(index: NearestIndex, split: Split, part: Range, top: int) -> Iterator[dict[str, Any]]:
@@ -198,7 +199,7 @@ def ranges_of(sizes: Sequence[int], most: int) -> Iterator[list[Range]]:
 
 def run_import(args: argparse.Namespace) -> int:
     """Writes the published list of nearest pictures as ``neighbours``."""
-    path, output = Path(args.published), Path(args.output)
+    path, output = path_of(args.published), path_of(args.output)
     published = read_pool(path, args.id_prefix)
     entry = file_input("--import", path)
     settings = {"top": args.top, "id_prefix": args.id_prefix, "import_sha256": entry.digest}
@@ -220,7 +221,7 @@ def run_import(args: argparse.Namespace) -> int:
 
 def _finish(output: Path, state: State, top: int) -> int:
     """Removes what the run is continued from, and says what there is; the exit status."""
-    shutil.rmtree(output / WORK, ignore_errors=True)  # twice as large as the vectors, and no use
+    remove_tree(output / WORK)  # twice as large as the vectors, and no use
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
     done = "finished before" if state is State.FINISHED else "done"

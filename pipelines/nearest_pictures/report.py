@@ -21,6 +21,7 @@ from vlmill.schemas.console.report import (
     write_page,
 )
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.remote import is_remote
 from vlmill.schemas.rejects import reason_counts
 from vlmill.schemas.tables import NEIGHBOURS
 
@@ -83,7 +84,8 @@ def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], li
     farthest: list[float] = []
     start = 0
     # By a glob: the folder has no manifest yet.
-    shards = f"{glob.escape(str(folder))}/{NEIGHBOURS.name}-*.parquet"
+    name = str(folder) if is_remote(folder) else glob.escape(str(folder))
+    shards = f"{name}/{NEIGHBOURS.name}-*.parquet"
     for batch in iter_batches(shards, NEIGHBOURS) if num_pictures else ():
         stop = start + batch.num_rows
         rows += [

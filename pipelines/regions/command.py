@@ -2,11 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from vlmill.extract.flags import add_engine, check_detector, config_of
 from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command
 from vlmill.schemas.files.lock import locked
 
 
@@ -30,10 +29,11 @@ def parser() -> Parser:
     p.add_argument(
         "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
     )
-    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    p.add_argument("--output", required=True, type=place, metavar="DIR", help="folder to write")
     p.add_argument(
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
+    add_lock_seconds(p)
     add_engine(p)
     return p
 
@@ -41,7 +41,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
-    with locked(args.output):
+    with locked(args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 

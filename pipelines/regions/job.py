@@ -30,6 +30,7 @@ from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
@@ -66,7 +67,7 @@ class ExtractPart(beam.DoFn):
     def process(self, part: "Part") -> Iterator[tuple[int, int]]:
         from vlmill.extract.run.job import Job, make_shards
 
-        config, output = config_of(self.arguments), Path(self.arguments.output)
+        config, output = config_of(self.arguments), path_of(self.arguments.output)
         job = Job(plan=(), output=output, detector=self.detector, config=config)
         numbers = Numbers(pictures=len(part.pictures))
         progress = Progress(total=len(part.pictures), unit="picture", label=f"regions {part.index}")

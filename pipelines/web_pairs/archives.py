@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.inputs import is_remote
+from vlmill.schemas.files.remote import is_remote
+from vlmill.schemas.files.remote import matches as files_matching
 from vlmill.schemas.net.addresses import parse_networks
 from vlmill.schemas.net.ranged import is_web, open_web, web_url
 
@@ -106,6 +107,11 @@ def find_archives(
 
 
 def _matches(pattern: str) -> list[tuple[str, int]]:
+    if is_remote(pattern) and not is_web(pattern):
+        archives = [(str(path), path.stat().st_size) for path in files_matching(pattern)]
+        if not archives:
+            raise nothing_matches(pattern)
+        return archives
     from apache_beam.io.filesystems import FileSystems
 
     try:

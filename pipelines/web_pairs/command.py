@@ -15,10 +15,11 @@ from vlmill.pipelines.launch.local import add_workers, local_workers
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import DETECTORS, parse_languages
 from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
-from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.console.command import Parser, add_lock_seconds, run_command
 from vlmill.schemas.console.cost import add_dry_run
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.net.ranged import Unreachable
 
 
@@ -61,6 +62,7 @@ def parser() -> Parser:
         "--fresh", action="store_true", help="delete what an earlier run left in --output"
     )
     add_dry_run(p)
+    add_lock_seconds(p)
     add_scoring_arguments(p)
     return p
 
@@ -145,9 +147,10 @@ def run(arguments: Sequence[str]) -> int:
     if scores_again(args):
         from vlmill.pipelines.web_pairs.rescoring import rescore
 
+        require_local("--output", args.output)
         with locked(args.output):
             return rescore(args)
-    with locked(None if args.dry_run else args.output):
+    with locked(None if args.dry_run else args.output, seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 

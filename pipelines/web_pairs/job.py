@@ -7,7 +7,6 @@ number of workers.
 """
 
 import argparse
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,6 +60,7 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.net.ranged import Unreachable
 from vlmill.schemas.rejects import rejects_said
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     options = beam_options(beam_flags)
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
-    output = Path(args.output)
+    output = path_of(args.output)
     index, archives = archives_of(args)
     if args.dry_run:
         rate = measure(archives, rules, args.allow_address)
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     # Archives have come to a finished output: until all is done, nobody reads it.
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
-        shutil.rmtree(output / name, ignore_errors=True)
+        remove_tree(output / name)
     prepare_work(job)
     if index is not None:
         keep_index(job, index)
@@ -319,7 +319,7 @@ def archives_input(args: argparse.Namespace) -> Input:
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Writes funnel, metrics, report and, last, the manifest; the joins are needed no more."""
-    output, tallies = Path(job.output), Counter[Tally]()
+    output, tallies = path_of(job.output), Counter[Tally]()
     metrics: dict[str, list[dict[str, Any]]] = {}
     shards: list[Shard] = []
     for step in STEPS:
@@ -346,7 +346,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
 def remove_joins(job: Job) -> None:
     """Removes what only a run at work needs; what archives left stays for those that come."""
     for folder in job.joins.parent.glob("joins-*"):
-        shutil.rmtree(folder)
+        remove_tree(folder)
 
 
 def say_result(output: Path, done: str) -> int:

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.remote import is_remote, scratch_beside
 
 Row = tuple[bytes, bytes]
 
@@ -133,8 +134,17 @@ def _read_block(file: BinaryIO, block: Block) -> list[Row]:
 
 
 def blocks_of(path: Path) -> dict[int, list[Block]]:
-    """Returns a spool's blocks by their slices."""
-    return _blocks_of(path, path.stat().st_mtime_ns)
+    """Returns a spool's blocks by their slices.
+
+    In a store each question costs a request: there a footer that was read counts until
+    :func:`forget_footers`.
+    """
+    return _blocks_of(path, 0 if is_remote(path) else path.stat().st_mtime_ns)
+
+
+def forget_footers() -> None:
+    """Lets footers be read again: a new run may have written other spools under the same names."""
+    _blocks_of.cache_clear()
 
 
 @lru_cache(maxsize=OPEN_FOOTERS)
@@ -169,7 +179,7 @@ def sorted_rows(
     files beside the first of ``paths``.
     """
     with ExitStack() as stack:
-        folder = paths[0].parent if paths else None
+        folder = scratch_beside(paths[0].parent) if paths else None
         runs: list[_Run] = []
         rows: list[Row] = []
         size = 0
@@ -240,7 +250,7 @@ class Tape:
     """Keeps rows for a second reading: in memory up to ``keep_bytes``, then in a temporary file."""
 
     def __init__(self, folder: Path, *, keep_bytes: int = RUN_BYTES) -> None:
-        self._folder, self._keep_bytes = folder, keep_bytes
+        self._folder, self._keep_bytes = scratch_beside(folder), keep_bytes
         self._rows: list[Row] = []
         self._bytes = 0
         self._run: _Run | None = None

@@ -6,7 +6,6 @@ with the output, so that archives can be added to it; those of the joins belong 
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,13 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.exclude import Excluded
 from vlmill.pipelines.web_pairs.rows import reject_row
-from vlmill.pipelines.web_pairs.spool import SLICES, SpoolWriter, spool, unpacked_bytes
+from vlmill.pipelines.web_pairs.spool import (
+    SLICES,
+    SpoolWriter,
+    forget_footers,
+    spool,
+    unpacked_bytes,
+)
 from vlmill.schemas.files.atomic import (
     TEMPORARY_PREFIX,
     atomic_path,
@@ -33,6 +38,7 @@ from vlmill.schemas.files.atomic import (
     write_json,
 )
 from vlmill.schemas.files.outputs import WORK
+from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import Shard
 
 UNIT_BYTES = 64 << 20  # of what archives left: the joins are cut into so many ranges
@@ -70,16 +76,17 @@ class Job:
     @property
     def mined(self) -> Path:
         """The folder of what archives left."""
-        return Path(self.output, WORK, "archives")
+        return path_of(self.output) / WORK / "archives"
 
     @property
     def index(self) -> Path:
         """The folder of the places that an index names, a file for each archive."""
-        return Path(self.output, WORK, "index")
+        return path_of(self.output) / WORK / "index"
 
     def ranges_of(self, archive: Archive) -> Ranges:
         """The records of an archive that the index names."""
-        ranges: Ranges = np.load(self.index / f"{archive.id.hex()}.npy", allow_pickle=False)
+        with (self.index / f"{archive.id.hex()}.npy").open("rb") as file:
+            ranges: Ranges = np.load(file, allow_pickle=False)
         return ranges
 
     @property
@@ -92,7 +99,7 @@ class Job:
         """The folder of the joins over this set of archives."""
         names = sorted((archive.id.hex(), archive.size) for archive in self.archives)
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8)
-        return Path(self.output, WORK, f"joins-{digest.hexdigest()}")
+        return path_of(self.output) / WORK / f"joins-{digest.hexdigest()}"
 
     def spools(self, kind: str) -> list[Path]:
         """The spools of a kind, which units have left; not those that others are writing now."""
@@ -217,12 +224,13 @@ def shard_units(job: Job) -> list[Unit]:
 
 def prepare_work(job: Job) -> None:
     """Makes the folders of work; removes joins of other archives, and what kills left."""
+    forget_footers()
     for folder in (job.mined, job.joins, *([job.index] if job.indexed else [])):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
     for folder in job.joins.parent.glob("joins-*"):
         if folder != job.joins:
-            shutil.rmtree(folder)
+            remove_tree(folder)
 
 
 def keep_index(job: Job, index: Index) -> None:
@@ -237,5 +245,5 @@ def keep_index(job: Job, index: Index) -> None:
 
 def mined_before(output: Path) -> list[Archive]:
     """The archives that earlier runs have mined into this output."""
-    records = (read_record(path) for path in sorted(Path(output, WORK, "archives").glob("*.json")))
+    records = (read_record(path) for path in sorted((output / WORK / "archives").glob("*.json")))
     return [Archive(path=r["path"], size=r["size"]) for r in records if r is not None]

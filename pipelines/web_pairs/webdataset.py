@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmill.schemas.files.atomic import atomic_path, write_json
+from vlmill.schemas.files.remote import path_of
 
 INDEX = "webdataset.json"
 EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name
@@ -29,15 +30,16 @@ def tar_name(number: int, total: int) -> str:
 
 def write_tar(folder: str, number: int, total: int, samples: Iterable[Sample]) -> dict[str, Any]:
     """Writes one tar; returns its line of the index. Memory: one picture."""
-    path = Path(folder, tar_name(number, total))
+    path = path_of(folder) / tar_name(number, total)
     count = 0
-    with atomic_path(path) as temporary, tarfile.open(temporary, "w") as tar:
-        for sample in samples:
-            _add_sample(tar, sample)
-            count += 1
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = path.stat().st_size
+    with atomic_path(path) as temporary:
+        with tarfile.open(temporary, "w") as tar:
+            for sample in samples:
+                _add_sample(tar, sample)
+                count += 1
+        with temporary.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = temporary.stat().st_size
     return {"url": path.name, "nsamples": count, "filesize": size, "sha256": digest}
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 import vlmill
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.files.remote import is_remote, path_of
 
 
 class ShowVersions(argparse.Action):
@@ -55,6 +56,25 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+def place(text: str) -> Path:
+    """The type of an argument that is a path of this machine or a place in a store."""
+    try:
+        return path_of(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says when the lock of a killed run is taken over."""
+    parser.add_argument(
+        "--lock-seconds",
+        type=float,
+        metavar="S",
+        help="of an --output in a store: a run that has not renewed its lock for so long is taken "
+        "for killed (120)",
+    )
+
+
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Runs ``command`` on the arguments and returns its exit status.
 
@@ -74,7 +94,7 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
+    except (OSError, StoreFailed) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -98,6 +118,8 @@ def say(line: str) -> None:
 
 
 def say_how_to_read(folder: str | Path, table: str) -> None:
-    """Tells how another program reads one table of a job's folder, which holds several."""
+    """Tells how another program reads one table of a job's local folder, which holds several."""
+    if is_remote(folder):
+        return
     pattern = f"{folder}/{table}-*.parquet"
     say(f"each table by itself: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)")

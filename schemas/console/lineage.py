@@ -13,8 +13,9 @@ from typing import Any
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import measured
-from vlmill.schemas.files.inputs import Input, inputs_of, is_remote, located
+from vlmill.schemas.files.inputs import Input, inputs_of, located
 from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.schemas.files.remote import is_remote, path_of
 
 CHECKPOINT = "checkpoint.json"
 MOST_LEVELS = 32
@@ -40,7 +41,7 @@ def record_of(folder: str | Path) -> tuple[str | None, list[Input] | None]:
     Raises InputError for a record that is damaged.
     """
     for name in (MANIFEST, CHECKPOINT):
-        path = Path(folder) / name
+        path = path_of(folder) / name
         if not path.is_file():
             continue
         content = _read_json(path)

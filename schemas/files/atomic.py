@@ -1,14 +1,25 @@
-"""Files that appear whole or not at all: written under a temporary name, fsynced, renamed."""
+"""Files that appear whole or not at all: written under a temporary name, fsynced, renamed.
 
+In a store they are written to a temporary file of this machine, and appear by one upload. A folder
+appears there with its mark, the last object that is uploaded (:func:`has_folder`).
+"""
+
+import errno
 import json
 import os
 import shutil
+import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vlmill.schemas.files.copies import cache_folder
+from vlmill.schemas.files.remote import RemotePath, path_of, remove_tree
+
 TEMPORARY_PREFIX = ".tmp-"
+WHOLE = "_whole"  # of a folder in a store: all of it is there
 
 
 @contextmanager
@@ -16,9 +27,15 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside ``path``; on success it becomes ``path``, on an error it goes.
 
     The file's bytes and the folder's entry are on the disk when the block has been left. Two
-    processes may write the same path: the last rename wins, and both files were whole.
+    processes may write the same path: the last rename wins, and both files were whole. For a place
+    in a store the file is one of this machine, and is uploaded.
     """
-    path = Path(path)
+    path = path_of(path)
+    if isinstance(path, RemotePath):
+        with temporary_folder() as folder:
+            yield folder / path.name
+            path.upload(folder / path.name)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     try:
@@ -39,7 +56,12 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     ``replace``: a folder that is there goes just before. Without it OSError is raised unless it is
     empty.
     """
-    path = Path(path)
+    path = path_of(path)
+    if isinstance(path, RemotePath):
+        with temporary_folder() as folder:
+            yield folder
+            _upload_folder(folder, path, replace=replace)
+        return
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -55,6 +77,59 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def local_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to map files in: ``path`` itself, or for a place in a store a temporary one."""
+    path = path_of(path)
+    if not isinstance(path, RemotePath):
+        yield path
+        return
+    with temporary_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of this machine for what is about to be uploaded; removes those of killed ones."""
+    base, host = cache_folder() / "uploads", socket.gethostname()
+    base.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(base):
+        owner, _, process = name.rpartition("+")[0].rpartition("+")
+        if owner == host and not os.path.exists(f"/proc/{process}"):
+            shutil.rmtree(base / name, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{host}+{os.getpid()}+", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _upload_folder(folder: Path, path: RemotePath, *, replace: bool) -> None:
+    """Uploads the files of a folder without folders, its mark last."""
+    if replace:
+        remove_folder(path)
+    elif has_folder(path):
+        raise OSError(errno.ENOTEMPTY, "folder is not empty", str(path))
+    for file in sorted(folder.iterdir()):
+        (path / file.name).upload(file)
+    (folder / WHOLE).touch()
+    (path / WHOLE).upload(folder / WHOLE)
+
+
+def has_folder(path: str | Path) -> bool:
+    """Whether a folder that :func:`atomic_folder` makes is there, whole."""
+    path = path_of(path)
+    return (path / WHOLE).exists() if isinstance(path, RemotePath) else path.exists()
+
+
+def remove_folder(path: str | Path) -> None:
+    """Deletes a folder that :func:`atomic_folder` has made, if it is there: its mark first."""
+    path = path_of(path)
+    if isinstance(path, RemotePath):
+        (path / WHOLE).unlink(missing_ok=True)
+    remove_tree(path)
 
 
 def sync(path: Path) -> None:
@@ -85,8 +160,14 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
-    """Deletes what killed writers left under temporary names in ``folder``; returns it."""
-    leftovers = sorted(Path(folder).glob(f"{TEMPORARY_PREFIX}*"))
+    """Deletes what killed writers left under temporary names in ``folder``; returns it.
+
+    In a store that is parts of uploads which nobody has finished, if the store keeps any.
+    """
+    folder = path_of(folder)
+    if isinstance(folder, RemotePath):
+        return folder.abort_uploads()
+    leftovers = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
     for path in leftovers:
         path.unlink()
     return leftovers

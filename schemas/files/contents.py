@@ -8,6 +8,7 @@ from typing import Any
 
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, NEGATIVES, NEIGHBOURS, PAIRS, REJECTS, Table
@@ -25,7 +26,7 @@ def content_problems(folder: str | Path) -> list[str]:
     of ``regions`` are left to their reader. Memory: the ids of a table, some 100 bytes each, and a
     batch of rows. Raises InputError for a folder whose run has not finished.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     shards: Sequence[Shard] = read_manifest(folder)["shards"]
     there = {shard.table for shard in shards}
     image_ids = set(_values(folder, IMAGES, "image_id")) if IMAGES.name in there else None

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import readable
 from vlmill.schemas.tables import (
     NULLS,
     Table,
@@ -27,7 +28,7 @@ REMEDY = "write the table again by its contract (docs/tables.md)"
 def footer_of(path: Path) -> pq.FileMetaData:
     """Returns a file's footer. Raises InputError for what is no Parquet."""
     try:
-        return pq.read_metadata(path)
+        return pq.read_metadata(readable(path))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
 
@@ -59,7 +60,7 @@ def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> No
         if not any(breaks_contract(chunk, field) for chunk in chunks):
             continue
         counts: Counter[str] = Counter()
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(readable(path)) as file:
             for batch in file.iter_batches(columns=[name]):
                 counts += count_faults(batch.column(0), field)
         if counts:

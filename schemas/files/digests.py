@@ -7,7 +7,6 @@ in the middle that keeps the size goes unseen. ``listing``: names and sizes of t
 folder, or of a glob's.
 """
 
-import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.inputs import Input, Rule, is_remote
+from vlmill.schemas.files.inputs import Input, Rule
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.outputs import PLAN
 from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.files.remote import RemotePath, is_http, matches, path_of, readable
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.tables import TABLES, Table
 
@@ -55,12 +55,12 @@ def file_input(flag: str, path: str | Path, *, job: str | None = None) -> Input:
 def path_input(flag: str, argument: str | Path, *, job: str | None = None) -> Input:
     """The record of a file or a glob by sizes and ends; of a folder or of many by the listing."""
     path = str(argument)
-    many = not is_remote(path) and (os.path.isdir(path) or len(_matches(path)) > MANY_FILES)
+    many = not is_http(path) and (path_of(path).is_dir() or len(_matches(path)) > MANY_FILES)
     return _record(flag, path, "listing" if many else "ends", None, job=job)
 
 
 def _record(flag: str, path: str, rule: Rule, table: str | None, *, job: str | None) -> Input:
-    if is_remote(path):
+    if is_http(path):
         return Input(flag=flag, path=path, rule=rule, digest=None, files=0, bytes=0, table=table)
     measure = measured(path, rule, table)
     return Input(
@@ -77,7 +77,7 @@ def _record(flag: str, path: str, rule: Rule, table: str | None, *, job: str | N
 
 
 def measured(path: str, rule: Rule, table: str | None = None) -> Measure:
-    """Applies a rule to a local path; of a ``table``, to its shards there.
+    """Applies a rule to a path; of a ``table``, to its shards there.
 
     Raises InputError or OSError where there is nothing to measure.
     """
@@ -119,7 +119,7 @@ def _job_of(folder: Path) -> str | None:
 
 
 def _by_content(path: str, _: Table | None) -> Measure:
-    file = Path(path)
+    file = path_of(path)
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return Measure(digest=digest, files=1, bytes=file.stat().st_size)
@@ -130,7 +130,7 @@ def _by_ends(path: str, spec: Table | None) -> Measure:
     if not files:
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        rows = None if spec is None else sum(pq.read_metadata(file).num_rows for file in files)
+        rows = None if spec is None else sum(pq.read_metadata(readable(file)).num_rows for file in files)
     except pa.ArrowException as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     lines = [f"{file.name} {file.stat().st_size} {_ends(file)}" for file in files]
@@ -139,8 +139,10 @@ def _by_ends(path: str, spec: Table | None) -> Measure:
 
 
 def _matches(path: str) -> list[Path]:
-    names = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-    return sorted(Path(name) for name in names if os.path.isfile(name))
+    file = path_of(path)
+    if file.is_file():
+        return [file]
+    return [match for match in matches(path, recursive=True) if match.is_file()]
 
 
 def _ends(file: Path) -> str:
@@ -153,9 +155,10 @@ def _ends(file: Path) -> str:
 
 
 def _by_listing(path: str, _: Table | None) -> Measure:
-    matches = ((file.name, file.stat().st_size) for file in _matches(path))
-    files = sorted(_walk(path) if os.path.isdir(path) else matches)
-    if not files and not os.path.isdir(path):
+    named = ((file.name, file.stat().st_size) for file in _matches(path))
+    is_folder = path_of(path).is_dir()
+    files = sorted(_walk(path) if is_folder else named)
+    if not files and not is_folder:
         raise FileNotFoundError(f"{path}: no such folder")
     lines, size = [], 0
     for name, count in files:
@@ -170,6 +173,10 @@ def _walk(folder: str) -> Iterator[tuple[str, int]]:
     Hidden ones do not count, nor what a job has written there: the output of the very run whose
     input this is may lie inside.
     """
+    place = path_of(folder)
+    if isinstance(place, RemotePath):
+        yield from _walk_store(place)
+        return
     for base, folders, names in os.walk(folder):
         folders[:] = [
             name
@@ -180,6 +187,15 @@ def _walk(folder: str) -> Iterator[tuple[str, int]]:
             full = os.path.join(base, name)
             if not name.startswith(".") and os.path.isfile(full):
                 yield os.path.relpath(full, folder), os.path.getsize(full)
+
+
+def _walk_store(folder: RemotePath) -> Iterator[tuple[str, int]]:
+    sizes = {str(path).removeprefix(f"{folder}/"): s.st_size for path, s in folder.below()}
+    ours = [name.removesuffix(PLAN) for name in sizes if name.endswith(f"/{PLAN}")]
+    for name, size in sizes.items():
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if not hidden and not name.startswith(tuple(ours)):
+            yield name, size
 
 
 def _digest_of(lines: Sequence[str]) -> str:

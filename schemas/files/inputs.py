@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vlmill.schemas.files.remote import is_remote
+
 Rule = Literal["manifest", "content", "ends", "listing"]
 
 
@@ -19,7 +21,7 @@ class Input:
     """One argument of a job, by content.
 
     ``path`` is as the user gave it, in the record relative to the folder that holds the record.
-    ``rule`` says how ``digest`` was computed; None where nothing was, as of remote files. ``rows``
+    ``rule`` says how ``digest`` was computed; None where nothing was, as of web addresses. ``rows``
     are a table's. ``job`` wrote it, where its folder says so.
     """
 
@@ -34,16 +36,11 @@ class Input:
     job: str | None = None
 
 
-def is_remote(path: str) -> bool:
-    """Whether a path is a URL, whose files are not looked at here."""
-    return "://" in path
-
-
 def recorded(inputs: Sequence[Input], folder: str | Path) -> list[dict[str, Any]]:
     """The records to write into ``folder``: relative paths become relative to it.
 
     Absolute paths and URLs stay: a folder of runs and tables that is moved as a whole keeps its
-    relative paths right.
+    relative paths right. To a folder in a store no local path is relative.
     """
     return [
         {**dataclasses.asdict(entry), "path": _relative(entry.path, folder)} for entry in inputs
@@ -53,6 +50,8 @@ def recorded(inputs: Sequence[Input], folder: str | Path) -> list[dict[str, Any]
 def _relative(path: str, folder: str | Path) -> str:
     if is_remote(path) or os.path.isabs(path):
         return path
+    if is_remote(folder):
+        return os.path.abspath(path)
     return os.path.relpath(os.path.abspath(path), os.path.realpath(folder))
 
 

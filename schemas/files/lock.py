@@ -1,7 +1,8 @@
 """One run at a time writes an output: a second one is refused, and told who is at work.
 
 The lock is the system's own (`flock`), so that a crash or a kill frees it. It belongs to a run:
-whoever starts the run takes it, and its workers and the other ranks of its launch do not ask.
+whoever starts the run takes it, and its workers and the other ranks of its launch do not ask. An
+object store knows no locks of the system: there it is an object (:mod:`.remote_lock`).
 """
 
 import errno
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import RemotePath, is_remote, path_of
+from vlmill.schemas.files.remote_lock import SECONDS, held
 
 LOCK = ".vlmill-lock"
 # The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
@@ -38,6 +41,7 @@ def locked(
     beside: bool = False,
     flag: str = "--output",
     part: str | None = None,
+    seconds: float | None = None,
 ) -> Iterator[None]:
     """Hold the lock of an output; None is that of a command which writes nothing.
 
@@ -45,11 +49,21 @@ def locked(
     place as a whole. Folders that are made for it go again if nothing else has come into them.
     ``part`` names the part of the output that a process makes beside others: each part is locked by
     itself, and a run of the whole is refused while one is made.
-    Ranks of a launch above the first go through without one: theirs is the first rank's. Raises
-    InputError if another run holds it, or if the output cannot be written.
+    Ranks of a launch above the first go through without one: theirs is the first rank's. In a store
+    the lock is an object, that another run takes over if it was not renewed for ``seconds``
+    (:mod:`.remote_lock`), and there are no parts. Raises InputError if another run holds it, or if
+    the output cannot be written.
     """
     if output is None or _is_later_rank():
         yield
+        return
+    if is_remote(output):
+        if part is not None:
+            raise InputError(f"{flag} {output}: parts need a folder that all of them see; give one")
+        place = _place(path_of(output), beside)
+        assert isinstance(place, RemotePath)
+        with held(place, f"{flag} {output}", _self(), SECONDS if seconds is None else seconds):
+            yield
         return
     path, said = _place(Path(os.path.abspath(output)), beside), f"{flag} {output}"
     shared = part is not None

@@ -5,6 +5,7 @@ It is written last, so a folder that has one is complete.
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.inputs import Input, inputs_of, recorded
 from vlmill.schemas.files.places import ShardPlaces, binary_columns, misplaced
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import SOFTWARE, Shard, describe_shard
 from vlmill.schemas.tables import TABLES, check_version, conform
 
@@ -35,7 +37,7 @@ def write_manifest(
     ``inputs`` are what the job has read.
     """
     write_json(
-        Path(folder) / MANIFEST,
+        path_of(folder) / MANIFEST,
         {
             "manifest": 1,
             "software": SOFTWARE,
@@ -52,7 +54,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
     ``inputs`` are :class:`~vlmill.schemas.files.inputs.Input`; none of an older vlmill's manifest.
     """
-    path = Path(folder) / MANIFEST
+    path = path_of(folder) / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content["shards"] = [Shard(**shard) for shard in content["shards"]]
@@ -74,7 +76,7 @@ def verify_folder(folder: str | Path) -> list[str]:
     every row obeys the table's contract, that binary values lie where the shard says, and that no
     shard lies there that is not listed.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     shards: list[Shard] = read_manifest(folder)["shards"]
     problems = [problem for shard in shards for problem in _verify_shard(folder, shard)]
     listed = {shard.name for shard in shards}
@@ -97,6 +99,7 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
                 if getattr(actual, f.name) != getattr(shard, f.name)
             ]
             return [f"{path}: {', '.join(wrong)}"]
+        path = Path(os.fspath(path))  # of a store: its copy, which is mapped
         file, spec = pq.ParquetFile(path), TABLES[shard.table]
         check_version(file.schema_arrow.metadata, spec, str(path))
         places, mapped = ShardPlaces(path, file.metadata), pa.memory_map(str(path)).read_buffer()

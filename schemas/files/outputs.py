@@ -5,7 +5,6 @@ manifest at the end. A folder with other settings is never mixed with this run's
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -15,6 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.lock import LOCK
 from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.tables import TABLES
 
 PLAN = "_plan.json"
@@ -51,7 +51,7 @@ def prepare_output(
     wrote. ``others`` may be at work there on their parts: their temporary files stay. Raises
     InputError if the folder holds another run's output or a stranger's files.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
@@ -83,8 +83,7 @@ def remove_output(folder: Path) -> None:
     for path in [folder / MANIFEST, *shards, *reports]:
         path.unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING, WORK):
-        if (folder / name).is_dir():
-            shutil.rmtree(folder / name)
+        remove_tree(folder / name)
     (folder / PLAN).unlink()
 
 

@@ -1,6 +1,5 @@
 """Finding and reading tables: an argument is a folder, a file or a glob."""
 
-import glob
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
+from vlmill.schemas.files.remote import matches, path_of, readable
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
 
 
@@ -24,13 +24,13 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
     (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not what
     the table's contract says (:func:`~vlmill.schemas.files.contract.check_file`).
     """
-    text, path = str(argument), Path(argument)
+    text, path = str(argument), path_of(argument)
     said = f"{flag} {text}".strip()
     if path.is_dir():
         paths = _in_folder(path, spec, said)
         # One folder may hold several tables, so a name decides and not each file's content.
     else:
-        paths = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(text))
+        paths = [path] if path.is_file() else matches(text)
     paths = [p for p in paths if p.is_file() and not p.name.startswith(".")]
     if not paths:
         raise InputError(f"{said}: no table of {spec.name} there; give a folder, a file or a glob")
@@ -63,12 +63,12 @@ def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:
 
 def producer_of(path: str | Path) -> dict[str, Any]:
     """Returns what a shard's metadata says of its producer: software, settings, fingerprints."""
-    return _json_metadata(Path(path), b"vlmill.producer")
+    return _json_metadata(path_of(path), b"vlmill.producer")
 
 
 def arrays_of(path: str | Path) -> dict[str, Any]:
     """Returns dtype and width of a shard's binary arrays."""
-    return _json_metadata(Path(path), b"vlmill.arrays")
+    return _json_metadata(path_of(path), b"vlmill.arrays")
 
 
 def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def iter_batches(
     """
     names = spec.schema.names if columns is None else list(columns)
     for path in find_shards(argument, spec, flag):
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(readable(path)) as file:
             try:
                 for batch in file.iter_batches(batch_size=batch_rows, columns=names):
                     check_values(path, batch, spec)

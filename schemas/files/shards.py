@@ -6,6 +6,7 @@ array), ``vlmill.places`` (JSON: where each binary value lies,
 :mod:`vlmill.schemas.files.places`) and, of arrays that were looked at, ``vlmill.finite``.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import vlmill
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.places import PlacesWriter, binary_columns
+from vlmill.schemas.files.remote import path_of, readable
 from vlmill.schemas.tables import Table, conform, table_of_rows
 
 # Of a table in memory and of a shard of such tables: "true", no number of its arrays is NaN or
@@ -81,7 +83,7 @@ class ShardWriter:
         arrays: Mapping[str, Any] | None = None,
         compression: str = "none",
     ) -> None:
-        self.spec, self.path = spec, Path(folder) / shard_name(spec, index, total)
+        self.spec, self.path = spec, path_of(folder) / shard_name(spec, index, total)
         self._metadata = file_metadata(spec, producer or {}, arrays or {})
         self._compression = compression
         self._stack = ExitStack()
@@ -91,6 +93,7 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         self._temporary = self._stack.enter_context(atomic_path(self.path))
+        self._stack.push(self._describe)
         self._sink = self._stack.enter_context(pa.OSFile(str(self._temporary), "wb"))
         binary = binary_columns(self.spec)
         plain = [name for name in self.spec.schema.names if name not in binary]
@@ -107,6 +110,12 @@ class ShardWriter:
             self._places = PlacesWriter(self._temporary, self.spec)
         self._stack.push(self._keep_facts)
         return self
+
+    def _describe(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Reads the file that is about to appear: in a store it would have to come back."""
+        if kind is None:
+            described = describe_shard(self._temporary, self.spec.name, self._rows)
+            self._described = dataclasses.replace(described, name=self.path.name)
 
     def _keep_facts(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -138,7 +147,7 @@ class ShardWriter:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
         if error is None:
-            self.shard = describe_shard(self.path, self.spec.name, self._rows)
+            self.shard = self._described
 
 
 def is_marked_finite(metadata: Mapping[bytes, bytes] | None) -> bool:
@@ -171,5 +180,5 @@ def describe_shard(path: Path, table: str, rows: int | None = None) -> Shard:
     """Size, checksum and row count (read from the footer if not given) of a finished shard."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    rows = pq.read_metadata(path).num_rows if rows is None else rows
+    rows = pq.read_metadata(readable(path)).num_rows if rows is None else rows
     return Shard(table=table, name=path.name, rows=rows, bytes=path.stat().st_size, sha256=digest)

@@ -20,6 +20,8 @@ from urllib3.exceptions import HTTPError
 
 import vlmill
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import is_http
+from vlmill.schemas.files.stores import has_credentials
 from vlmill.schemas.net.addresses import (
     ForbiddenAddress,
     Network,
@@ -66,8 +68,8 @@ class Part:
 
 
 def is_web(path: str) -> bool:
-    """Whether a path is read by this module."""
-    return path.startswith(("https://", "http://", "s3://"))
+    """Whether a path is read by this module: S3 only where no credentials are to sign with."""
+    return is_http(path) or (path.startswith("s3://") and not has_credentials())
 
 
 def web_url(path: str) -> str:

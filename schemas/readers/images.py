@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.places import NULL, Places
 from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.files.remote import readable
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.row_index import Numbers, RowIndex
 from vlmill.schemas.tables import IMAGES
@@ -34,7 +35,7 @@ class ImageReader:
         groups: list[tuple[int, int]] = []
         rows = [0]
         for shard, path in enumerate(self.paths):
-            metadata = pq.read_metadata(path)
+            metadata = pq.read_metadata(readable(path))
             for group in range(metadata.num_row_groups):
                 groups.append((shard, group))
                 rows.append(metadata.row_group(group).num_rows)

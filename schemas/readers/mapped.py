@@ -37,7 +37,7 @@ class MappedShard:
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Returns the whole file."""
         if self._bytes is None:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb") as file:  # of a store: its local copy
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         return self._bytes

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import footer_of
 from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.files.remote import readable
 from vlmill.schemas.files.shards import is_marked_finite
 from vlmill.schemas.readers.mapped import Footer, MappedShard, read_footer
 from vlmill.schemas.readers.region_group import RegionGroup
@@ -64,7 +65,7 @@ class RegionReader:
         self._open()
         counts = []
         for path in self.paths:
-            metadata = pq.read_metadata(path)
+            metadata = pq.read_metadata(readable(path))
             counts.append([metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)])
         self._groups = [(s, g) for s, groups in enumerate(counts) for g in range(len(groups))]
         # A list: bisect takes a tenth of searchsorted's time for one number.

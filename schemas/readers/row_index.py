@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.contract import check_values
+from vlmill.schemas.files.remote import readable
 from vlmill.schemas.ids import key64
 from vlmill.schemas.names import Difference, core_of, difference, without_ending
 from vlmill.schemas.tables import Table
@@ -155,7 +156,7 @@ class RowIndex(IdIndex):
 
 def _read(path: Path, spec: Table, columns: Sequence[str]) -> pa.Table:
     try:
-        table = pq.read_table(path, columns=list(columns), partitioning=None)
+        table = pq.read_table(readable(path), columns=list(columns), partitioning=None)
         check_values(path, table, spec)
         return table
     except InputError:

@@ -56,6 +56,11 @@ class Log:
         numbers = {n: v for n, v in line.items() if n != "step" and isinstance(v, int | float)}
         self._trackers.log(line["step"], numbers)
 
+    def flush(self) -> None:
+        """Let the files beside the log have what they were given: a checkpoint may take them."""
+        if self._active:
+            self._trackers.flush()
+
     def __enter__(self) -> "Log":
         return self
 

@@ -127,6 +127,7 @@ class Runner:
             return means
 
         def save(step: int) -> None:
+            log.flush()
             self._save(run, training.optimizer, step, losses.pop() if losses else None)
 
         events = Events(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.mirror import push
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.rejects import reason_counts
 from vlmill.train.checkpoints.files import (
@@ -130,6 +131,7 @@ class Saving:
             state=state,
         )
         keep_checkpoints(self.output, self.recipe.keep_checkpoints, also=self.best(step))
+        push(self.output)
 
     def best(self, done: int) -> int | None:
         """The step with the lowest validation loss of the stage that step ``done`` is in."""

@@ -89,6 +89,11 @@ class Trackers:
         if step > self._given:
             self._tell(lambda tracker: tracker.log(_named(tracker.name, values), step=step))
 
+    def flush(self) -> None:
+        """Write what is still in memory to the files."""
+        for tracker in self._replaying:
+            tracker.writer.flush()
+
     def close(self) -> None:
         """Finish what is written."""
         for tracker in self._replaying:

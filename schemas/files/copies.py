@@ -1,0 +1,116 @@
+"""Local copies of remote files, for what has to be mapped; a folder of bounded size keeps them.
+
+A copy is named by its place and by the version that the store gives, so that what has changed there
+is fetched again. The folder is VLMILL_CACHE (~/.cache/vlmill), and may take VLMILL_CACHE_BYTES (50
+GB): the copies that were not asked for longest go first, those of the last hour never, as somebody
+may be about to open them.
+"""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmill.schemas.errors import InputError
+
+if TYPE_CHECKING:
+    from vlmill.schemas.files.remote import RemotePath
+
+FOLDER, BOUND = "VLMILL_CACHE", "VLMILL_CACHE_BYTES"
+BOUND_BYTES = 50 * 10**9
+IN_USE_SECONDS = 3600.0
+PARTIAL = ".partial"
+LOCK = ".lock"
+
+
+def cache_folder() -> Path:
+    """The folder of copies and of other files that only spare time."""
+    if own := os.environ.get(FOLDER):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base, "vlmill")
+
+
+def bound_bytes() -> int:
+    """What copies may take. Raises InputError for a bound that is no number."""
+    text = os.environ.get(BOUND, str(BOUND_BYTES))
+    try:
+        return int(float(text))
+    except ValueError:
+        raise InputError(f"{BOUND}={text}: must be a number of bytes") from None
+
+
+def local_copy(remote: "RemotePath") -> Path:
+    """The path of a whole copy of ``remote`` as it is now, to be read and not written.
+
+    Raises InputError if the copies in use leave no room for it.
+    """
+    status = remote.stat()
+    name = hashlib.sha256(f"{remote} {status.version}".encode()).hexdigest()[:40]
+    folder = cache_folder() / "copies"
+    path = folder / name
+    if not _is_whole(path, status.st_size):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(folder / f".{name[:2]}{LOCK}"):
+            if not _is_whole(path, status.st_size):
+                with _one_at_a_time(folder / LOCK):
+                    _make_room(folder, status.st_size, str(remote))
+                _fetch(remote, path)
+    os.utime(path)
+    return path
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except FileNotFoundError:
+        return False
+
+
+def _fetch(remote: "RemotePath", path: Path) -> None:
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    try:
+        remote.download(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _make_room(folder: Path, size: int, said: str) -> None:
+    """Deletes old copies, and what kills have left, until ``size`` bytes more are within bounds."""
+    now, bound = time.time(), bound_bytes()
+    entries = sorted((e.stat().st_mtime, e.stat().st_size, e.path) for e in _entries(folder))
+    total = sum(length for _, length, _ in entries)
+    for used, length, name in entries:
+        if total + size <= bound:
+            return
+        if now - used > IN_USE_SECONDS:
+            os.unlink(name)
+            total -= length
+    if total + size > bound:
+        raise InputError(
+            f"{said}: its {size} bytes do not fit beside the {total} of copies in use in "
+            f"{folder.parent}; let {BOUND} ({bound}) be larger, or {FOLDER} be another folder"
+        )
+
+
+def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                yield entry
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

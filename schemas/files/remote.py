@@ -1,0 +1,376 @@
+"""A place in an object store is used as a ``Path`` is, as far as tables need it.
+
+An object store has no folders, no rename and no files that grow: a folder is there while something
+lies below it, and what is written appears by one finished upload (:mod:`.atomic`). What needs a
+file of this machine (mapping, native readers) gets a local copy by :func:`os.fspath`
+(:mod:`.copies`). Local paths stay ``pathlib.Path`` and go another way nowhere.
+"""
+
+import fnmatch
+import glob
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import total_ordering
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.files.stores import asked, asked_to_write, filesystem, scheme_of
+
+BUFFER_BYTES = 1 << 20  # read ahead of a stream
+_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
+# To a type checker it is a Path, as both are used alike; at run time the rest of a Path is missing.
+_Base = Path if TYPE_CHECKING else object
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What a store says of an object; ``version`` changes with its content."""
+
+    st_size: int
+    st_mtime: float
+    version: str
+
+    @property
+    def st_mtime_ns(self) -> int:
+        """When it was written, in whole seconds in most stores."""
+        return int(self.st_mtime * 1e9)
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path is a URL."""
+    return "://" in str(path)
+
+
+def scratch_beside(folder: Path | None) -> Path | None:
+    """Where temporary files go that belong to ``folder``; None, TMPDIR, for one in a store."""
+    return None if isinstance(folder, RemotePath) else folder
+
+
+def is_http(path: object) -> bool:
+    """Whether a path is an address of the web, whose files are no store's."""
+    return str(path).startswith(("http://", "https://"))
+
+
+def path_of(argument: str | Path) -> Path:
+    """The path that an argument names: a ``Path``, or a :class:`RemotePath` for a URL.
+
+    Raises InputError for a URL of a scheme that is no store's.
+    """
+    if isinstance(argument, RemotePath) or not is_remote(argument):
+        return Path(argument) if isinstance(argument, str) else argument
+    return RemotePath(str(argument))
+
+
+def require_local(flag: str, argument: str | Path | None) -> None:
+    """Raises InputError for a URL where only a path of this machine serves."""
+    if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
+        raise InputError(
+            f"{flag} {argument}: this command takes no place in a store here; give a local path"
+        )
+
+
+def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
+    """The sorted paths that match a glob, of this machine or of a store (files alone)."""
+    if not is_remote(argument):
+        return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
+    return path_of(argument)._matches()
+
+
+def readable(path: str | Path) -> Any:
+    """What pyarrow is to open for ``path``: a local path itself, of a store a stream of ranges."""
+    path = path_of(path)
+    return path.open("rb") if isinstance(path, RemotePath) else path
+
+
+def remove_tree(folder: str | Path) -> None:
+    """Deletes a folder with all that is in it, if it is there."""
+    folder = path_of(folder)
+    if isinstance(folder, RemotePath):
+        folder.remove_all()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@total_ordering
+class RemotePath(_Base):
+    """``scheme://bucket/key``: what :mod:`pathlib` calls its methods, they do here.
+
+    Equal paths are equal, they sort by their text and can be pickled. Methods raise what
+    :func:`~vlmill.schemas.files.stores.asked` does.
+    """
+
+    __slots__ = ("url",)
+    url: str
+
+    def __init__(self, url: str) -> None:
+        scheme = scheme_of(url)
+        rest = url.partition("://")[2].strip("/")
+        self.url = f"{scheme}://{rest}"
+
+    @property
+    def _key(self) -> PurePosixPath:
+        """Bucket and key, or of HDFS the host and the path on it."""
+        return PurePosixPath(self.url.partition("://")[2])
+
+    def _at(self, key: object) -> "RemotePath":
+        return RemotePath(f"{self.url.partition('://')[0]}://{key}")
+
+    def _named(self, name: str) -> "RemotePath":
+        """The path of a name as the store lists it: HDFS's are without their host."""
+        return self._at(f"{self._key.parts[0]}/{name}" if name.startswith("/") else name)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({self.url!r})"
+
+    def __reduce__(self) -> Any:
+        return RemotePath, (self.url,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __lt__(self, other: object) -> bool:
+        return str(self) < str(other)
+
+    def __truediv__(self, name: Any) -> "RemotePath":
+        return RemotePath(str(name)) if is_remote(name) else self._at(self._key / str(name))
+
+    def __fspath__(self) -> str:
+        """The path of a local copy, to be read and never written."""
+        from vlmill.schemas.files.copies import local_copy
+
+        return str(local_copy(self))
+
+    @property
+    def name(self) -> str:
+        return self._key.name
+
+    @property
+    def stem(self) -> str:
+        return self._key.stem
+
+    @property
+    def suffix(self) -> str:
+        return self._key.suffix
+
+    @property
+    def parent(self) -> "RemotePath":
+        return self._at(self._key.parent) if len(self._key.parts) > 1 else self
+
+    def resolve(self, strict: bool = False) -> "RemotePath":
+        """Itself: there are no links. NumPy asks before it maps."""
+        return self
+
+    def with_name(self, name: str) -> "RemotePath":
+        return self._at(self._key.with_name(name))
+
+    def with_suffix(self, suffix: str) -> "RemotePath":
+        return self._at(self._key.with_suffix(suffix))
+
+    def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Asks the store by a method of its fsspec file system, the key first."""
+
+        def request() -> Any:
+            store = filesystem(self.url)
+            return getattr(store, method)(store._strip_protocol(self.url), *args, **kwargs)
+
+        return asked(self.url, request)
+
+    def _info(self) -> dict[str, Any] | None:
+        try:
+            info: dict[str, Any] = self.ask("info")
+        except FileNotFoundError:
+            return None
+        return info
+
+    def stat(self, *, follow_symlinks: bool = True) -> Any:
+        info = self._info()
+        if info is None or info["type"] != "file":
+            raise FileNotFoundError(2, "no such file", self.url)
+        return _status(info)
+
+    def exists(self) -> bool:
+        return self._info() is not None
+
+    def is_file(self) -> bool:
+        info = self._info()
+        return info is not None and info["type"] == "file"
+
+    def is_dir(self) -> bool:
+        return bool(self._listed())
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """What lies directly below, without the marks that consoles make of folders."""
+        try:
+            listed = self.ask("ls", detail=True)
+        except FileNotFoundError:
+            return []
+        return [entry for entry in listed if self._named(entry["name"].rstrip("/")) != self]
+
+    def iterdir(self) -> Iterator["RemotePath"]:
+        for entry in self._listed():
+            yield self / PurePosixPath(entry["name"]).name
+
+    def entries(self) -> Iterator[tuple["RemotePath", Status]]:
+        """The objects directly below, with what the store says of them."""
+        for entry in self._listed():
+            if entry["type"] == "file":
+                yield self._named(entry["name"]), _status(entry)
+
+    def glob(self, pattern: str) -> Iterator["RemotePath"]:  # type: ignore[override]
+        assert "/" not in pattern and "**" not in pattern, "one level of a folder"
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def below(self) -> list[tuple["RemotePath", Status]]:
+        """All objects below, sorted, with what the store says of them."""
+        try:
+            found = self.ask("find", detail=True)
+        except FileNotFoundError:
+            return []
+        return [
+            (self._named(name), _status(info))
+            for name, info in sorted(found.items())
+            if not name.endswith("/")
+        ]
+
+    def _matches(self) -> list[Path]:
+        names = self.ask("glob", detail=True)
+        return sorted(self._named(name) for name, info in names.items() if info["type"] == "file")
+
+    def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """A stream to read, in ranges as they are asked for."""
+        assert mode in ("r", "rb"), "places in a store are written by `atomic`"
+        binary = io.BufferedReader(_Ranges(self), BUFFER_BYTES)
+        return binary if mode == "rb" else io.TextIOWrapper(binary, **kwargs)
+
+    def read_bytes(self) -> bytes:
+        content: bytes = self.ask("cat_file")
+        return content
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # type: ignore[override]
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def upload(self, file: Path) -> Status:
+        """Puts a local file there: it appears when the last byte has arrived.
+
+        Raises StoreFailed if what has arrived is not as long.
+        """
+        from vlmill.schemas.files.remote_lock import require_held
+
+        require_held(self.url)
+        size = file.stat().st_size
+        asked_to_write(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
+        status: Status = self.stat()
+        if status.st_size != size:
+            raise StoreFailed(f"{self.url}: {status.st_size} of {size} bytes have arrived; try again")
+        return status
+
+    def download(self, file: Path) -> None:
+        """Fetches the object into a local file.
+
+        Raises StoreFailed if it does not arrive as long as the store says.
+        """
+        size = self.stat().st_size
+
+        def request() -> None:
+            filesystem(self.url).get_file(self.url, str(file))
+            if (arrived := file.stat().st_size) != size:
+                raise ConnectionError(f"{arrived} of {size} bytes have arrived")
+
+        asked(self.url, request)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            self.ask("rm_file")
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def remove_all(self) -> None:
+        """Deletes all that lies below, if anything does."""
+        for path, _ in self.below():
+            path.unlink(missing_ok=True)
+
+    def abort_uploads(self) -> list[Path]:
+        """Ends uploads in parts below, which a kill has left: S3 keeps and bills their parts.
+
+        Cloud Storage forgets them after a week.
+        """
+        if scheme_of(self.url) != "s3":
+            return []
+        bucket, _, key = str(self._key).partition("/")
+
+        def ask(method: str, **about: str) -> Any:
+            return asked(
+                self.url, lambda: filesystem(self.url).call_s3(method, Bucket=bucket, **about)
+            )
+
+        listed = ask("list_multipart_uploads", Prefix=f"{key}/").get("Uploads", [])
+        for upload in listed:
+            ask("abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"])
+        return [self._at(f"{bucket}/{upload['Key']}") for upload in listed]
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing: a folder is there as soon as something lies in it."""
+
+
+def _status(info: dict[str, Any]) -> Status:
+    written = info.get("LastModified") or info.get("mtime") or info.get("updated")
+    if isinstance(written, str):
+        written = datetime.fromisoformat(written)
+    stamp = written.timestamp() if isinstance(written, datetime) else float(written or 0)
+    size = int(info["size"] or 0)
+    version = info.get("ETag") or info.get("generation") or info.get("etag") or f"{stamp}"
+    return Status(st_size=size, st_mtime=stamp, version=f"{version} {size}")
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a file: each read is a request for its range."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._at = path, 0
+        self._size: int = path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(22, "a place before the file", str(self._path))
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        content = asked(self._path.url, lambda: self._range(end))
+        buffer[: len(content)] = content
+        self._at = end
+        return len(content)
+
+    def _range(self, end: int) -> bytes:
+        content: bytes = filesystem(self._path.url).cat_file(
+            self._path.url, start=self._at, end=end
+        )
+        if len(content) != end - self._at:
+            raise ConnectionError(f"{len(content)} of {end - self._at} bytes have arrived")
+        return content

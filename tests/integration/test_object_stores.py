@@ -1,0 +1,109 @@
+"""Jobs from a store to a store give the rows that they give on a disk, also when they are killed.
+
+A job is killed once so many objects lie in its output; the long tests try every number up to 20.
+"""
+
+import importlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.test_kills import command_of, content, inputs, start
+from tests.object_stores import download_folder, names_below, upload_folder
+
+from vlmill.schemas.files.manifest import verify_folder
+from vlmill.schemas.files.mirror import LISTING
+
+pytestmark = pytest.mark.slow
+__all__ = ["inputs"]  # the fixture of that module
+# How many objects a job has left when it is killed: its lock and its plan come first.
+KILLED_AT = {
+    "web_pairs": 14,
+    "hard_negatives": 8,
+    "nearest_pictures": 4,
+    "manifest": 3,
+    "regions": 5,
+    "extract": 5,
+    "pretrain": 9,
+}
+# Where a command's function lies, if not in the `main` of its folder's `command`.
+FUNCTIONS = {
+    "vlmill.extract.cli": ("vlmill.extract.cli", "command"),
+    "vlmill.train.cli": ("vlmill.train.cli", "main"),
+    "vlmill.pipelines.manifest": ("vlmill.pipelines.manifest.job", "main"),
+}
+
+
+@pytest.fixture(scope="module")
+def on_disk(
+    inputs: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Path]:
+    """The output of each job's run on a disk."""
+    folders: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name) / "whole"
+            assert run(command_of(name, inputs), folders[name]) == 0
+        return folders[name]
+
+    return of
+
+
+def run(command: list[str], output: object, *flags: str) -> int:
+    """Runs a job's command in this process; gives its exit status."""
+    module, function = FUNCTIONS.get(command[2], (f"{command[2]}.command", "main"))
+    run_it = getattr(importlib.import_module(module), function)
+    status: int = run_it([*command[3:], "--output", str(output), *flags])
+    return status
+
+
+def kill_at(objects: int, command: list[str], output: str) -> None:
+    """Kills a job once so many objects lie in its output, unless it has ended before."""
+    process = start(command, output)  # type: ignore[arg-type]
+    while process.poll() is None and len(names_below(output)) < objects:
+        pass
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def rows(folder: Path) -> dict[str, Any]:
+    """What a run has left; of tables the rows, as their files name the place of their inputs."""
+    return {
+        name: pq.read_table(folder / name).to_pylist() if name.endswith(".parquet") else value
+        for name, value in content(folder).items()
+        if name != LISTING
+    }
+
+
+def moments() -> list[Any]:
+    few = [(name, number) for name, number in KILLED_AT.items()]
+    more = [(name, number) for name in KILLED_AT for number in range(1, 21)]
+    return [*few, *(pytest.param(*one, marks=pytest.mark.long) for one in more if one not in few)]
+
+
+@pytest.mark.parametrize(("name", "objects"), moments())
+def test_a_killed_job_in_a_store_ends_with_the_rows_of_one_on_a_disk(
+    name: str,
+    objects: int,
+    inputs: Path,  # noqa: F811
+    on_disk: Callable[[str], Path],
+    bucket: str,
+    tmp_path: Path,
+) -> None:
+    whole = on_disk(name)
+    upload_folder(inputs, f"{bucket}/in")
+    command = [part.replace(str(inputs), f"{bucket}/in") for part in command_of(name, inputs)]
+    output = f"{bucket}/out"
+    kill_at(objects, command, output)
+    assert run(command, output, "--lock-seconds", "0") == 0
+    assert rows(download_folder(output, tmp_path / "out")) == rows(whole)
+    assert verify_folder(output) == []
+    assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))

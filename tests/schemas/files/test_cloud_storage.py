@@ -1,0 +1,53 @@
+"""Places in Cloud Storage, on an emulator: the layer, the lock, and one job from end to end."""
+
+from pathlib import Path
+
+import pytest
+from tests.factories import Tables
+from tests.object_stores import download_folder, names_below, rows_of, upload_folder
+
+from vlmill.pipelines.hard_negatives.command import main as hard_negatives
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_text
+from vlmill.schemas.files.lock import LOCK, locked
+from vlmill.schemas.files.remote import matches, path_of
+
+
+def test_files_come_and_go(gs_bucket: str) -> None:
+    path = path_of(f"{gs_bucket}/a/b.txt")
+    write_text(path, "one")
+    assert path.read_text() == "one"
+    assert (path.stat().st_size, path.parent.is_dir()) == (3, True)
+    with path.open("rb") as file:
+        file.seek(1)
+        assert file.read() == b"ne"
+    version = path.stat().version  # type: ignore[attr-defined]
+    write_text(path, "two")
+    assert path.stat().version != version  # type: ignore[attr-defined]
+    assert [str(p) for p in matches(f"{gs_bucket}/a/*.txt")] == [str(path)]
+    path.unlink()
+    assert names_below(gs_bucket) == []
+    with pytest.raises(InputError, match="there is no bucket vlmill-nowhere"):
+        write_text(path_of("gs://vlmill-nowhere/x"), "x")
+
+
+def test_one_run_at_a_time(gs_bucket: str, capfd: pytest.CaptureFixture[str]) -> None:
+    output = f"{gs_bucket}/run"
+    with locked(output, seconds=1e6):
+        with pytest.raises(InputError, match="is being written by process"), locked(output):
+            pass
+        (path_of(output) / LOCK).read_text()
+        with locked(output, seconds=-1):
+            assert "took over the lock" in capfd.readouterr().err
+    assert names_below(gs_bucket) == []
+
+
+@pytest.mark.slow
+def test_hard_negatives_has_the_rows_of_a_run_on_a_disk(gs_bucket: str, tmp_path: Path) -> None:
+    Tables(tmp_path / "in").write(24)
+    url = upload_folder(tmp_path / "in", f"{gs_bucket}/in")
+    for base, output in ((tmp_path / "in", tmp_path / "out"), (url, f"{gs_bucket}/out")):
+        assert hard_negatives(["--pairs", f"{base}/pairs", "--output", str(output)]) == 0
+    copied = download_folder(f"{gs_bucket}/out", tmp_path / "copied")
+    assert rows_of(copied) == rows_of(tmp_path / "out")
+    assert {p.name for p in copied.iterdir()} == {p.name for p in (tmp_path / "out").iterdir()}

@@ -1,0 +1,91 @@
+"""The lock of an output in a store: one run at a time, and a killed one's is taken over."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.object_stores import environment, names_below
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_text
+from vlmill.schemas.files.lock import LOCK, locked
+from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.files.remote_lock import _held, require_held
+
+
+def test_a_second_run_is_refused_and_told_who_is_at_work(bucket: str) -> None:
+    output = f"{bucket}/run"
+    with locked(output):
+        holder = json.loads((path_of(output) / LOCK).read_text())
+        assert {"pid", "host", "since", "renewed", "command"} <= holder.keys()
+        with (
+            pytest.raises(InputError, match=rf"--output {output} is being written by process \d+"),
+            locked(output),
+        ):
+            pass
+        with locked(f"{bucket}/other"):
+            pass
+    assert names_below(bucket) == []
+    with locked(output):
+        pass
+
+
+def test_the_lock_beside_an_output_has_its_name(bucket: str) -> None:
+    with locked(f"{bucket}/a/whole", beside=True, flag="--to"):
+        assert names_below(bucket) == [f"a/{LOCK}-whole"]
+
+
+def test_the_lock_of_a_killed_run_is_taken_over(
+    bucket: str, s3: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = f"{bucket}/run"
+    code = (
+        "import os, sys; from vlmill.schemas.files.lock import locked\n"
+        "with locked(sys.argv[1]): os._exit(9)"
+    )
+    command = [sys.executable, "-c", code, output]
+    assert subprocess.run(command, env=environment(s3), check=False).returncode == 9
+    with pytest.raises(InputError, match="its lock was renewed"), locked(output):
+        pass
+    with locked(output, seconds=0):
+        assert "took over the lock of process" in capfd.readouterr().err
+    assert names_below(bucket) == []
+
+
+def test_who_has_lost_the_lock_writes_no_more(
+    bucket: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = f"{bucket}/run"
+    with locked(output, seconds=1e6):
+        first = _held.pop(output)  # as in another process
+        with locked(output, seconds=0):
+            _held[output], second = first, _held[output]
+            first._renew()
+            with pytest.raises(OSError, match="has taken over this output; this run writes no"):
+                write_text(path_of(output) / "x", "x")
+            require_held(f"{bucket}/running/x")
+            _held[output] = second
+            write_text(path_of(output) / "y", "y")
+        _held[output] = first
+    assert names_below(bucket) == ["run/y"]
+    assert "has taken over" in capfd.readouterr().err
+
+
+def test_a_process_that_was_stopped_for_long_asks_before_it_writes(bucket: str) -> None:
+    output = f"{bucket}/run"
+    with locked(output, seconds=1e6):
+        lock, version = _held[output], _held[output].version
+        lock.renewed -= 6e5
+        write_text(path_of(output) / "x", "x")
+        assert lock.version != version
+
+
+def test_a_lock_is_renewed(bucket: str) -> None:
+    output = f"{bucket}/run"
+    with locked(output, seconds=1e6):
+        before = (path_of(output) / LOCK).read_text()
+        _held[output]._renew()
+        after = (path_of(output) / LOCK).read_text()
+    assert before != after
+    assert json.loads(before)["id"] == json.loads(after)["id"]
