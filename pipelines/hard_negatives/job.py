@@ -39,7 +39,7 @@ from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, write_json
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, remove_leftovers, write_json
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
@@ -216,6 +216,7 @@ def _finish(
     write_report(plan.output, folder, findings, funnel, plan.settings, names, images)
     shards = [describe_shard(plan.output / name, NEGATIVES.name) for name in names]
     vocabulary = describe_shard(plan.output / shard_name(VOCABULARY, 0, 1), VOCABULARY.name)
+    remove_leftovers(plan.output)  # of workers that were killed while the run went on with others
     write_manifest(
         plan.output,
         [*shards, vocabulary, rejects],

@@ -51,7 +51,7 @@ from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.digests import file_input, path_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
@@ -280,8 +280,15 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     write_json(output / "metrics.json", {"archives": len(archives), **groups})
     write_report(job, funnel, {**settings, "archives": len(archives)}, groups, written)
     settings = {**settings, "archives": archives}
+    remove_killed(job)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_joins(job)
+
+
+def remove_killed(job: Job) -> None:
+    """Removes what workers left that were killed while the run went on with others."""
+    for folder in (job.mined, Path(job.output)):
+        remove_leftovers(folder)
 
 
 def remove_joins(job: Job) -> None:

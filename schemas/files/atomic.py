@@ -88,5 +88,5 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
     """Deletes what killed writers left under temporary names in ``folder``; returns it."""
     leftovers = sorted(Path(folder).glob(f"{TEMPORARY_PREFIX}*"))
     for path in leftovers:
-        path.unlink()
+        path.unlink(missing_ok=True)  # its writer may be a killed worker's last moment
     return leftovers

@@ -39,13 +39,15 @@ class Inputs:
         return [sys.executable, "-m", f"vlmill.pipelines.{job}", *words]
 
 
-def write_inputs(folder: Path) -> Inputs:
+def write_inputs(
+    folder: Path, *, archives: int = ARCHIVES, pages: int = PAGES, captions: int = CAPTIONS
+) -> Inputs:
     """Archives of pages with a picture each, captions and pictures."""
-    for number in range(ARCHIVES):
-        first = number * PAGES
-        records = [record for k in range(first, first + PAGES) for record in responses(k)]
+    for number in range(archives):
+        first = number * pages
+        records = [record for k in range(first, first + pages) for record in responses(k)]
         write_archive(folder / f"{number}.warc.gz", records)
-    rows = [(f"picture-{k}", f"{caption(k % 560)} of {PLACES[k % 7]} {k}") for k in range(CAPTIONS)]
+    rows = [(f"picture-{k}", f"{caption(k % 560)} of {PLACES[k % 7]} {k}") for k in range(captions)]
     Tables(folder).write_pairs(rows)
     write_photographs(folder / "images", PICTURES, cut=[3])
     return Inputs(folder=folder)
