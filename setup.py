@@ -54,6 +54,9 @@ EXTRAS = {
     "gcp": ["apache-beam[gcp]>=2.70"],
     "test": [
         "beartype>=0.20",
+        # The graphs of Dataflow's jobs, translated without a network.
+        "google-cloud-dataflow-client>=0.13",
+        "google-cloud-storage>=2.18",
         "hypothesis>=6.120",
         "mlflow-skinny>=3.1",
         "mypy>=1.15",
@@ -86,6 +89,7 @@ setup(
         "console_scripts": [
             "extract-rois = vlmill.extract.cli:main",
             "train-vl = vlmill.train.cli:main",
+            "vlmill-flink-worker = vlmill.pipelines.launch.flink_worker:main",
         ]
     },
     packages=[

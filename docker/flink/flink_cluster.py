@@ -233,7 +233,9 @@ def main() -> int:
         jar = job_server_jar()
         with running(jar, task_managers=args.task_managers, port=args.port) as cluster:
             print(f"--flink_master={cluster.address} --flink_job_server_jar={jar}")
-            print(f"pages: http://{cluster.address}; logs: {cluster.logs}; Ctrl-C ends it", flush=True)
+            print(
+                f"pages: http://{cluster.address}; logs: {cluster.logs}; Ctrl-C ends it", flush=True
+            )
             signal.pause()
     except (Missing, OSError) as error:
         print(f"failed: {error}", file=sys.stderr)

@@ -78,7 +78,9 @@ def build(jar: Path) -> None:
     """Builds the jar with a repository of its own, which goes again."""
     jar.parent.mkdir(parents=True, exist_ok=True)
     repository = jar.parent / f"maven-{os.getpid()}"
-    print("Maven builds the jar of Flink's job server (196 MB, minutes)", file=sys.stderr, flush=True)
+    print(
+        "Maven builds the jar of Flink's job server (196 MB, minutes)", file=sys.stderr, flush=True
+    )
     command = ["mvn", "-B", "-C", "-f", str(POM), f"-Dmaven.repo.local={repository}", "package"]
     try:
         said, status = run_bounded(command, BUILD_S)

@@ -35,6 +35,7 @@ from vlmill.pipelines.hard_negatives.report import look, write_report
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.hard_negatives.vectors import CountWords, WriteVocabulary, load_bags
+from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
@@ -83,6 +84,7 @@ def run(
 ) -> int:
     """Searches what no finished block or shard holds, and writes the manifest."""
     options = beam_options(beam_flags)
+    require_for_dataflow(options, {"--pairs": args.pairs, "--output": str(args.output)})
     source.require()
     if args.dry_run:
         rate = measure(source, rules)

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="vlmill-flink-worker",
         description="Starts a Python worker. Flink's task managers call it, nobody else does: give "
         'its path to a job with --environment_type=PROCESS --environment_config=\'{"command": '
-        "\"/venv/bin/vlmill-flink-worker\"}'.",
+        '"/venv/bin/vlmill-flink-worker"}\'.',
         allow_abbrev=False,
     )
     parser.add_argument("--id", required=True, help="name of the worker")

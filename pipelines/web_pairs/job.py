@@ -22,6 +22,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
+from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
@@ -162,6 +163,7 @@ def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
     options = beam_options(beam_flags)
+    require_for_dataflow(options, {"--warc": args.warc, "--output": str(args.output)})
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
     archives = find_archives(args.warc)

@@ -109,9 +109,7 @@ def unpickled(folders: dict[str, list[Path]]) -> dict[str, list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_job_graph_names_image_and_pipeline(
-    name: str, folders: dict[str, list[Path]]
-) -> None:
+def test_the_job_graph_names_image_and_pipeline(name: str, folders: dict[str, list[Path]]) -> None:
     assert folders[name]
     for folder in folders[name]:
         graph = json.loads((folder / "job.json").read_text(encoding="utf-8"))

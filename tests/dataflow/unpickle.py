@@ -56,7 +56,9 @@ def main() -> None:
             unpack = zlib.decompress if by_zlib else bz2.decompress
             pickled = unpack(base64.b64decode(payload))
             paths |= {match.decode() for match in PATH.findall(pickled)}
-        print(json.dumps({"steps": len(names), "names": sorted(set(names)), "paths": sorted(paths)}))
+        print(
+            json.dumps({"steps": len(names), "names": sorted(set(names)), "paths": sorted(paths)})
+        )
 
 
 if __name__ == "__main__":
