@@ -13,10 +13,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast test-long lint types format bench bench-full bench-long gpu-check image clean
+.PHONY: help install demo test test-fast test-long lint types format test-flink test-flink-short bench bench-full bench-long gpu-check image clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 install: $(READY) ## make .venv with everything that the other commands need
 
@@ -63,6 +63,15 @@ format: $(READY) ## let ruff format and sort
 test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind, and the tests marked long (hours)
 	$(TEST) --long --kills 50 --mutations 1000 tests/integration/test_kills.py tests/integration/test_mutations.py
 	$(TEST) --long -m long
+
+# -rs says why where there is no Java, Maven or way to its registry: all is SKIPPED then.
+FLINK = $(BIN)/python -m pytest -q -rs --flink tests/flink
+
+test-flink: $(READY) ## the jobs on a Flink cluster of this machine, through kills (needs Java 17 and Maven)
+	$(FLINK) --long
+
+test-flink-short: $(READY) ## web_pairs there, through one kill
+	$(FLINK)
 
 BENCHMARKS := world extract loader models hard_negatives nearest_pictures learning web_pairs
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \

@@ -65,6 +65,9 @@ EXTRAS = {
         "flask>=3.0",
         "flask-cors>=5.0",
         "gcp-storage-emulator>=2024.8",
+        # The graphs of Dataflow's jobs, translated without a network.
+        "google-cloud-dataflow-client>=0.13",
+        "google-cloud-storage>=2.18",
         "hypothesis>=6.120",
         "mlflow-skinny>=3.1",
         "moto[s3]>=5.1",
@@ -98,6 +101,7 @@ setup(
         "console_scripts": [
             "extract-rois = vlmill.extract.cli:main",
             "train-vl = vlmill.train.cli:main",
+            "vlmill-flink-worker = vlmill.pipelines.launch.flink_worker:main",
         ]
     },
     packages=[

@@ -29,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     rest = "also the tests marked long, which try more of what the others have tried"
     parser.getgroup("vlmill").addoption("--long", action="store_true", help=rest)
+    flink = "also the tests marked flink, on a cluster of this machine (make test-flink)"
+    parser.getgroup("vlmill").addoption("--flink", action="store_true", help=flink)
     group = parser.getgroup("parity", "recordings of the published systems (tests/parity)")
     group.addoption("--golden", type=Path, metavar="DIR", help=f"recordings (default: {GOLDEN})")
     about = "of the recordings; several add up (default: every part built)"
@@ -42,13 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without ``--long``, deselects what is marked ``long``."""
-    if config.getoption("--long"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    """Without ``--long`` and ``--flink``, deselects what is marked ``long`` and ``flink``."""
+    unasked = [mark for mark in ("long", "flink") if not config.getoption(f"--{mark}")]
+    left_out = [item for item in items if any(item.get_closest_marker(m) for m in unasked)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

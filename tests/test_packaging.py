@@ -33,7 +33,7 @@ def test_no_requirement_holds_another_ones_module() -> None:
 
 def test_console_scripts_load() -> None:
     ours = [s for s in entry_points(group="console_scripts") if s.value.startswith("vlmill.")]
-    assert {s.name for s in ours} == {"extract-rois", "train-vl"}
+    assert {s.name for s in ours} == {"extract-rois", "train-vl", "vlmill-flink-worker"}
     assert all(callable(s.load()) for s in ours)
 
 

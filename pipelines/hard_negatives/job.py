@@ -42,11 +42,17 @@ from vlmill.pipelines.hard_negatives.vectors import (
     load_bags,
 )
 from vlmill.pipelines.launch.local import workers_of
+from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, has_folder, write_json
+from vlmill.schemas.files.atomic import (
+    TEMPORARY_PREFIX,
+    has_folder,
+    remove_leftovers,
+    write_json,
+)
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
@@ -92,6 +98,7 @@ def run(
 ) -> int:
     """Searches what no finished block or shard holds, and writes the manifest."""
     options = beam_options(beam_flags)
+    require_for_dataflow(options, {"--pairs": args.pairs, "--output": str(args.output)})
     source.require()
     if args.dry_run:
         rate = measure(source, rules)
@@ -238,6 +245,7 @@ def _finish(
     write_report(plan.output, folder, findings, funnel, plan.settings, names, images)
     shards = [describe_shard(plan.output / name, NEGATIVES.name) for name in names]
     vocabulary = describe_shard(plan.output / shard_name(VOCABULARY, 0, 1), VOCABULARY.name)
+    remove_leftovers(plan.output)  # of workers that were killed while the run went on with others
     write_manifest(
         plan.output,
         [*shards, vocabulary, rejects],

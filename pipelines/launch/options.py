@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
+from vlmill.pipelines.launch.failures import worker_error
 from vlmill.pipelines.launch.loading import unknown_flag
 from vlmill.schemas.errors import InputError, StoreFailed
 
@@ -38,7 +39,7 @@ def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
 
     What the operating system or a user's input did to a step is raised as it was, and not as the
     RuntimeError that Beam makes of it: a full disk is one line and not a hundred. The traceback
-    that Beam logs of it first is dropped.
+    that Beam logs of it first is dropped. Of a worker elsewhere it is what the runner hands on.
     """
     log = logging.getLogger("apache_beam.runners.common")
     log.addFilter(_is_no_answered_error)
@@ -49,6 +50,8 @@ def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
         cause = error.__cause__ or error.__context__
         if isinstance(cause, ANSWERED):
             raise cause from None
+        if (of_worker := worker_error(str(error))) is not None:
+            raise of_worker from None
         raise
     finally:
         log.removeFilter(_is_no_answered_error)

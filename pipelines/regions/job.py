@@ -23,9 +23,11 @@ from vlmill.extract.flags import (
 )
 from vlmill.pipelines.counting.numbers import Numbers, rejects_of, timed
 from vlmill.pipelines.launch.metrics import count_in_beam
+from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.files.atomic import remove_leftovers
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
@@ -82,6 +84,7 @@ class ExtractPart(beam.DoFn):
 def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
     """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
     options = beam_options(beam_flags)
+    require_for_dataflow(options, {"--images": args.images, "--output": str(args.output)})
     config = config_of(args)
 
     from vlmill.extract.pictures.plan import repeats_marked, rows_of
@@ -100,6 +103,8 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
         shards = extract_missing(job, args, options)
+        # Of workers that were killed while the run went on with others.
+        remove_leftovers(job.output)
         write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"

@@ -22,6 +22,7 @@ from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
+from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.local import local_workers, workers_of
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
@@ -54,7 +55,7 @@ from vlmill.pipelines.web_pairs.units import (
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.atomic import remove_leftovers, write_json
 from vlmill.schemas.files.digests import file_input, path_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
@@ -175,6 +176,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     """Runs the job unless its output is there, and says what came out."""
     workers = local_workers(args.workers, beam_flags)
     options = beam_options(beam_flags)
+    require_for_dataflow(options, {"--warc": args.warc, "--output": str(args.output)})
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
     output = path_of(args.output)
@@ -339,8 +341,15 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     write_shown(job, written)
     write_report(output, {**settings, "archives": len(archives)})
     settings = {**settings, "archives": archives}
+    remove_killed(job)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_joins(job)
+
+
+def remove_killed(job: Job) -> None:
+    """Removes what workers left that were killed while the run went on with others."""
+    for folder in (job.mined, Path(job.output)):
+        remove_leftovers(folder)
 
 
 def remove_joins(job: Job) -> None:

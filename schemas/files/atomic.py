@@ -169,5 +169,5 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
         return folder.abort_uploads()
     leftovers = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
     for path in leftovers:
-        path.unlink()
+        path.unlink(missing_ok=True)  # its writer may be a killed worker's last moment
     return leftovers

@@ -1,0 +1,249 @@
+"""A Flink cluster on this machine, for trials and tests: python docker/flink/flink_cluster.py
+
+One job manager and some task managers of one slot each are processes of the jar that is also Beam's
+job server (pom.xml). About 1.4 GB of memory, and a Python worker for each task manager, come to them.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from flink_jar import Missing, job_server_jar
+
+HOST = "127.0.0.1"
+START_S = 120
+STOP_S = 5
+
+# What Java 17 keeps from Flink 1.19 unless it is told.
+OPENED = (
+    *("java.lang", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.lang.reflect"),
+    *("java.text", "java.time", "java.util", "java.util.concurrent"),
+    *("java.util.concurrent.atomic", "java.util.concurrent.locks"),
+)
+JAVA = (
+    # Minutes at most: the second compiler would take more time than it saves.
+    *("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    *("--add-exports=java.base/sun.net.util=ALL-UNNAMED",),
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+)
+JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
+TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+
+
+def configuration(folder: Path, rpc_port: int, rest_port: int, parallelism: int) -> dict[str, str]:
+    """Flink's settings. All sizes of memory are needed, as no script of Flink's computes them.
+
+    A killed worker fails several tasks, and each takes an attempt: ten are two or three kills.
+    """
+    return {
+        "jobmanager.rpc.address": HOST,
+        "jobmanager.rpc.port": str(rpc_port),
+        "jobmanager.bind-host": HOST,
+        "jobmanager.memory.heap.size": "512m",
+        "rest.address": HOST,
+        "rest.bind-address": HOST,
+        "rest.port": str(rest_port),
+        "taskmanager.host": HOST,
+        "taskmanager.bind-host": HOST,
+        "taskmanager.numberOfTaskSlots": "1",
+        "taskmanager.cpu.cores": "1.0",
+        "taskmanager.memory.task.heap.size": "512m",
+        "taskmanager.memory.task.off-heap.size": "0m",
+        "taskmanager.memory.framework.heap.size": "128m",
+        "taskmanager.memory.framework.off-heap.size": "128m",
+        "taskmanager.memory.network.min": "512m",
+        "taskmanager.memory.network.max": "512m",
+        "taskmanager.memory.managed.size": "256m",
+        "taskmanager.memory.jvm-metaspace.size": "256m",
+        "taskmanager.memory.jvm-overhead.min": "128m",
+        "taskmanager.memory.jvm-overhead.max": "128m",
+        "parallelism.default": str(parallelism),
+        "io.tmp.dirs": str(folder / "tmp"),
+        # Its own jar is the jobs': child-first, each job would load 163 MB of classes again.
+        "classloader.resolve-order": "parent-first",
+        "heartbeat.interval": "2000",
+        "heartbeat.timeout": "10000",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "10",
+        "restart-strategy.fixed-delay.delay": "2 s",
+    }
+
+
+class Cluster:
+    """A running cluster, whose files lie in ``folder``; ``stop`` ends every process of it."""
+
+    def __init__(self, jar: Path, folder: Path, *, port: int = 0) -> None:
+        self.jar, self.folder = jar, folder
+        rpc_port, self.port = free_ports(2)
+        self.port = port or self.port
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._settings = configuration(folder, rpc_port, self.port, parallelism=2)
+
+    @property
+    def address(self) -> str:
+        """What ``--flink_master`` takes."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def logs(self) -> Path:
+        """Where each process says what it does."""
+        return self.folder / "logs"
+
+    def start(self, task_managers: int) -> None:
+        """Starts all processes, and waits for them. Raises OSError if they do not come."""
+        (self.folder / "tmp").mkdir(parents=True)
+        self.logs.mkdir()
+        lines = [f"{key}: {value}\n" for key, value in self._settings.items()]
+        (self.folder / "flink-conf.yaml").write_text("".join(lines))
+        self._run("jobmanager", ["-Xmx512m"], JOB_MANAGER, ["--configDir", str(self.folder)])
+        for number in range(task_managers):
+            self.start_task_manager(f"tm{number + 1}")
+        self.await_task_managers(task_managers)
+
+    def start_task_manager(self, name: str) -> None:
+        """Starts one more; one that takes a dead one's place needs a name of its own."""
+        memory = ["-Xmx640m", "-XX:MaxDirectMemorySize=768m"]
+        words = ["--configDir", str(self.folder), "-D", f"taskmanager.resource-id={name}"]
+        self._run(name, memory, TASK_MANAGER, words)
+
+    def start_job_server(self) -> str:
+        """Starts a job server for many jobs; returns what ``--job_endpoint`` takes.
+
+        Without it each job starts its own, which takes seconds.
+        """
+        port, artifacts, expansion = free_ports(3)
+        words = [f"--flink-master={self.address}", f"--job-host={HOST}", f"--job-port={port}"]
+        words += [f"--artifact-port={artifacts}", f"--expansion-port={expansion}"]
+        words += [f"--artifacts-dir={self.folder / 'tmp'}"]
+        self._run("jobserver", ["-Xmx512m"], JOB_SERVER, words)
+        self._await(lambda: _listens(port), "the job server")
+        return f"{HOST}:{port}"
+
+    def await_task_managers(self, number: int) -> None:
+        """Waits until so many have registered. Raises OSError if they do not."""
+        self._await(lambda: self._registered() == number, f"{number} task managers")
+
+    def ask(self, path: str) -> Any:
+        """What the job manager's REST interface answers."""
+        with urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def kill(self, name: str) -> None:
+        """Kills a process as a crash would."""
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """Ends all processes: first asked, then killed."""
+        for process in self.processes.values():
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+            _signal(process, signal.SIGKILL)  # and what it has left: its Python workers
+        self.processes.clear()
+
+    def _registered(self) -> int:
+        try:
+            return int(self.ask("/overview")["taskmanagers"])
+        except OSError:  # it does not listen yet
+            return -1
+
+    def _run(self, name: str, memory: Sequence[str], main: str, words: Sequence[str]) -> None:
+        command = [*JAVA, *memory, "-cp", str(self.jar), main, *words]
+        environment = {**os.environ, "TMPDIR": str(self.folder / "tmp")}
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=environment
+            )
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_S
+        while not condition():
+            dead = [name for name, p in self.processes.items() if p.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                why = f"{dead[0]} has ended" if dead else f"{START_S} s were not enough"
+                raise OSError(f"{what} did not come: {why}; see {self.logs}")
+            time.sleep(0.2)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens at."""
+    sockets = [socket.socket() for _ in range(number)]
+    for each in sockets:
+        each.bind((HOST, 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as each:
+        return each.connect_ex((HOST, port)) == 0
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """Signals the process's whole session, which it leads."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+@contextmanager
+def running(jar: Path, *, task_managers: int = 2, port: int = 0) -> Iterator[Cluster]:
+    """Gives a cluster in a temporary folder; at the end of the block both are gone."""
+    folder = Path(tempfile.mkdtemp(prefix="vlmill-flink-"))
+    cluster = Cluster(jar, folder, port=port)
+    try:
+        cluster.start(task_managers)
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Runs a cluster until it is interrupted; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task-managers", type=int, default=2, metavar="N", help="(2)")
+    parser.add_argument("--port", type=int, default=8081, help="of --flink_master (8081)")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        jar = job_server_jar()
+        with running(jar, task_managers=args.task_managers, port=args.port) as cluster:
+            print(f"--flink_master={cluster.address} --flink_job_server_jar={jar}")
+            print(
+                f"pages: http://{cluster.address}; logs: {cluster.logs}; Ctrl-C ends it", flush=True
+            )
+            signal.pause()
+    except (Missing, OSError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What a worker of another process or machine died of, from the text that its runner hands on.
+
+There is no exception to look at: a cluster gives the worker's traceback as a part of its own.
+"""
+
+import builtins
+import re
+
+MISSING = re.compile(r"^ModuleNotFoundError: No module named '(vlmill[\w.]*)'", re.MULTILINE)
+RAISED = re.compile(r"^(?P<name>[\w.]+): (?P<said>.+)$", re.MULTILINE)
+STEP = re.compile(r" \[while running '(?P<step>.+?)(?:-ptransform-\d+)?'\]\s*$")
+UNSTARTED = re.compile(
+    r"java\.io\.IOException: (?:Cannot run program .*?)?error=\d+, (?P<said>.+)"
+    r"|IllegalStateException: (?P<died>Process died with exit code \d+)"
+)
+INPUT_ERROR = "vlmill.schemas.errors.InputError"
+
+
+def worker_error(text: str) -> OSError | None:
+    """The error of a worker that one line can answer, or None: then the text is what there is."""
+    if missing := MISSING.search(text):
+        return OSError(
+            f"a worker cannot import {missing[1]}: install this version of vlmill, with what it "
+            "needs, where the workers run (docs/clusters.md)"
+        )
+    if unstarted := UNSTARTED.search(text):
+        return OSError(
+            f"a task manager could not start a worker ({unstarted['said'] or unstarted['died']}): "
+            "the command of --environment_config has to run on the host of each (docs/clusters.md)"
+        )
+    for match in RAISED.finditer(text):
+        if _is_answered(match["name"]):
+            step = STEP.search(match["said"])
+            where = f" (on a worker, step {step['step']})" if step else " (on a worker)"
+            return OSError(STEP.sub("", match["said"]) + where)
+    return None
+
+
+def _is_answered(name: str) -> bool:
+    """Whether a class of errors is the operating system's, or a user's mistake."""
+    kind = getattr(builtins, name, None)
+    return name == INPUT_ERROR or (isinstance(kind, type) and issubclass(kind, OSError))

@@ -1,0 +1,86 @@
+"""The command with which a Flink task manager starts a Python worker: vlmill-flink-worker
+
+Beam's own is a program of its container image, and no part of the package. Give the command's path
+as ``--environment_type=PROCESS --environment_config='{"command": "/venv/bin/vlmill-flink-worker"}'``
+(docs/clusters.md). It replaces itself by Beam's worker, so that this dies with its task manager. It
+fetches no files: vlmill has to be installed where it runs.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LOGS = "VLMILL_WORKER_LOGS"
+"""Names a folder in which each worker writes its errors: a task manager throws them away."""
+WAIT_S = 60  # for the task manager to say what is to run
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Becomes the worker that the task manager asks for; does not return."""
+    parser = argparse.ArgumentParser(
+        prog="vlmill-flink-worker",
+        description="Starts a Python worker. Flink's task managers call it, nobody else does: give "
+        'its path to a job with --environment_type=PROCESS --environment_config=\'{"command": '
+        '"/venv/bin/vlmill-flink-worker"}\'.',
+        allow_abbrev=False,
+    )
+    parser.add_argument("--id", required=True, help="name of the worker")
+    parser.add_argument(
+        "--provision_endpoint", required=True, metavar="HOST:PORT", help="who says what is to run"
+    )
+    args, _ = parser.parse_known_args(argv)
+    if folder := os.environ.get(LOGS):
+        log_into(folder)
+    environment = worker_environment(provision(args.provision_endpoint, args.id), args.id)
+    worker = [sys.executable, "-m", "apache_beam.runners.worker.sdk_worker_main"]
+    os.execve(sys.executable, worker, {**os.environ, **environment})
+
+
+def log_into(folder: str) -> None:
+    """Sends what this process writes on its standard outputs into a file of its own."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"worker-{os.uname().nodename}-{os.getpid()}.log")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
+
+
+def provision(endpoint: str, worker_id: str) -> Any:
+    """Asks the task manager what a worker of this name needs to know: a ``ProvisionInfo``."""
+    import grpc
+    from apache_beam.portability.api import (
+        beam_provision_api_pb2,
+        beam_provision_api_pb2_grpc,
+    )
+    from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
+
+    with grpc.insecure_channel(endpoint) as channel:
+        named = grpc.intercept_channel(channel, WorkerIdInterceptor(worker_id))
+        service = beam_provision_api_pb2_grpc.ProvisionServiceStub(named)
+        request = beam_provision_api_pb2.GetProvisionInfoRequest()
+        return service.GetProvisionInfo(request, timeout=WAIT_S).info
+
+
+def worker_environment(info: Any, worker_id: str) -> Mapping[str, str]:
+    """The variables that Beam's worker reads, from a ``ProvisionInfo``."""
+    from apache_beam.portability.api import endpoints_pb2
+    from google.protobuf import json_format, text_format
+
+    environment = {
+        "WORKER_ID": worker_id,
+        "PIPELINE_OPTIONS": json_format.MessageToJson(info.pipeline_options),
+        "RUNNER_CAPABILITIES": " ".join(info.runner_capabilities),
+    }
+    for name in ("logging", "control", "status"):
+        url = getattr(info, f"{name}_endpoint").url
+        if url:
+            service = text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=url))
+            environment[f"{name.upper()}_API_SERVICE_DESCRIPTOR"] = service
+    return environment
+
+
+if __name__ == "__main__":
+    main()

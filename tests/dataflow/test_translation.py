@@ -1,0 +1,129 @@
+"""Each pipeline of each job translates for Dataflow without a network, and its steps unpickle in a
+process that has vlmill alone.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from tests.dataflow.translating import IMAGE, Translation
+
+from vlmill.extract.run.job import Part
+from vlmill.pipelines.hard_negatives import job as negatives
+from vlmill.pipelines.hard_negatives.blocks import BuildPart, SearchBlock, WriteNegatives
+from vlmill.pipelines.hard_negatives.captions import Source, Staged
+from vlmill.pipelines.hard_negatives.kernel import Rules
+from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.launch.options import beam_options
+from vlmill.pipelines.regions import job as regions
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs import job as pairs
+from vlmill.pipelines.web_pairs.units import Archive, Job
+
+ROOT = Path(__file__).parents[2]
+OUTPUT = "gs://bucket/output"
+
+
+def web_pairs() -> None:
+    archives = tuple(Archive(path=f"gs://bucket/{n}.warc.gz", size=1000) for n in range(3))
+    job = Job(output=OUTPUT, archives=archives, shards=2, rules=WebPairRules())
+    pairs.run_beam(job, beam_options([]))
+
+
+def hard_negatives() -> None:
+    plan = negatives.Plan(
+        source=Source(argument="gs://bucket/pairs"),
+        rules=NegativeRules(),
+        output=Path(OUTPUT),
+        settings={"top": 30},
+        shard_captions=1000,
+        parts=3,
+        threads=2,
+        options=beam_options([]),
+    )
+    staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)
+    negatives._count(plan, staged, plan.output / "vocabulary.parquet")
+    plan.apply(range(plan.parts), Index=BuildPart(plan.work, plan.parts))
+    plan.apply([(0, 0)], Search=SearchBlock(plan.work, Rules(30, 1, 2), plan.threads, 30))
+    write = WriteNegatives(plan.work, plan.output, 1, plan.parts, 30, plan.settings)
+    plan.apply([(0, 0, 10)], Write=write)
+
+
+def regions_job() -> None:
+    arguments = argparse.Namespace(output=Path(OUTPUT), images="gs://bucket/images", weights=None)
+    step = regions.ExtractPart(arguments, ("fingerprint",))
+    with regions.run_pipeline(beam_options([])) as pipeline:
+        _ = pipeline | beam.Create([Part(index=0, total=1, pictures=())]) | beam.ParDo(step)
+
+
+JOBS: dict[str, tuple[Callable[[], None], Any, set[str]]] = {
+    "web_pairs": (web_pairs, pairs, {"web_pairs.job.RunUnits"}),
+    "hard_negatives": (
+        hard_negatives,
+        negatives,
+        {
+            *("hard_negatives.vectors.CountWords", "hard_negatives.vectors.WriteVocabulary"),
+            *("hard_negatives.blocks.BuildPart", "hard_negatives.blocks.SearchBlock"),
+            "hard_negatives.blocks.WriteNegatives",
+        },
+    ),
+    "regions": (regions_job, regions, {"regions.job.ExtractPart"}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """What Dataflow would get of each job: a folder for each pipeline."""
+    jobs = {}
+    for name, (build, module, _) in JOBS.items():
+        translation = Translation(tmp_path_factory.mktemp(name))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "run_pipeline", translation)
+            build()
+        jobs[name] = translation.jobs
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def unpickled(folders: dict[str, list[Path]]) -> dict[str, list[dict[str, Any]]]:
+    """What a fresh process finds in each pipeline."""
+    files = [str(folder / "pipeline.pb") for jobs in folders.values() for folder in jobs]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("unpickle.py")), *files],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = iter(done.stdout.splitlines())
+    return {name: [json.loads(next(lines)) for _ in jobs] for name, jobs in folders.items()}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_job_graph_names_image_and_pipeline(name: str, folders: dict[str, list[Path]]) -> None:
+    assert folders[name]
+    for folder in folders[name]:
+        graph = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        (pool,) = graph["environment"]["workerPools"]
+        assert graph["type"] == "JOB_TYPE_BATCH"
+        assert [each["containerImage"] for each in pool["sdkHarnessContainerImages"]] == [IMAGE]
+        assert pool["autoscalingSettings"]["maxNumWorkers"] == 20
+        assert (folder / "pipeline.pb").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_steps_unpickle_in_a_fresh_process_and_name_no_local_path(
+    name: str, unpickled: dict[str, list[dict[str, Any]]]
+) -> None:
+    steps = {step for pipeline in unpickled[name] for step in pipeline["names"]}
+    assert steps >= {f"vlmill.pipelines.{step}" for step in JOBS[name][2]}
+    assert [pipeline["paths"] for pipeline in unpickled[name] if pipeline["paths"]] == []

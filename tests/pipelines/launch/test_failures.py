@@ -1,0 +1,62 @@
+"""What a cluster says of a worker's error becomes the error itself."""
+
+import pytest
+
+from vlmill.pipelines.launch.failures import worker_error
+
+FLINK = """Pipeline BeamApp failed in state FAILED: java.util.concurrent.ExecutionException: \
+java.lang.RuntimeException: Error received from SDK harness for instruction 7: Traceback (most \
+recent call last):
+  File "/venv/apache_beam/runners/worker/sdk_worker.py", line 312, in _execute
+    response = task()
+{error}
+
+\tat org.apache.beam.runners.fnexecution.control.FnApiControlClient.handle(FnApiControlClient.java)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "OSError: [Errno 28] No space left on device: '/x' [while running 'Mine']",
+            "[Errno 28] No space left on device: '/x' (on a worker, step Mine)",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file: 'a' [while running 'Mine-ptransform-56']",
+            "[Errno 2] No such file: 'a' (on a worker, step Mine)",
+        ),
+        (
+            "vlmill.schemas.errors.InputError: --warc x: nothing there",
+            "--warc x: nothing there (on a worker)",
+        ),
+    ],
+)
+def test_an_error_that_one_line_answers(error: str, said: str) -> None:
+    assert str(worker_error(FLINK.format(error=error))) == said
+
+
+def test_a_worker_without_the_package_is_told_how_to_get_it() -> None:
+    text = FLINK.format(error="ModuleNotFoundError: No module named 'vlmill.pipelines'")
+    error = worker_error(text)
+    assert error is not None and str(error).startswith(
+        "a worker cannot import vlmill.pipelines: install this version of vlmill"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("java.io.IOException: error=2, No such file or directory", "No such file or directory"),
+        ('java.io.IOException: Cannot run program "/x": error=13, Permission denied', "Permission"),
+        ("java.lang.IllegalStateException: Process died with exit code 1", "exit code 1"),
+    ],
+)
+def test_a_worker_that_does_not_start_is_told_so(text: str, why: str) -> None:
+    error = worker_error(f"Pipeline BeamApp failed in state FAILED: {text}")
+    assert error is not None and f"could not start a worker ({why}" in str(error)
+
+
+@pytest.mark.parametrize("error", ["ValueError: 3", "ModuleNotFoundError: No module named 'x'"])
+def test_a_bug_stays_what_it_is(error: str) -> None:
+    assert worker_error(FLINK.format(error=error)) is None
