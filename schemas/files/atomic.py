@@ -85,8 +85,11 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
-    """Deletes what killed writers left under temporary names in ``folder``; returns it."""
+    """Deletes the files and folders that killed writers left in ``folder``; returns their paths."""
     leftovers = sorted(Path(folder).glob(f"{TEMPORARY_PREFIX}*"))
     for path in leftovers:
-        path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     return leftovers
