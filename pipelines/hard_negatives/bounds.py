@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from vlmill.pipelines.hard_negatives.arrays import BITS, EXCESS_UNIT, OWN_BITS, UNKNOWN, Array
-from vlmill.pipelines.hard_negatives.compiled import compiled
+from vlmill.pipelines.hard_negatives.compiled import compiled_bare
 
 WIDTH = 16  # postings that fill the widest vector register
 
 
-@compiled
+@compiled_bare
 def bit_of(word: int) -> int:
     """The bit of a word in a signature."""
     if word < OWN_BITS:
@@ -22,7 +22,7 @@ def bit_of(word: int) -> int:
     return OWN_BITS + ((word * 2654435761) >> 8) % (BITS - OWN_BITS)
 
 
-@compiled
+@compiled_bare
 def list_masks(
     bits: Array, bit_mass: Array, first: int, last: int, masks: Array, masses: Array
 ) -> tuple[Any, Any, Any]:
@@ -55,7 +55,7 @@ def list_masks(
     return sizes0, sizes1, sizes2
 
 
-@compiled
+@compiled_bare
 def _add_bits(
     bounds: Array, bits: Array, at: int, width: int, masks: Array, masses: Array, part: int,
     count: int,
@@ -67,7 +67,7 @@ def _add_bits(
             bounds[k] += mass if has else np.float32(0)
 
 
-@compiled
+@compiled_bare
 def list_reaching(
     bits0: Array,
     bits1: Array,

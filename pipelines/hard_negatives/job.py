@@ -2,15 +2,13 @@
 
 Captions are laid out once, cut into words and counted in Beam, and indexed; the index lies on the
 disk as plain arrays that all workers map. Blocks of captions are searched, and shards written. What
-lies in ``_work`` of a killed run is not made again; it goes when the run has finished.
+lies in ``work`` of a killed run is not made again; it goes when the run has finished.
 """
 
 import argparse
 import dataclasses
 import json
-import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,27 +39,20 @@ from vlmill.pipelines.hard_negatives.vectors import (
     cut_chunk,
     load_bags,
 )
-from vlmill.pipelines.launch.local import workers_of
 from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.local import workers_of
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import (
-    TEMPORARY_PREFIX,
-    has_folder,
-    remove_leftovers,
-    write_json,
-)
+from vlmill.schemas.files.atomic import has_folder, remove_leftovers, write_json
 from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import PLAN, State, prepare_output
+from vlmill.schemas.files.outputs import PLAN, WORK, State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.remote import path_of, readable, remove_tree
 from vlmill.schemas.files.shards import describe_shard, shard_name, write_shard
-from vlmill.schemas.rejects import Reason, rejects_said
+from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import NEGATIVES, REJECTS, VOCABULARY
-
-WORK = "_work"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,12 +116,10 @@ def run(
         is_local=not beam_flags,
         options=options,
     )
-    if args.fresh and (plan.output / PLAN).exists():
-        remove_tree(plan.work)
     state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        for leftover in plan.work.glob(f"{TEMPORARY_PREFIX}*"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for folder in (plan.work, plan.work / "words"):
+            remove_leftovers(folder)
         staged = _stage(plan)
         names = _search(plan, staged)
         _finish(plan, staged, names, args.images, [entry])
@@ -234,7 +223,7 @@ def _finish(
     )
     ids = read_arrow(folder / "ids.arrow").column("id").combine_chunks()
     findings = look(plan.output, names, ids, plan.rules.top)
-    counts = reject_reasons(plan.output / rejects.name)
+    counts = dict(sorted(reject_counts(plan.output / rejects.name).items()))
     funnel = [
         {"stage": "captions", "unit": "rows", "in": staged.rows, "out": staged.captions}
         | {"rejects": counts, "without_picture": staged.alone, "unspaced": staged.unspaced},
@@ -253,12 +242,6 @@ def _finish(
         settings=plan.settings,
         inputs=inputs,
     )
-
-
-def reject_reasons(path: Path) -> dict[str, int]:
-    """Counts the reasons of a shard of rejects, in the order of the closed list."""
-    counts = Counter(pq.read_table(readable(path), columns=["reason"]).column(0).to_pylist())
-    return {reason.value: counts[reason.value] for reason in Reason if counts[reason.value]}
 
 
 def _say(plan: Plan, state: State) -> None:

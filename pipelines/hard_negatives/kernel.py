@@ -19,7 +19,7 @@ from vlmill.pipelines.hard_negatives.arrays import (
     Part,
 )
 from vlmill.pipelines.hard_negatives.bounds import bit_of, list_masks, list_reaching
-from vlmill.pipelines.hard_negatives.compiled import compiled
+from vlmill.pipelines.hard_negatives.compiled import compiled, compiled_bare
 from vlmill.pipelines.hard_negatives.scores import Best, Rules, consider, is_below, score_bags
 
 REJECTS = 32  # near duplicates that are tried again for the next query
@@ -116,7 +116,7 @@ def _spread(
     return size, most
 
 
-@compiled
+@compiled_bare
 def _judge(
     bags: Bags,
     rows: Array,
@@ -158,7 +158,7 @@ def _judge(
     return size, num_rejects
 
 
-@compiled
+@compiled_bare
 def _search_one(
     bags: Bags,
     part: Part,
@@ -166,7 +166,9 @@ def _search_one(
     laid: Query,
     scratch: Scratch,
     best: Best,
-    query: int,
+    words: int,
+    most: int,
+    norm2_q: int,
     image: int,
     floor: float,
     num_warm: int,
@@ -177,8 +179,6 @@ def _search_one(
     masks, mask_mass, bounds, passed, places, dots, norms, scores, warm, rejects = scratch
     slots, query_words, query_bits, masses, rest, bit_mass = laid
     best_scores, _, best_places = best
-    words, most = _spread(bags.start, bags.words, bags.counts, bags.weights, query, laid)
-    norm2_q = bags.norm2[query]
     norm_q = np.sqrt(np.float64(norm2_q))
     top = rules.top
     for k in range(num_warm):
@@ -259,6 +259,26 @@ def search(
 
 
 @compiled
+def _find(
+    bags: Bags,
+    part: Part,
+    rules: Rules,
+    laid: Query,
+    scratch: Scratch,
+    best: Best,
+    bag: int,
+    image: int,
+    floor: float,
+    num_warm: int,
+) -> tuple[int, int]:
+    """Lays a bag's words out, and finds its best."""
+    words, most = _spread(bags.start, bags.words, bags.counts, bags.weights, bag, laid)
+    return _search_one(
+        bags, part, rules, laid, scratch, best, words, most, bags.norm2[bag], image, floor, num_warm
+    )
+
+
+@compiled
 def _search_all(
     bags: Bags,
     part: Part,
@@ -281,8 +301,8 @@ def _search_all(
         num_common = -1
         if end - r > 1:
             floor = floors[r - first : end - first].min()
-            num_common, num_warm = _search_one(
-                bags, part, rules, laid, scratch, best, bag, -1, floor, num_warm
+            num_common, num_warm = _find(
+                bags, part, rules, laid, scratch, best, bag, np.int32(-1), floor, num_warm
             )
             common[:num_common] = best.numbers[:num_common]
             common_scores[:num_common] = best.scores[:num_common]
@@ -294,7 +314,7 @@ def _search_all(
                     alone = alone or bags.images[common[k]] == image
             row = member - first
             if alone:
-                size, num_warm = _search_one(
+                size, num_warm = _find(
                     bags, part, rules, laid, scratch, best, bag, image, floors[row], num_warm
                 )
                 numbers[row, :size] = best.numbers[:size]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlmill.pipelines.hard_negatives.arrays import INLINE, WORD_BITS, Array
-from vlmill.pipelines.hard_negatives.compiled import compiled
+from vlmill.pipelines.hard_negatives.compiled import compiled_bare
 
 
 
@@ -25,7 +25,7 @@ class Best(NamedTuple):
     places: Array
 
 
-@compiled
+@compiled_bare
 def is_below(dot: int, norm2_q: int, norm2_d: int, numerator: int, denominator: int) -> bool:
     """Whether dot / sqrt(norm2_q norm2_d) < numerator / denominator, exactly.
 
@@ -39,7 +39,7 @@ def is_below(dot: int, norm2_q: int, norm2_d: int, numerator: int, denominator: 
     return bool(left_low < right_low)
 
 
-@compiled
+@compiled_bare
 def _product(a: int, b: int) -> tuple[Any, Any]:
     """The upper and lower 64 bits of a product of numbers below 2^63."""
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -51,7 +51,7 @@ def _product(a: int, b: int) -> tuple[Any, Any]:
     return a1 * b1 + (middle >> half) + (other >> half), (other << half) | (lowest & low)
 
 
-@compiled
+@compiled_bare
 def score_bags(
     rows: Array,
     long_start: Array,
@@ -97,7 +97,7 @@ def score_bags(
     return num
 
 
-@compiled
+@compiled_bare
 def consider(
     member_start: Array,
     members: Array,
@@ -130,7 +130,7 @@ def consider(
     return size
 
 
-@compiled
+@compiled_bare
 def _enter(best: Best, size: int, top: int, score: float, number: int, place: int) -> int:
     """Puts a caption among the ``size`` best unless it is there: how many are they then.
 

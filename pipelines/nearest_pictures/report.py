@@ -22,7 +22,6 @@ from vlmill.schemas.console.report import (
 )
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.files.remote import is_remote
-from vlmill.schemas.rejects import reason_counts
 from vlmill.schemas.tables import NEIGHBOURS
 
 SHOWN, NEAREST_SHOWN = 50, 5
@@ -46,7 +45,7 @@ def write_report(
         histogram(nearest, title="To the nearest picture", x_label="distance"),
         histogram(farthest, title="To the last one of the list", x_label="distance"),
     ]
-    rejected = [[word.split()[1], word.split()[0]] for word in _words(rejects)]
+    rejected = sorted(rejects.items(), key=lambda one: -one[1])
     sections = [
         Section(
             title="Distances",
@@ -68,11 +67,6 @@ def write_report(
         sections,
         subtitle=f"{num_pictures} pictures",
     )
-
-
-def _words(rejects: Mapping[str, int]) -> list[str]:
-    said = reason_counts(rejects)
-    return said.split(", ") if said else []
 
 
 def samples(folder: Path, num_pictures: int) -> tuple[list[Row], list[float], list[float]]:

@@ -160,7 +160,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def remove_leftovers(folder: str | Path) -> list[Path]:
-    """Deletes what killed writers left under temporary names in ``folder``; returns it.
+    """Deletes the files and folders that killed writers left in ``folder``; returns their paths.
 
     In a store that is parts of uploads which nobody has finished, if the store keeps any.
     """
@@ -169,5 +169,8 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
         return folder.abort_uploads()
     leftovers = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
     for path in leftovers:
-        path.unlink(missing_ok=True)  # its writer may be a killed worker's last moment
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)  # its writer may be a killed worker's last moment
     return leftovers

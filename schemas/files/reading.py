@@ -135,9 +135,9 @@ def read_table(
     return pa.Table.from_batches([b.cast(schema) for b in batches], schema=schema)
 
 
-def reject_counts(folder: str | Path) -> Counter[str]:
-    """Counts the reasons of a finished output's rejects."""
+def reject_counts(argument: str | Path) -> Counter[str]:
+    """Counts the reasons of a table of rejects: a finished output, or a shard."""
     counts: Counter[str] = Counter()
-    for batch in iter_batches(folder, REJECTS, columns=["reason"], batch_rows=65_536):
+    for batch in iter_batches(argument, REJECTS, columns=["reason"], batch_rows=65_536):
         counts.update(batch.column(0).to_pylist())
     return counts

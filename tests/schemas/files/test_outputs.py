@@ -50,11 +50,13 @@ def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
         prepare_output(tmp_path / "mine" / "thesis.tex", job="j", settings={})
 
 
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["atomic_path", "atomic_folder"])
+def test_leftovers_of_a_killed_writer_are_removed(kind: str, tmp_path: Path) -> None:
     script = (
-        "import os, sys; from vlmill.schemas.files.atomic import atomic_path\n"
-        "with atomic_path(sys.argv[1]) as path:\n"
-        "    path.write_text('half'); os.kill(os.getpid(), 9)\n"
+        f"import os, sys; from vlmill.schemas.files.atomic import {kind}\n"
+        f"with {kind}(sys.argv[1]) as path:\n"
+        "    (path / 'a' if path.is_dir() else path).write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.json")])
     assert killed.returncode == -9
