@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -189,7 +190,7 @@ async def run(log: TextIO | None, num_hosts: int) -> None:
     web = Web(make_site(port, num_hosts), log)
     loop = asyncio.get_running_loop()
     for host, one in enumerate(sockets):
-        await loop.create_server(lambda host=host: Connection(web, host), sock=one)
+        await loop.create_server(partial(Connection, web, host), sock=one)
     print(port, flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 

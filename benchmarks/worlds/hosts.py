@@ -21,7 +21,8 @@ FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "SVG", "AVIF")
 TYPES = {"SVG": "image/svg+xml"}
 LOOKS = 3
 FIRST = 11  # the first host is 127.0.0.11
-HTML = "text/html; charset=utf-8"
+NO_HEADERS: Mapping[str, str] = {}
+PAGE = {"Content-Type": "text/html; charset=utf-8"}
 GIANT = 10 << 30  # bytes that a body claims to have
 
 Then = Literal["keep", "close", "reset", "drip", "endless", "silent"]
@@ -111,24 +112,24 @@ def make_site(port: int, num_hosts: int = 50) -> Site:
 def response(
     body: bytes = b"",
     status: str = "200 OK",
-    then: Then = "keep",
     *,
+    then: Then = "keep",
     length: int | None = None,
-    **headers: str,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> Reply:
-    """A response with its length; ``content_type`` stands for Content-Type."""
+    """A response with its length, or another one that it claims."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     return Reply(sent="\r\n".join([*lines, "", ""]).encode("latin-1") + body, then=then)
 
 
 def redirect(target: str, status: str = "302 Found") -> Reply:
     """A redirect to ``target``, a URL or a path."""
-    return response(status=status, Location=target)
+    return response(status=status, headers={"Location": target})
 
 
 def picture(kind: str = "JPEG", seed: int = 0) -> bytes:
-    """A picture of 160 x 120 pixels; of each format there are ``LOOKS``, each seed's bytes differ."""
+    """A picture of 160 x 120 pixels, one of ``LOOKS``; each seed has bytes of its own."""
     if kind == "SVG":
         return f'<svg xmlns="http://www.w3.org/2000/svg"><text>{seed}</text></svg>'.encode()
     if kind == "AVIF" and features.check("avif"):
@@ -146,10 +147,10 @@ def _encoded(kind: str, look: int) -> bytes:
     return out.getvalue()
 
 
-def shown(kind: str = "JPEG", seed: int = 0, **headers: str) -> Reply:
+def shown(kind: str = "JPEG", seed: int = 0, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
     """The response with a picture; it has a validator."""
-    headers = {"content_type": TYPES.get(kind, f"image/{kind.lower()}"), **headers}
-    return response(picture(kind, seed), ETag=f'"{kind}-{seed}"', **headers)
+    named = {"Content-Type": TYPES.get(kind, f"image/{kind.lower()}"), "ETag": f'"{kind}-{seed}"'}
+    return response(picture(kind, seed), headers={**named, **headers})
 
 
 def page(pictures: Sequence[str], head: str = "", text: str = "A picture of the harbour") -> bytes:
@@ -163,9 +164,9 @@ def page(pictures: Sequence[str], head: str = "", text: str = "A picture of the 
     return f"{start}<p>We walked along the coast.</p>{figures}</article></html>".encode()
 
 
-def robots(site: Site, host: int, text: str, **headers: str) -> None:
+def robots(site: Site, host: int, text: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
     """Gives a host a robots.txt."""
-    site.replies[host, "/robots.txt"] = [response(text.encode(), **headers)]
+    site.replies[host, "/robots.txt"] = [response(text.encode(), headers=headers)]
 
 
 # The kinds of hosts. Each function makes one.
@@ -174,7 +175,7 @@ def robots(site: Site, host: int, text: str, **headers: str) -> None:
 def plain(site: Site, host: int) -> None:
     """A page with a picture of every format, and one picture that is listed itself."""
     paths = [f"/p/{host}-{at}.{kind.lower()}" for at, kind in enumerate(FORMATS)]
-    index = site.add(host, "/index.html", FETCHED, response(page(paths), content_type=HTML))
+    index = site.add(host, "/index.html", FETCHED, response(page(paths), headers=PAGE))
     for at, (path, kind) in enumerate(zip(paths, FORMATS, strict=True)):
         site.add(host, path, FETCHED, shown(kind, 100 * host + at), referrer=index)
     site.add(host, "/listed.jpg", FETCHED, shown(seed=100 * host + 50))
@@ -203,7 +204,7 @@ def robots_mixed(site: Site, host: int) -> None:
     """A folder is closed, one file in it is not; the longer rule wins."""
     robots(site, host, "User-agent: *\nDisallow: /private\nAllow: /private/open.jpg\n")
     paths = ["/private/a.jpg", "/private/open.jpg", "/b.jpg"]
-    index = site.add(host, "/", FETCHED, response(page(paths), content_type=HTML))
+    index = site.add(host, "/", FETCHED, response(page(paths), headers=PAGE))
     for path, outcome in zip(paths, ("robots", FETCHED, FETCHED), strict=True):
         site.add(host, path, outcome, shown(seed=host), referrer=index)
 
@@ -263,7 +264,7 @@ def robots_huge(site: Site, host: int) -> None:
 
 def robots_no_text(site: Site, host: int) -> None:
     """A page stands where robots.txt should: no rules."""
-    robots(site, host, "<!doctype html><html><body>Not found</body></html>", content_type=HTML)
+    robots(site, host, "<!doctype html><html><body>Not found</body></html>", headers=PAGE)
     site.add(host, "/a.jpg", FETCHED, shown(seed=host))
 
 
@@ -276,7 +277,7 @@ def opt_out_headers(site: Site, host: int) -> None:
         ("/reserved.jpg", {"TDM-Reservation": "1"}, "tdm_reserved"),
         ("/other.jpg", {"X-Robots-Tag": "otherbot: noai"}, FETCHED),
     ):
-        site.add(host, path, outcome, shown(seed=host, **headers))
+        site.add(host, path, outcome, shown(seed=host, headers=headers))
 
 
 def opt_out_metadata(site: Site, host: int) -> None:
@@ -286,7 +287,7 @@ def opt_out_metadata(site: Site, host: int) -> None:
         ("/tdm.html", "tdm-reservation", "1", "tdm_reserved"),
     ):
         body = page(["/never.jpg"], f'<meta name="{name}" content="{content}">')
-        site.add(host, path, outcome, response(body, content_type=HTML))
+        site.add(host, path, outcome, response(body, headers=PAGE))
 
 
 def opt_out_tdmrep(site: Site, host: int) -> None:
@@ -295,7 +296,7 @@ def opt_out_tdmrep(site: Site, host: int) -> None:
     entries = [{"location": place, "tdm-reservation": value} for place, value in rules]
     body = json.dumps(entries).encode()
     site.replies[host, "/.well-known/tdmrep.json"] = [
-        response(body, content_type="application/json")
+        response(body, headers={"Content-Type": "application/json"})
     ]
     site.add(host, "/art/a.jpg", "tdm_reserved", shown(seed=host))
     site.add(host, "/art/free.jpg", FETCHED, shown(seed=host))
@@ -329,19 +330,21 @@ def statuses(site: Site, host: int) -> None:
     for status in ("404 Not Found", "410 Gone", "500 Oh", "204 No Content"):
         reply = Reply(sent=f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
         site.add(host, f"/{status[:3]}", "bad_status", reply)
-    site.add(host, "/empty.jpg", "empty", response(content_type="image/jpeg"))
-    site.add(host, "/text.txt", "other_type", response(b"words", content_type="text/plain"))
+    site.add(host, "/empty.jpg", "empty", response(headers={"Content-Type": "image/jpeg"}))
+    site.add(
+        host, "/text.txt", "other_type", response(b"words", headers={"Content-Type": "text/plain"})
+    )
 
 
 def busy(site: Site, host: int) -> None:
     """Asks twice for a second's patience, then answers."""
-    wait = response(status="429 Too Many Requests", Retry_After="1")
+    wait = response(status="429 Too Many Requests", headers={"Retry-After": "1"})
     site.add(host, "/a.jpg", FETCHED, wait, wait, shown(seed=host))
 
 
 def unavailable(site: Site, host: int) -> None:
     """Is away once, then answers; a date says until when."""
-    wait = response(status="503 Oh", Retry_After="Thu, 01 Jan 2015 00:00:00 GMT")
+    wait = response(status="503 Oh", headers={"Retry-After": "Thu, 01 Jan 2015 00:00:00 GMT"})
     site.add(host, "/a.jpg", FETCHED, wait, shown(seed=host))
 
 
@@ -352,7 +355,7 @@ def never_available(site: Site, host: int) -> None:
 
 def slow_drip(site: Site, host: int) -> None:
     """Sends a byte every 50 ms."""
-    reply = response(b"\xff", length=100_000, then="drip", content_type="image/jpeg")
+    reply = response(b"\xff", length=100_000, then="drip", headers={"Content-Type": "image/jpeg"})
     site.add(host, "/a.jpg", "timed_out", reply, is_slow=True)
 
 
@@ -367,7 +370,7 @@ def too_large(site: Site, host: int) -> None:
     site.add(
         host, "/endless.jpg", "too_large", Reply(sent=b"HTTP/1.1 200 OK\r\n\r\n", then="endless")
     )
-    bomb = response(gzip_bomb(), Content_Encoding="gzip", content_type=HTML)
+    bomb = response(gzip_bomb(), headers={**PAGE, "Content-Encoding": "gzip"})
     site.add(host, "/bomb.html", "too_large", bomb)
 
 
@@ -409,8 +412,10 @@ def wrong_length(site: Site, host: int) -> None:
 
 def lying_types(site: Site, host: int) -> None:
     """Names its pictures pages, its pages pictures, and both nothing at all."""
-    site.add(host, "/a.html", FETCHED, shown(seed=host, content_type=HTML))
-    index = site.add(host, "/b.jpg", FETCHED, response(page(["/c"]), content_type="image/jpeg"))
+    site.add(host, "/a.html", FETCHED, shown(seed=host, headers=PAGE))
+    index = site.add(
+        host, "/b.jpg", FETCHED, response(page(["/c"]), headers={"Content-Type": "image/jpeg"})
+    )
     site.add(host, "/c", FETCHED, response(picture(seed=host + 1)), referrer=index)
 
 

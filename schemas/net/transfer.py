@@ -51,8 +51,10 @@ _FAILURES: dict[int, Reason] = {
     pycurl.E_BAD_CONTENT_ENCODING: Reason.BAD_RESPONSE,
     100: Reason.HEADERS_TOO_LARGE,  # CURLE_TOO_LARGE: a line above 100 KB
 }
-_OURS = (pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_BAD_FUNCTION_ARGUMENT)
-_OURS += (pycurl.E_SSL_CACERT_BADFILE, pycurl.E_UNKNOWN_OPTION, pycurl.E_ABORTED_BY_CALLBACK)
+_OURS = (
+    *(pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_BAD_FUNCTION_ARGUMENT),
+    *(pycurl.E_SSL_CACERT_BADFILE, pycurl.E_UNKNOWN_OPTION, pycurl.E_ABORTED_BY_CALLBACK),
+)
 # Of opening a socket: this machine's trouble, not the server's.
 _OUR_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
