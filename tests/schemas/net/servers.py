@@ -37,7 +37,7 @@ class Server:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(0.2)  # one that is still asleep ends by itself
 
     def _start(self, target: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)
