@@ -20,7 +20,8 @@ import pycurl
 from vlmill import __version__
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
-from vlmill.schemas.net.transfer import Transfer, url_failure
+from vlmill.schemas.net.transfer import Transfer, usable_url
+from vlmill.schemas.rejects import Rejected
 
 _CONTACT = re.compile(r"[!-'*-~]{3,200}")  # printable ASCII without spaces and brackets
 _EVENTS = 256  # at most so many sockets are served before answers are looked at
@@ -81,17 +82,18 @@ class Client:
         """
         if self.num_free <= 0:
             raise RuntimeError(f"{self.num_running} requests are running, the most allowed")
-        if failure := url_failure(request.url):
-            reason, detail = failure
+        try:
+            url = usable_url(request.url)
+        except Rejected as why:
             self._answers.append(
-                Answer(request=request, failure=reason, detail=detail, started=time.time())
+                Answer(request=request, failure=why.reason, detail=why.detail, started=time.time())
             )
             return
         if self._idle:
             transfer = self._idle.pop()
         else:
             transfer = Transfer(self.settings, self._user_agent, self._ca_file)
-        transfer.begin(request)
+        transfer.begin(request, url)
         self._running[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)
 

@@ -17,7 +17,7 @@ from vlmill.schemas.net.addresses import is_web_address, refusal
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
 from vlmill.schemas.net.responses import decode_body, split_http
 from vlmill.schemas.net.urls import resolve
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 _HEAD_ENDS = (b"\n\r\n", b"\n\n")
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -59,12 +59,14 @@ _OURS = (
 _OUR_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
-def url_failure(url: str) -> tuple[Reason, str] | None:
-    """Returns why ``url`` cannot be asked for at all, as reason and detail; None if it can."""
-    if (normal := resolve("", url)) is None:
-        return Reason.BAD_URL, "no http or https URL"
-    detail = refusal(normal)
-    return None if detail is None else (Reason.BAD_ADDRESS, detail)
+def usable_url(url: str) -> str:
+    """Returns ``url`` in its one spelling; raises Rejected if it cannot be asked for at all."""
+    normal = resolve("", url)
+    if normal is None:
+        raise Rejected(Reason.BAD_URL, "no http or https URL")
+    if detail := refusal(normal):
+        raise Rejected(Reason.BAD_ADDRESS, detail)
+    return normal
 
 
 class Transfer:
@@ -81,10 +83,9 @@ class Transfer:
         self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT)
         self._is_conditional = False
 
-    def begin(self, request: Request) -> None:
-        """Readies the handle for ``request``, whose URL :func:`url_failure` lets through."""
-        self.request = request
-        self.url = resolve("", request.url) or ""
+    def begin(self, request: Request, url: str) -> None:
+        """Readies the handle for ``request``, whose URL is ``url`` by :func:`usable_url`."""
+        self.request, self.url = request, url
         self.limit = self.settings.max_bytes if request.max_bytes is None else request.max_bytes
         self.head = bytearray()
         self.num_header_bytes = 0
