@@ -8,6 +8,7 @@ import errno
 import re
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -69,6 +70,15 @@ def usable_url(url: str) -> str:
     return normal
 
 
+def host_to_look_up(url: str) -> str | None:
+    """Returns the host of a usable URL, or None if it is an address."""
+    host = url.partition("://")[2].partition("/")[0]
+    if host.startswith("["):
+        return None
+    host = host.partition(":")[0]
+    return None if host.rpartition(".")[2].isdigit() else host
+
+
 class Transfer:
     """A handle of libcurl with room for one exchange at a time; it is used again and again."""
 
@@ -81,10 +91,13 @@ class Transfer:
         self.curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
         self.curl.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
         self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT)
-        self._is_conditional = False
+        self._is_conditional = self._is_pinned = False
 
-    def begin(self, request: Request, url: str) -> None:
-        """Readies the handle for ``request``, whose URL is ``url`` by :func:`usable_url`."""
+    def begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
+        """Readies the handle for ``request``, whose URL is ``url`` by :func:`usable_url`.
+
+        ``addresses`` are its host's; none where the host is an address itself.
+        """
         self.request, self.url = request, url
         self.limit = self.settings.max_bytes if request.max_bytes is None else request.max_bytes
         self.head = bytearray()
@@ -97,8 +110,7 @@ class Transfer:
         self.curl.setopt(pycurl.URL, self.url)
         self.curl.setopt(pycurl.MAXFILESIZE_LARGE, self.limit)
         self._set_conditions(request)
-        if self.settings.names is not None:
-            self.curl.setopt(pycurl.RESOLVE, _pinned(self.url, self.settings))
+        self._pin(url, addresses)
         self.started = time.time()
 
     def end(self, code: int, message: str) -> Answer:
@@ -171,6 +183,17 @@ class Transfer:
             self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT + headers)
         self._is_conditional = bool(headers)
 
+    def _pin(self, url: str, addresses: Sequence[str]) -> None:
+        """Tells libcurl the addresses of a host, in place of those that it may remember."""
+        if addresses:
+            parts = urlsplit(url)
+            place = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+            entry = f"+{place}:{','.join(addresses)}"
+            self.curl.setopt(pycurl.RESOLVE, [f"-{place}", entry])
+        elif self._is_pinned:
+            self.curl.unsetopt(pycurl.RESOLVE)
+        self._is_pinned = bool(addresses)
+
     # What libcurl calls back: another number than that of the bytes ends the exchange.
 
     def _on_header(self, line: bytes) -> int:
@@ -226,7 +249,7 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.HTTP_CONTENT_DECODING: 0,
         pycurl.HTTP09_ALLOWED: 0,
         pycurl.BUFFERSIZE: 128 << 10,
-        pycurl.DNS_CACHE_TIMEOUT: settings.dns_seconds,
+        pycurl.DNS_CACHE_TIMEOUT: 60,  # entries are given anew with each request
         pycurl.CONNECTTIMEOUT_MS: round(settings.connect_seconds * 1_000),
         pycurl.TIMEOUT_MS: round(settings.seconds * 1_000),
         pycurl.LOW_SPEED_LIMIT: settings.slow_bytes_per_second,
@@ -236,12 +259,3 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.SSLVERSION: pycurl.SSLVERSION_TLSv1_2,
         pycurl.CAINFO: ca_file,
     }
-
-
-def _pinned(url: str, settings: ClientSettings) -> list[str]:
-    """Entries that give a host the addresses of ``settings.names``, in place of earlier ones."""
-    assert settings.names is not None
-    parts = urlsplit(url)
-    place = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-    addresses = ",".join(settings.names(parts.hostname or ""))
-    return [f"-{place}", *([f"+{place}:{addresses}"] if addresses else [])]

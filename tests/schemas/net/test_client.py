@@ -135,7 +135,8 @@ def test_a_second_answer_of_dns_that_leads_inside_is_refused() -> None:
     settings = replace(
         SETTINGS,
         allowed=(ip_network("127.0.0.2/32"),),
-        names=lambda host: addresses.get(host, []),
+        names=lambda host: addresses[host],
+        dns_seconds=0.0,
     )
     reply = ok(b"hello", "Connection: close")
     with serving(sends(reply, stays=False), "0.0.0.0") as server, Client(settings) as client:
