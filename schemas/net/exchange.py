@@ -27,6 +27,11 @@ class ClientSettings:
     """Gives the addresses of a host, from any thread, in place of the system: for tests."""
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
 
+    def __post_init__(self) -> None:
+        for name in ("connections", "connect_seconds", "seconds", "slow_seconds", "max_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
