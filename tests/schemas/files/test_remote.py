@@ -5,8 +5,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-
 from tests.object_stores import names_below
+
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import (
     atomic_folder,
