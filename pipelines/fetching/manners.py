@@ -1,0 +1,64 @@
+"""How a crawl behaves towards hosts, in one place: rates, waits and bounds."""
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+MIB = 1 << 20
+_CONTACT = re.compile(r"https?://\S+|(?:mailto:)?[^\s@]+@[^\s@]+\.[^\s@]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manners:
+    """What hosts are asked for, how often, and how long they are waited for; all numbers ours."""
+
+    contact: str  # a page or an e-mail address, in the user agent of every request
+
+    # Of one host.
+    delay_s: float = 1.0  # between the starts of two requests; robots.txt may ask for more
+    per_host: int = 1  # requests at once
+    max_delay_s: float = 60.0  # a host whose robots.txt asks for more is not crawled
+    max_wait_s: float = 600.0  # a host whose Retry-After asks for more is set aside
+    max_failures: int = 5  # in a row (no connection, no answer in time): the host is set aside
+    max_host_s: float = 3_600.0  # of waiting for its answers
+    max_host_bytes: int = 10_240 * MIB
+
+    # Of one response.
+    connect_s: float = 15.0
+    response_s: float = 60.0
+    max_bytes: int = 32 * MIB  # of a body as it was sent, and as it is decoded
+
+    # Of one URL.
+    max_redirects: int = 5
+    max_attempts: int = 3  # while a host answers 429 or 503
+    retries: int = 1  # passes at the end over what failed and may not fail again
+    retry_wait_s: float = 30.0  # before such a pass
+
+    # Of a worker.
+    hosts_at_once: int = 256
+    allow_addresses: tuple[str, ...] = ()  # for tests: private networks that may be reached
+
+    def __post_init__(self) -> None:
+        if not _CONTACT.fullmatch(self.contact):
+            raise ValueError(
+                f"contact is {self.contact!r}; it must be an e-mail address or the address of a "
+                "page, for owners of sites who want to tell you something"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{field.name} is {value}; it must be 0 or more")
+        for name in ("per_host", "hosts_at_once", "max_attempts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def as_settings(self) -> dict[str, Any]:
+        """Names and values, for plans, manifests and reports."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "allow_addresses": list(self.allow_addresses)}
+
+    def backoff_s(self, times: int, retry_after_s: float | None) -> float:
+        """How long a host is left alone that has said "too many requests" ``times`` in a row."""
+        if retry_after_s is not None:
+            return max(retry_after_s, self.delay_s)
+        return min(max(self.delay_s, 1.0) * 2.0**times, self.max_wait_s)
