@@ -29,6 +29,19 @@ class Reason(StrEnum):
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
 
+    # Requests (schemas/net/client.py)
+    BAD_ADDRESS = (
+        "bad_address"  # the host is, or leads to, an address inside; a port not of the web
+    )
+    UNKNOWN_HOST = "unknown_host"  # DNS has no address of it
+    NO_CONNECTION = "no_connection"  # refused or unreachable
+    TLS_ERROR = "tls_error"  # no TLS, or a certificate that is not trusted or another host's
+    TIMED_OUT = "timed_out"  # no connection, no end of the answer, or too few bytes in time
+    HEADERS_TOO_LARGE = "headers_too_large"
+    BAD_RESPONSE = "bad_response"  # not HTTP, or broken framing
+    CUT_OFF = "cut_off"  # the connection closed before the end
+    ROBOTS = "robots"  # robots.txt does not let us, or could not be read
+
     # Opt-outs of a page or picture (schemas/net/opt_outs.py)
     TDM_RESERVED = "tdm_reserved"  # tdm-reservation: 1
     NO_AI = "no_ai"  # robots: noai, noml

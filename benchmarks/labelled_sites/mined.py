@@ -13,8 +13,8 @@ from vlmill.pipelines.choice.features import features
 from vlmill.pipelines.choice.joined import JoinedPage, TextSource
 from vlmill.pipelines.choice.survey import Site, survey_site
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.urls import join_key
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.schemas.net.urls import join_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from vlmill.pipelines.choice.joined import JoinedPage, Measured
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.page import Page
 from vlmill.pipelines.pages.pictures import examine_picture
-from vlmill.pipelines.pages.urls import join_key
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector
 from vlmill.pipelines.web_pairs.mine import language_of, read_page, source_of
+from vlmill.schemas.net.urls import join_key
 
 
 def joined_pages(archive: Path, rules: WebPairRules) -> list[JoinedPage]:

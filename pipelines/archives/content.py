@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from fastwarc.warc import WarcRecordType
 
-from vlmill.pipelines.archives.http import decode_body, split_http
 from vlmill.pipelines.archives.stored import Stored
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.pages.urls import resolve
 from vlmill.schemas.net.opt_outs import header_opt_outs
+from vlmill.schemas.net.responses import decode_body, split_http
+from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 
 Kind = Literal["page", "picture", "redirect"]

@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from selectolax.lexbor import LexborNode
 
-from vlmill.pipelines.pages.urls import resolve
+from vlmill.schemas.net.urls import resolve
 
 Attributes = Mapping[str, str | None]
 

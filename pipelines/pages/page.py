@@ -19,8 +19,8 @@ from vlmill.pipelines.pages.addresses import (
 )
 from vlmill.pipelines.pages.context import captions_by_picture, nearby
 from vlmill.pipelines.pages.metadata import Metadata, read_metadata
-from vlmill.pipelines.pages.urls import resolve
 from vlmill.pipelines.pages.walk import Block, Spot, fold, walk_page
+from vlmill.schemas.net.urls import resolve
 
 _MAX_LINK = 300
 _REACH = 12  # blocks before and after a picture that are kept

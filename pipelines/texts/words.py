@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from urllib.parse import urlsplit
 
-ESCAPED = re.compile(r"%[0-9a-fA-F]{2}")
+from vlmill.schemas.net.urls import ESCAPED
 
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 # Letters of the scripts without spaces, and the marks that belong to them.

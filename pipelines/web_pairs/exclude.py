@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from vlmill.pipelines.pages.pictures import Picture
-from vlmill.pipelines.pages.urls import join_key
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards, iter_batches
+from vlmill.schemas.net.urls import join_key
 from vlmill.schemas.pictures.decode import FORMATS, Bounds, decode
 from vlmill.schemas.pictures.hashes import Neighbours, perceptual_hash
 from vlmill.schemas.rejects import Rejected

@@ -1,4 +1,5 @@
-"""What several folders ask of the web's pages and servers, without a network.
+"""The web's servers: a client that reaches none inside, and what site owners forbid. No Beam.
 
-Reading order: ``opt_outs``.
+Reading order: ``urls``, ``exchange``, ``client``, ``responses``; ``robots`` and ``opt_outs`` stand
+beside them and are pure.
 """

@@ -80,3 +80,16 @@ def _robots(value: str, agent: str) -> Iterator[Reason]:
 
 def _reserved(value: str | None) -> set[Reason]:
     return {Reason.TDM_RESERVED} if (value or "").strip() == "1" else set()
+
+
+def tdmrep_url(url: str) -> str:
+    """Returns the address of the tdmrep.json that speaks for ``url``: of its origin."""
+    raise NotImplementedError
+
+
+def tdmrep_reserves(content: bytes, url: str) -> bool:
+    """Returns whether a site's tdmrep.json reserves the rights to mine ``url``.
+
+    What is no such file reserves nothing (TDM Reservation Protocol, 6.1).
+    """
+    raise NotImplementedError

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.pages.urls import join_key, resolve, resolve_any
 from vlmill.pipelines.texts.words import file_words
+from vlmill.schemas.net.urls import join_key, resolve, resolve_any
 
 PAGE = "http://example.org/a/b/page.html"
 

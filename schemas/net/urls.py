@@ -5,9 +5,8 @@ import re
 from functools import lru_cache
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
-from vlmill.pipelines.texts.words import ESCAPED
-
 MAX_URL_CHARS = 4_096
+ESCAPED = re.compile(r"%[0-9a-fA-F]{2}")
 
 # Browsers drop these anywhere in a URL (WHATWG URL, "basic URL parser").
 _DROPPED = re.compile(r"[\t\n\r]")

@@ -7,7 +7,7 @@ import pytest
 from fastwarc.stream_io import BrotliWriter, ZstdWriter
 
 from vlmill.pipelines.archives.content import sniff_kind
-from vlmill.pipelines.archives.http import MAX_HEAD, decode_body, split_http, unchunk
+from vlmill.schemas.net.responses import MAX_HEAD, decode_body, split_http, unchunk
 
 PAGE = b"<html><body>hello</body></html>"
 BROTLI = bytes.fromhex("1b1e00f88d942ede929aa70c8d4eb3f9b4bd2d5ad4a94d80819e72920b")  # PAGE

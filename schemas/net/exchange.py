@@ -1,0 +1,63 @@
+"""What is asked of a server and what came of it: requests, answers, and the client's settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
+
+from vlmill.schemas.rejects import Reason
+
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """How a client behaves; the defaults are ours unless a source is named."""
+
+    contact: str  # an e-mail address or a URL that site owners can write to
+    connections: int = 64  # requests in flight at most, over all hosts
+    connect_seconds: float = 10.0  # name, connection and TLS together
+    seconds: float = 60.0  # a whole exchange
+    slow_bytes_per_second: int = 200  # what stays below it for slow_seconds is given up
+    slow_seconds: int = 15
+    max_header_bytes: int = 64 << 10
+    max_bytes: int = 32 << 20  # a body, as sent and as decoded, where a request does not say
+    dns_seconds: int = 300  # how long an address is believed; libcurl is told no TTL
+    allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
+    names: Callable[[str], Sequence[str]] | None = None
+    """Gives the addresses of a host in place of DNS, or none of them for DNS itself: for tests."""
+    ca_file: str | None = None  # certificates to trust; the system's, else certifi's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One GET of an http(s) URL; with what an earlier answer said it is a conditional one."""
+
+    url: str
+    etag: str | None = None  # of the earlier answer's ``etag`` header, as it came
+    last_modified: str | None = None  # of its ``last-modified`` header
+    max_bytes: int | None = None  # of the body; the client's own limit where None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a request: a whole response of any status, or the reason why there is none.
+
+    ``failure`` is None for whole responses (a 404, a 304 and a redirect are such), else one of
+    bad_url, bad_address, unknown_host, no_connection, tls_error, timed_out, headers_too_large,
+    too_large, bad_response and cut_off (``schemas/rejects.py``). What had come before a failure
+    stays readable in ``status``, ``head`` and ``headers``; the body is dropped.
+    """
+
+    request: Request
+    failure: Reason | None = None
+    detail: str | None = None  # what the failure was, for people
+    status: int = 0  # 0 where no status line came
+    head: bytes = b""  # status line and headers as they came, with the empty line
+    headers: Mapping[str, str] = field(default_factory=dict)  # as responses.split_http reads them
+    body: bytes = b""  # as it came, chunks and compression included
+    content: bytes = b""  # the body without its encodings
+    address: str | None = None  # the server's IP address
+    started: float = 0.0  # seconds since 1970
+    seconds: float = 0.0  # until the end of the answer
+    http_version: str = "1.1"
+    location: str | None = None  # of a redirect: where to, absolute; None too if it is no URL
