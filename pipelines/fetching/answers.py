@@ -8,7 +8,14 @@ from email.utils import parsedate_to_datetime
 
 from vlmill.pipelines.archives.content import REDIRECTS, charset_of, sniff_kind
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.fetching.journal import Outcome, Waiting, Wanted
+from vlmill.pipelines.fetching.journal import (
+    FETCHED,
+    NOT_MODIFIED,
+    REDIRECTED,
+    Outcome,
+    Waiting,
+    Wanted,
+)
 from vlmill.pipelines.fetching.pages import Scope, references_of
 from vlmill.pipelines.fetching.stages import FETCH_LINKS, FETCH_PICTURES, FETCH_REDIRECTS
 from vlmill.pipelines.fetching.warc import (
@@ -20,9 +27,6 @@ from vlmill.pipelines.fetching.warc import (
 from vlmill.schemas.net.exchange import Answer
 from vlmill.schemas.net.opt_outs import first_opt_out, header_opt_outs
 from vlmill.schemas.rejects import Reason
-
-FETCHED, NOT_MODIFIED, REDIRECTED = "fetched", "not_modified", "redirected"
-SUCCESSES = (FETCHED, NOT_MODIFIED, REDIRECTED)
 
 TRANSIENT = frozenset(
     (Reason.UNKNOWN_HOST, Reason.NO_CONNECTION, Reason.TIMED_OUT, Reason.BAD_RESPONSE)

@@ -7,7 +7,7 @@ was journalled. Memory is SQLite's page cache; queues of any length lie on the d
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from vlmill.pipelines.fetching.places import host_of
 from vlmill.pipelines.fetching.warc import Place
 from vlmill.schemas.rejects import Reason
 
+FETCHED, NOT_MODIFIED, REDIRECTED = "fetched", "not_modified", "redirected"
+SUCCESSES = (FETCHED, NOT_MODIFIED, REDIRECTED)
 WAITING, DONE, FAILED = 0, 1, 2  # failed: answered for now, and may be tried again
 
 _TABLES = """
@@ -85,6 +87,10 @@ class Waiting:
     etag: str | None
     modified: str | None
 
+    def again(self) -> "Waiting":
+        """The same after one more attempt."""
+        return replace(self, attempts=self.attempts + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -106,6 +112,11 @@ class Outcome:
     at: float | None = None  # seconds since 1970
     seconds: float | None = None
     address: str | None = None
+
+    @property
+    def is_reject(self) -> bool:
+        """Whether it gave no content and leads nowhere."""
+        return self.outcome not in SUCCESSES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -340,11 +351,11 @@ class Journal:
             "WHERE id IN (SELECT host FROM urls WHERE state = ?)",
             (FAILED, FAILED),
         )
-        # Robots that could not be reached are asked once more, too.
+        # Robots that could not be read are asked once more, too.
         self._db.execute(
-            "UPDATE origins SET robots = NULL, url = NULL, hops = 0 WHERE origins.host IN "
-            "(SELECT host FROM urls WHERE state = ? AND outcome = ?)",
-            (FAILED, Reason.ROBOTS_UNREACHABLE.value),
+            "UPDATE origins SET robots = NULL, tdm = NULL, url = NULL, hops = 0 "
+            "WHERE host IN (SELECT host FROM urls WHERE state = ?)",
+            (FAILED,),
         )
         return self._db.execute("UPDATE urls SET state = 0 WHERE state = ?", (FAILED,)).rowcount
 

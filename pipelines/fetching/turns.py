@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from vlmill.pipelines.fetching.journal import HostRow, Journal, OriginRow, Waiting
+from vlmill.pipelines.fetching.journal import HostRow, Journal, OriginRow, Outcome, Waiting
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.places import origin_of
 from vlmill.schemas.net.opt_outs import tdmrep_reserves
@@ -77,8 +77,9 @@ class Permission:
             detail = f"robots.txt: {said.detail or 'no answer'}"
             return Refusal(reason=Reason(said.failure), detail=detail, may_retry=True)
         if not self._robots.allows(url):
-            is_busy = said.status >= 500 or said.status == 429
-            detail = f"robots.txt: status {said.status}" if is_busy else ""
+            is_busy = said.status >= 500 or said.status in (0, 429)
+            detail = f"robots.txt: status {said.status}" if said.status and is_busy else ""
+            detail = said.detail or detail
             return Refusal(reason=Reason.ROBOTS, detail=detail, may_retry=is_busy)
         if self._tdm and tdmrep_reserves(self._tdm, url):
             return Refusal(reason=Reason.TDM_RESERVED, detail="by tdmrep.json", may_retry=False)
@@ -96,7 +97,9 @@ class Host:
     row: HostRow
     delay_s: float
     in_flight: int = 0
+    scheduled: bool = False  # its next turn is in the fetcher's list
     asking: bool = False  # for robots.txt or tdmrep.json: URLs wait for the answer
+    closed: Outcome | None = None  # what all that waits of it gets, as it is left
     queue: deque[Waiting] = field(default_factory=deque)
     last_id: int = 0  # of the last URL that was read from the journal
     permissions: dict[str, Permission] = field(default_factory=dict)
