@@ -1,8 +1,29 @@
-"""The guarded HTTP client: many requests at once, none of them to an address inside."""
+"""The guarded HTTP client: many requests at once, none of them to an address inside.
 
+Built on libcurl's multi interface (pycurl): 3.8 times urllib3's rate per CPU second
+(``benchmarks/crawl.py``), with a callback for each socket that is to be opened.
+"""
+
+import os
+import re
+import select
+import ssl
+import time
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import certifi
+import pycurl
+
+from vlmill import __version__
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
+from vlmill.schemas.net.transfer import Transfer, url_failure
+
+_CONTACT = re.compile(r"[!-'*-~]{3,200}")  # printable ASCII without spaces and brackets
+_EVENTS = 256  # at most so many sockets are served before answers are looked at
 
 
 class Client:
@@ -20,6 +41,17 @@ class Client:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
+        self._user_agent, self._ca_file = user_agent(settings.contact), ca_file(settings)
+        self._epoll = select.epoll()
+        self._fds: set[int] = set()
+        self._timer: float | None = None  # when libcurl wants to be called, monotonic
+        self._running: dict[Any, Transfer] = {}
+        self._idle: list[Transfer] = []
+        self._answers: list[Answer] = []
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, 2 * settings.connections)
 
     def __enter__(self) -> "Client":
         return self
@@ -35,27 +67,123 @@ class Client:
     @property
     def num_running(self) -> int:
         """How many requests have been started and not been answered by :meth:`wait`."""
-        raise NotImplementedError
+        return len(self._running) + len(self._answers)
 
     @property
     def num_free(self) -> int:
         """How many more requests may be started now."""
-        raise NotImplementedError
+        return self.settings.connections - self.num_running
 
     def start(self, request: Request) -> None:
         """Starts a request; its answer comes from a later :meth:`wait`, a refused URL's too.
 
         Raises RuntimeError where ``num_free`` is 0.
         """
-        raise NotImplementedError
+        if self.num_free <= 0:
+            raise RuntimeError(f"{self.num_running} requests are running, the most allowed")
+        if failure := url_failure(request.url):
+            reason, detail = failure
+            self._answers.append(
+                Answer(request=request, failure=reason, detail=detail, started=time.time())
+            )
+            return
+        if self._idle:
+            transfer = self._idle.pop()
+        else:
+            transfer = Transfer(self.settings, self._user_agent, self._ca_file)
+        transfer.begin(request)
+        self._running[transfer.curl] = transfer
+        self._multi.add_handle(transfer.curl)
 
     def wait(self, timeout: float) -> list[Answer]:
         """Returns the answers since the last call; waits up to ``timeout`` seconds for the first.
 
-        An empty list when none came in time, or none is running.
+        An empty list when none came in time, or none is running. Raises OSError where this
+        machine runs out of files or memory.
         """
-        raise NotImplementedError
+        end = time.monotonic() + timeout
+        while not self._answers and self._running:
+            now = time.monotonic()
+            self._serve(max(0.0, (end if self._timer is None else min(end, self._timer)) - now))
+            self._collect()
+            if time.monotonic() >= end:
+                break
+        answers, self._answers = self._answers, []
+        return answers
 
     def close(self) -> None:
         """Ends what is in flight, unanswered, and closes all connections."""
-        raise NotImplementedError
+        for curl in self._running:
+            self._multi.remove_handle(curl)
+        for transfer in (*self._running.values(), *self._idle):
+            transfer.curl.close()
+        self._running, self._idle = {}, []
+        self._multi.close()
+        self._epoll.close()
+
+    def _serve(self, seconds: float) -> None:
+        """Lets libcurl read and write what is ready, or what its timer says."""
+        for fd, events in self._epoll.poll(seconds, _EVENTS):
+            bits = pycurl.CSELECT_IN if events & select.EPOLLIN else 0
+            bits |= pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
+            bits |= pycurl.CSELECT_ERR if events & (select.EPOLLERR | select.EPOLLHUP) else 0
+            self._multi.socket_action(fd, bits)
+        if self._timer is not None and time.monotonic() >= self._timer:
+            self._timer = None
+            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+
+    def _collect(self) -> None:
+        """Turns the exchanges that ended into answers."""
+        num_queued = 1
+        while num_queued:
+            num_queued, ended, failed = self._multi.info_read()
+            for curl, code, message in (*((curl, pycurl.E_OK, "") for curl in ended), *failed):
+                self._multi.remove_handle(curl)
+                transfer = self._running.pop(curl)
+                self._answers.append(transfer.end(code, message))
+                self._idle.append(transfer)
+
+    def _on_socket(self, event: int, fd: int, multi: Any, key: Any) -> None:
+        """libcurl says what it waits for on a socket."""
+        if event == pycurl.POLL_REMOVE:
+            self._fds.discard(fd)
+            with suppress(OSError):  # closed already, which unregisters it
+                self._epoll.unregister(fd)
+            return
+        mask = select.EPOLLIN if event & pycurl.POLL_IN else 0
+        mask |= select.EPOLLOUT if event & pycurl.POLL_OUT else 0
+        if fd in self._fds:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+            self._fds.add(fd)
+
+    def _on_timer(self, milliseconds: int) -> None:
+        self._timer = None if milliseconds < 0 else time.monotonic() + milliseconds / 1_000
+
+
+def user_agent(contact: str) -> str:
+    """Returns how we introduce ourselves: ``vlmill/0.1.0 (+me@example.org)``.
+
+    Raises InputError where ``contact`` is neither an e-mail address nor an http(s) URL.
+    """
+    is_url = contact.startswith(("http://", "https://"))
+    if not _CONTACT.fullmatch(contact) or not (is_url or "@" in contact[1:-1]):
+        raise InputError(
+            f"contact {contact!r}: neither an e-mail address nor a URL; site owners write there, "
+            "as to me@example.org"
+        )
+    return f"vlmill/{__version__} (+{contact})"
+
+
+def ca_file(settings: ClientSettings) -> str:
+    """Returns the file of trusted certificates: the settings', the system's or certifi's.
+
+    Raises InputError if the settings name one that is none.
+    """
+    if settings.ca_file is not None:
+        if not Path(settings.ca_file).is_file():
+            raise InputError(f"{settings.ca_file}: no such file of certificates")
+        return settings.ca_file
+    system = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    return system if system and Path(system).is_file() else certifi.where()
