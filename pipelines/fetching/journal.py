@@ -343,8 +343,13 @@ class Journal:
         self._db.execute("UPDATE hosts SET waiting = waiting - ? WHERE id = ?", (changed, host))
         return changed
 
-    def retry_failed(self) -> int:
-        """Lets what failed and may end otherwise wait once more; returns how many URLs."""
+    def retry_failed(self, number: int) -> int:
+        """Begins the pass ``number`` (from 1) over what failed and may end otherwise.
+
+        Returns how many URLs wait once more; 0 if an earlier run has begun this pass.
+        """
+        if self._db.execute("PRAGMA user_version").fetchone()[0] >= number:
+            return 0
         self._db.execute(
             "UPDATE hosts SET failures = 0, backoffs = 0, waiting = waiting + "
             "(SELECT count(*) FROM urls WHERE urls.host = hosts.id AND state = ?) "
@@ -357,7 +362,9 @@ class Journal:
             "WHERE host IN (SELECT host FROM urls WHERE state = ?)",
             (FAILED,),
         )
-        return self._db.execute("UPDATE urls SET state = 0 WHERE state = ?", (FAILED,)).rowcount
+        changed = self._db.execute("UPDATE urls SET state = 0 WHERE state = ?", (FAILED,)).rowcount
+        self._db.execute(f"PRAGMA user_version = {int(number)}")
+        return changed
 
     def last_place(self) -> Place | None:
         """Returns where the last record lies that is journalled."""

@@ -1,11 +1,9 @@
 """How a crawl behaves towards hosts, in one place: rates, waits and bounds."""
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 MIB = 1 << 20
-_CONTACT = re.compile(r"https?://\S+|(?:mailto:)?[^\s@]+@[^\s@]+\.[^\s@]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +37,6 @@ class Manners:
     allow_addresses: tuple[str, ...] = ()  # for tests: private networks that may be reached
 
     def __post_init__(self) -> None:
-        if not _CONTACT.fullmatch(self.contact):
-            raise ValueError(
-                f"contact is {self.contact!r}; it must be an e-mail address or the address of a "
-                "page, for owners of sites who want to tell you something"
-            )
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:

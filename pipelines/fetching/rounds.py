@@ -42,12 +42,13 @@ def run_round(job: Fetching, buckets: Sequence[int], options: PipelineOptions) -
 def run_rounds(job: Fetching, options: PipelineOptions) -> None:
     """Runs round after round until no URL waits, then as many passes over what failed."""
     _until_done(job, options)
-    passes = job.folder / "passes"  # how many an earlier run has begun
-    for number in range(_read_number(passes), job.manners.retries):
-        failed = retry_failed(job)
-        passes.write_text(str(number + 1), encoding="utf-8")
-        if not failed:
-            break
-        say(f"trying {failed} failed URLs once more, in {job.manners.retry_wait_s:g} s")
-        time.sleep(job.manners.retry_wait_s)
+    for number in range(1, job.manners.retries + 1):
+        if failed := retry_failed(job, number):
+            say(f"trying {failed} failed URLs once more, in {job.manners.retry_wait_s:g} s")
+            time.sleep(job.manners.retry_wait_s)
         _until_done(job, options)
+
+
+def _until_done(job: Fetching, options: PipelineOptions) -> None:
+    while buckets := unfinished(job):
+        run_round(job, buckets, options)

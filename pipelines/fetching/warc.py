@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vlmill.schemas.files.atomic import sync
 from vlmill.schemas.files.shards import SOFTWARE
+from vlmill.schemas.net.client import user_agent
 
 PAGE_LEVEL, PICTURE_LEVEL = 6, 0  # pictures are compressed already: 3 ms for 100 KB at level 6
 NOT_MODIFIED = "http://netpreserve.org/warc/1.1/revisit/server-not-modified"
@@ -86,7 +87,7 @@ def _about(url: str, at: float, address: str) -> dict[str, str]:
     return headers
 
 
-def info_record(name: str, agent: str, *, at: float) -> bytes:
+def info_record(name: str, contact: str, *, at: float) -> bytes:
     """The record that begins a part: who wrote it, how, and for whom."""
     fields = {
         "software": SOFTWARE,
@@ -94,7 +95,7 @@ def info_record(name: str, agent: str, *, at: float) -> bytes:
         "conformsTo": "http://iipc.github.io/warc-specifications/specifications/warc-format/"
         "warc-1.1/",
         "robots": "obey",
-        "http-header-user-agent": agent,
+        "http-header-user-agent": user_agent(contact),
     }
     block = "".join(f"{key}: {_line(value)}\r\n" for key, value in fields.items())
     headers = {
@@ -103,6 +104,11 @@ def info_record(name: str, agent: str, *, at: float) -> bytes:
         "Content-Type": "application/warc-fields",
     }
     return record("warcinfo", headers, block.encode("utf-8"))
+
+
+def part_name(bucket: int, part: int) -> str:
+    """The file name of a finished part of a bucket's archive."""
+    return f"crawl-{bucket:05d}-{part:05d}.warc.gz"
 
 
 class Parts:
@@ -118,15 +124,15 @@ class Parts:
         open_part: Path,
         bucket: int,
         *,
-        agent: str,
+        contact: str,
         max_bytes: int,
         journalled: Place | None,
     ) -> None:
         self._output, self._path, self._bucket = output, open_part, bucket
-        self._agent, self._max_bytes = agent, max_bytes
+        self._contact, self._max_bytes = contact, max_bytes
         self.part = 0 if journalled is None else journalled.part
         end = 0 if journalled is None else journalled.offset + journalled.length
-        if self.name_of(self.part) in os.listdir(output):  # it was full, and has its place
+        if part_name(self._bucket, self.part) in os.listdir(output):  # it was full, and has its place
             self.part, end = self.part + 1, 0
         self._file = self._path.open("ab")
         if self._file.tell() < end:
@@ -134,16 +140,12 @@ class Parts:
         self._file.truncate(end)
         self._end = end
 
-    def name_of(self, part: int) -> str:
-        """The file name of a finished part."""
-        return f"crawl-{self._bucket:05d}-{part:05d}.warc.gz"
-
     def add(self, packed: bytes, *, at: float) -> Place:
         """Appends a record; before it is journalled, :meth:`flush` must have been called."""
         if self._end >= self._max_bytes:
             self.finish()
         if self._end == 0:
-            self._append(info_record(self.name_of(self.part), self._agent, at=at))
+            self._append(info_record(part_name(self._bucket, self.part), self._contact, at=at))
         place = Place(part=self.part, offset=self._end, length=len(packed))
         self._append(packed)
         return place
@@ -163,7 +165,7 @@ class Parts:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        os.replace(self._path, self._output / self.name_of(self.part))
+        os.replace(self._path, self._output / part_name(self._bucket, self.part))
         sync(self._output)
         self.part, self._end = self.part + 1, 0
         self._file = self._path.open("ab")

@@ -127,14 +127,14 @@ def unfinished(job: Fetching) -> list[int]:
         ]
 
 
-def retry_failed(job: Fetching) -> int:
-    """Lets URLs wait again whose failure may be over; returns how many."""
-    number = 0
+def retry_failed(job: Fetching, number: int) -> int:
+    """Begins the pass ``number`` over URLs whose failure may be over; returns how many wait."""
+    urls = 0
     for bucket in range(job.buckets):
         with job.journal(bucket) as journal:
-            number += journal.retry_failed()
+            urls += journal.retry_failed(number)
             journal.commit()
-    return number
+    return urls
 
 
 def fetch_bucket(job: Fetching, bucket: int) -> None:
