@@ -2,17 +2,23 @@
 
 Read are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
 noimageindex, none) and the TDM Reservation Protocol (``tdm-reservation`` as a header and as
-metadata; a site's ``/.well-known/tdmrep.json`` is not read). Every function is pure and says what
+metadata, and a site's ``/.well-known/tdmrep.json``). Every function is pure and says what
 was forbidden as members of ``Reason``; whether that is honoured is the caller's choice.
 """
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
+
+import msgspec
 
 from vlmill.schemas.rejects import Reason
 
 AGENT = "vlmill"
 """Our product token: rules that name another agent are not for us."""
+
+MAX_TDMREP_BYTES = 1 << 20
 
 _DIRECTIVES: dict[str, tuple[Reason, ...]] = {
     "noai": (Reason.NO_AI,),
@@ -26,6 +32,7 @@ _DIRECTIVES: dict[str, tuple[Reason, ...]] = {
 _VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
 _AGENT = re.compile(r"\s*([A-Za-z0-9_.*-]{1,64})\s*:(.*)", re.DOTALL)
 _MAX_CHARS = 8_192
+_ESCAPE = re.compile(r"%([0-9a-fA-F]{2})")
 _RESERVED_FIRST = (
     Reason.TDM_RESERVED,
     Reason.NO_AI,
@@ -84,12 +91,62 @@ def _reserved(value: str | None) -> set[Reason]:
 
 def tdmrep_url(url: str) -> str:
     """Returns the address of the tdmrep.json that speaks for ``url``: of its origin."""
-    raise NotImplementedError
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/.well-known/tdmrep.json"
 
 
 def tdmrep_reserves(content: bytes, url: str) -> bool:
     """Returns whether a site's tdmrep.json reserves the rights to mine ``url``.
 
-    What is no such file reserves nothing (TDM Reservation Protocol, 6.1).
+    The file is a list of rules with ``location``, a pattern as robots.txt has them, and
+    ``tdm-reservation``; the first that matches the path holds (TDM Reservation Protocol, "TDM File
+    on the Origin Server"). What is no such file, or above ``MAX_TDMREP_BYTES``, reserves nothing.
+    A page's own header or metadata may still reserve: of several declarations any one is enough.
     """
-    raise NotImplementedError
+    parts = urlsplit(url)
+    path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
+    for rule in _rules(content):
+        location, reserved = rule.get("location"), rule.get("tdm-reservation")
+        if isinstance(location, str) and _matches(_unescaped(location), path):
+            return reserved in (1, "1") and reserved is not True
+    return False
+
+
+def _rules(content: bytes) -> list[dict[str, object]]:
+    if len(content) > MAX_TDMREP_BYTES:
+        return []
+    try:
+        rules = msgspec.json.decode(content.removeprefix(codecs.BOM_UTF8))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
+
+
+def _unescaped(path: str) -> str:
+    """Undoes the escapes of what need none, so that ``/%61`` and ``/a`` are one path."""
+    return _ESCAPE.sub(lambda m: _plain(int(m[1], 16)) or m[0].upper(), path)
+
+
+def _plain(code: int) -> str | None:
+    return (
+        chr(code) if chr(code).isascii() and (chr(code).isalnum() or chr(code) in "-._~") else None
+    )
+
+
+def _matches(pattern: str, path: str) -> bool:
+    """Whether ``path`` begins like ``pattern``: ``*`` is anything, ``$`` its end."""
+    is_whole = pattern.endswith("$")
+    first, *others = pattern.removesuffix("$").split("*")
+    if not path.startswith(first):
+        return False
+    if not others:
+        return not is_whole or path == first
+    position = len(first)
+    for part in others[:-1]:
+        position = path.find(part, position)
+        if position < 0:
+            return False
+        position += len(part)
+    if is_whole:
+        return len(path) - len(others[-1]) >= position and path.endswith(others[-1])
+    return path.find(others[-1], position) >= 0
