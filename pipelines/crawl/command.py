@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_network
 
 from vlmill.pipelines.fetching.manners import Manners
-from vlmill.pipelines.launch.loading import parsed, quiet_beam_import
+from vlmill.pipelines.launch.loading import parsed
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
@@ -36,7 +36,8 @@ def parser() -> Parser:
         "Writes crawl-*.warc.gz, the tables outcomes (a row for each URL) and rejects, "
         "funnel.json, warcs.json,\nreport.html and _manifest.json. A killed crawl goes on by the "
         "same command and repeats nothing that was answered.\n"
-        "Other flags (--direct_num_workers, ...) go to Apache Beam; without them every core works.\n"
+        "Without other flags every core of this machine works; others (--runner, ...) go to Apache "
+        "Beam, whose workers\nmust see --output under the same path.\n"
         "Memory of a worker: up to 64 bodies of --max-bytes at once, and 50 MB; it does not grow "
         "with the list.",
         allow_abbrev=False,
@@ -57,6 +58,9 @@ def parser() -> Parser:
         type=int,
         metavar="N",
         help="hosts are spread over so many buckets; one worker at a time has one (all cores)",
+    )
+    p.add_argument(
+        "--workers", type=int, metavar="N", help="processes, each with one bucket (all cores)"
     )
     p.add_argument(
         "--warc-bytes", type=int, default=1 << 30, metavar="N", help="of a WARC file (1 GiB)"
@@ -128,9 +132,8 @@ def run(arguments: Sequence[str]) -> int:
     with locked(args.output):
         manners = manners_of(args)
         _check(args)
-        # Beam takes seconds to load: not before the arguments are known to be good.
-        with quiet_beam_import():
-            from vlmill.pipelines.crawl import job
+        # What it loads takes a while: not before the arguments are known to be good.
+        from vlmill.pipelines.crawl import job
 
         return job.run(args, manners, beam_flags)
 
@@ -141,6 +144,8 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) < lowest:
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} {getattr(args, name)}: must be at least {lowest}")
+    if args.workers is not None and args.workers < 1:
+        raise InputError(f"--workers {args.workers}: must be at least 1")
     if args.buckets is not None and not 1 <= args.buckets <= 1_000:
         raise InputError(f"--buckets {args.buckets}: must be in 1..1000")
 

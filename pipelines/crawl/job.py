@@ -15,11 +15,11 @@ from vlmill.pipelines.crawl.tables import JOB, Written, together, write_tables
 from vlmill.pipelines.fetching.journal import SUCCESSES
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.pages import Scope
-from vlmill.pipelines.fetching.rounds import run_rounds
+from vlmill.pipelines.fetching.rounds import local_workers, run_rounds
 from vlmill.pipelines.fetching.stages import STAGES
 from vlmill.pipelines.fetching.warc import part_name
 from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket
-from vlmill.pipelines.launch.options import beam_options
+from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import file_input
@@ -34,7 +34,6 @@ def run(args: argparse.Namespace, manners: Manners, beam_flags: Sequence[str]) -
     """Runs the job unless its output is there, and says what came out."""
     output = Path(args.output)
     buckets = args.buckets or _buckets_before(output) or os.cpu_count() or 1
-    options = beam_options([*beam_flags, *_workers(buckets, beam_flags)])
     lists = find_lists(args.urls)
     job = Fetching(
         output=str(output),
@@ -52,9 +51,10 @@ def run(args: argparse.Namespace, manners: Manners, beam_flags: Sequence[str]) -
     settings = settings_of(args, job, inputs)
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
     if state is State.FINISHED:
+        remove_work(output)
         return say_result(output, "finished before")
     distribute(job, read_lists(lists, column=args.url_column, follow=args.follow))
-    run_rounds(job, options)
+    _fetch(job, min(buckets, args.workers or os.cpu_count() or 1), beam_flags)
     finish(job, settings, inputs)
     return say_result(output, "done")
 
@@ -68,13 +68,17 @@ def _buckets_before(output: Path) -> int | None:
         return None  # there is none, or prepare_output says what is wrong with it
 
 
-def _workers(buckets: int, beam_flags: Sequence[str]) -> list[str]:
-    """Beam's flags for a local run on every core, unless the user has given some."""
-    chosen = any(flag.startswith(("--runner", "--direct_")) for flag in beam_flags)
-    workers = min(buckets, os.cpu_count() or 1)
-    if chosen or workers == 1:
-        return []
-    return [f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"]
+def _fetch(job: Fetching, workers: int, beam_flags: Sequence[str]) -> None:
+    """Fetches everything, in processes of this machine or on the Beam runner that is named."""
+    if beam_flags:
+        # Beam takes seconds to load: local workers do without it.
+        with quiet_beam_import():
+            from vlmill.pipelines.fetching.on_beam import beam_workers
+            from vlmill.pipelines.launch.options import beam_options
+        run_rounds(job, beam_workers(beam_options(beam_flags)))
+        return
+    with local_workers(workers) as run_round:
+        run_rounds(job, run_round)
 
 
 def settings_of(

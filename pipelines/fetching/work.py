@@ -97,34 +97,34 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
             for bucket in range(job.buckets)
         ]
         progress = stack.enter_context(Progress(total=None, unit="line", label="list of URLs"))
-        for number, (line, wanted) in enumerate(lines):
+        for number, (line, wanted) in enumerate(lines, start=1):
             if isinstance(wanted, Drop):
                 journal = journals[bucket_of(line, job.buckets)]
                 journal.drop_line(line, wanted.reason, wanted.detail)
             else:
                 journals[bucket_of(host_of(wanted.url), job.buckets)].list_url(wanted)
-            if number % LINES_A_COMMIT == LINES_A_COMMIT - 1:
+            progress.advance()
+            if number % LINES_A_COMMIT == 0:
                 for journal in journals:
                     journal.commit()
-                progress.advance(LINES_A_COMMIT)
         for journal in journals:
             journal.commit()
             journal.close()
 
 
-def unfinished(job: Fetching) -> list[int]:
-    """Returns the buckets in which URLs wait, or to which other buckets have sent some."""
-    with ExitStack() as stack:
-        journals = [stack.enter_context(job.journal(b)) for b in range(job.buckets)]
-        return [
-            bucket
-            for bucket, journal in enumerate(journals)
-            if journal.waiting()
-            or any(
-                next(other.sent_to(bucket, journal.pulled(number)), None) is not None
-                for number, other in enumerate(journals)
-            )
-        ]
+def pull_all(job: Fetching) -> list[int]:
+    """Gives each bucket what others have sent to it; returns those in which URLs wait."""
+    waiting = []
+    for bucket in range(job.buckets):
+        with _lock_of(job, bucket), job.journal(bucket) as journal:
+            for number in range(job.buckets):
+                if number != bucket:
+                    with job.journal(number) as other:
+                        sent = other.sent_to(bucket, journal.pulled(number))
+                        journal.pull(number, sent, max_pages=job.scope.max_pages_per_host)
+            if journal.waiting():
+                waiting.append(bucket)
+    return waiting
 
 
 def retry_failed(job: Fetching, number: int) -> int:
@@ -137,12 +137,13 @@ def retry_failed(job: Fetching, number: int) -> int:
     return urls
 
 
-def fetch_bucket(job: Fetching, bucket: int) -> None:
-    """Fetches what waits in a bucket, and what other buckets have sent to it before."""
+def fetch_bucket(
+    job: Fetching, bucket: int, *, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Fetches what waits in a bucket. Raises OSError once it is ``stopped``, or its run is gone."""
     with ExitStack() as stack:
         stack.enter_context(_lock_of(job, bucket))
         journal = stack.enter_context(job.journal(bucket))
-        _pull(job, bucket, journal)
         parts = stack.enter_context(job.parts(bucket, journal))
         progress = stack.enter_context(
             Progress(total=journal.waiting(), unit="URL", label=f"crawl, bucket {bucket}")
@@ -156,7 +157,7 @@ def fetch_bucket(job: Fetching, bucket: int) -> None:
             buckets=job.buckets,
             manners=job.manners,
             scope=job.scope,
-            watch=_watch(job, journal, progress),
+            watch=_watch(job, journal, progress, stopped),
         )
         fetcher.run()
 
@@ -165,14 +166,6 @@ def finish_bucket(job: Fetching, bucket: int) -> None:
     """Gives the open part of a bucket's archive its place: nothing more will come."""
     with job.journal(bucket) as journal, job.parts(bucket, journal) as parts:
         parts.finish()
-
-
-def _pull(job: Fetching, bucket: int, journal: Journal) -> None:
-    for number in range(job.buckets):
-        if number != bucket:
-            with job.journal(number) as other:
-                sent = other.sent_to(bucket, journal.pulled(number))
-                journal.pull(number, sent, max_pages=job.scope.max_pages_per_host)
 
 
 @contextmanager
@@ -191,12 +184,14 @@ def _lock_of(job: Fetching, bucket: int) -> Iterator[None]:
         yield
 
 
-def _watch(job: Fetching, journal: Journal, progress: Progress) -> Callable[[int, int], None]:
-    """Returns what shows progress, and ends a worker whose run is gone."""
+def _watch(
+    job: Fetching, journal: Journal, progress: Progress, stopped: Callable[[], bool]
+) -> Callable[[int, int], None]:
+    """Returns what shows progress, and ends a worker that is stopped or whose run is gone."""
     is_child = os.getppid() == job.runner_pid
 
     def watch(done: int, rejected: int) -> None:
-        if is_child and os.getppid() != job.runner_pid:
+        if stopped() or (is_child and os.getppid() != job.runner_pid):
             raise OSError("the run that this worker belongs to has ended")
         if done:
             progress.total = progress.done + done + journal.waiting()
