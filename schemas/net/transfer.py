@@ -19,6 +19,7 @@ from vlmill.schemas.net.responses import decode_body, split_http
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 
+_HEAD_ENDS = (b"\n\r\n", b"\n\n")
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _VALIDATOR = re.compile(r"[\x20-\x7e]{1,1000}")
 _ACCEPT = ["Accept: text/html,application/xhtml+xml,image/*;q=0.9,*/*;q=0.8"]
@@ -50,8 +51,10 @@ _FAILURES: dict[int, Reason] = {
     pycurl.E_BAD_CONTENT_ENCODING: Reason.BAD_RESPONSE,
     100: Reason.HEADERS_TOO_LARGE,  # CURLE_TOO_LARGE: a line above 100 KB
 }
-_OURS = (pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_BAD_FUNCTION_ARGUMENT)
-_OURS += (pycurl.E_SSL_CACERT_BADFILE, pycurl.E_UNKNOWN_OPTION, pycurl.E_ABORTED_BY_CALLBACK)
+_OURS = (
+    *(pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_BAD_FUNCTION_ARGUMENT),
+    *(pycurl.E_SSL_CACERT_BADFILE, pycurl.E_UNKNOWN_OPTION, pycurl.E_ABORTED_BY_CALLBACK),
+)
 # Of opening a socket: this machine's trouble, not the server's.
 _OUR_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -133,7 +136,9 @@ class Transfer:
         if self.failure is not None:
             return self.failure
         if code == pycurl.E_OK:
-            return None
+            # libcurl takes a head that the connection's end cuts for a whole one.
+            is_whole = self.head.endswith(_HEAD_ENDS)
+            return None if is_whole else (Reason.CUT_OFF, "closed within the headers")
         if code in _OURS:
             raise RuntimeError(f"libcurl cannot run {self.url}: {message} ({code})")
         if code == pycurl.E_COULDNT_CONNECT and self.refused is not None:
@@ -141,7 +146,7 @@ class Transfer:
         reason = _FAILURES.get(code, Reason.BAD_RESPONSE)
         if code == pycurl.E_RECV_ERROR and self.curl.getinfo(pycurl.OS_ERRNO):
             reason = Reason.CUT_OFF  # by the system; without its word, the bytes were bad
-        return reason, message
+        return reason, message or f"error {code} of libcurl"
 
     def _location(self, status: int, headers: dict[str, str]) -> str | None:
         if status not in _REDIRECTS or "location" not in headers:
@@ -175,7 +180,7 @@ class Transfer:
             return -1
         if self.num_body_bytes:
             return len(line)  # a trailer, which stands in the body as it came, too
-        if line.startswith(b"HTTP/") and self.head.endswith((b"\n\r\n", b"\n\n")):
+        if line.startswith(b"HTTP/") and self.head.endswith(_HEAD_ENDS):
             self.head.clear()  # what came before was an interim response, as 103 is
         self.head += line
         return len(line)
