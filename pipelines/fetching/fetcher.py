@@ -218,6 +218,8 @@ class Fetcher:
         host = running.host
         host.in_flight -= 1
         host.asking = False
+        # A server sees a request later than it was started: no gap between two is shorter so.
+        host.row.last_at = self._clock()
         host.row.seconds += answer.seconds
         host.row.bytes += len(answer.body)
         host.row.failures = host.row.failures + 1 if answer.failure in _DOWN else 0

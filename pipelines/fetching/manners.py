@@ -13,7 +13,7 @@ class Manners:
     contact: str  # a page or an e-mail address, in the user agent of every request
 
     # Of one host.
-    delay_s: float = 1.0  # between the starts of two requests; robots.txt may ask for more
+    delay_s: float = 1.0  # from an answer's end to the next request; robots.txt may ask for more
     per_host: int = 1  # requests at once
     max_delay_s: float = 60.0  # a host whose robots.txt asks for more is not crawled
     max_wait_s: float = 600.0  # a host whose Retry-After asks for more is set aside
@@ -54,4 +54,4 @@ class Manners:
         """How long a host is left alone that has said "too many requests" ``times`` in a row."""
         if retry_after_s is not None:
             return max(retry_after_s, self.delay_s)
-        return min(max(self.delay_s, 1.0) * 2.0**times, self.max_wait_s)
+        return min(max(self.delay_s, 0.1) * 2.0**times, self.max_wait_s)

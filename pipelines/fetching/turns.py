@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from vlmill.pipelines.fetching.answers import TRANSIENT
 from vlmill.pipelines.fetching.journal import HostRow, Journal, OriginRow, Outcome, Waiting
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.places import origin_of
@@ -75,7 +76,8 @@ class Permission:
         said = self._said
         if said.failure is not None:
             detail = f"robots.txt: {said.detail or 'no answer'}"
-            return Refusal(reason=Reason(said.failure), detail=detail, may_retry=True)
+            reason = Reason(said.failure)
+            return Refusal(reason=reason, detail=detail, may_retry=reason in TRANSIENT)
         if not self._robots.allows(url):
             is_busy = said.status >= 500 or said.status in (0, 429)
             detail = f"robots.txt: status {said.status}" if said.status and is_busy else ""
@@ -106,7 +108,7 @@ class Host:
 
     @property
     def ready_at(self) -> float:
-        """When the next request may begin."""
+        """When the next request may begin: the delay is from the end of the last answer, too."""
         return max(self.row.last_at + self.delay_s, self.row.not_before)
 
     def head(self, journal: Journal) -> Waiting | None:
