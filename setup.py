@@ -57,6 +57,7 @@ EXTRAS = {
     "gcp": ["apache-beam[gcp]>=2.70"],
     "test": [
         "beartype>=0.20",
+        "cryptography>=43",
         "hypothesis>=6.120",
         "mlflow-skinny>=3.1",
         "mypy>=1.15",

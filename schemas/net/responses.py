@@ -46,9 +46,15 @@ def split_http(block: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def decode_body(body: bytes, headers: dict[str, str], max_bytes: int) -> bytes | None:
-    """Undoes transfer and content encodings; None when more than ``max_bytes`` come out."""
+    """Undoes transfer and content encodings; None when more than ``max_bytes`` come out.
+
+    None too for a body of more than ``MAX_CHUNKS`` chunks.
+    """
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        body = unchunk(body)
+        unchunked = unchunk(body)
+        if unchunked is None:
+            return None
+        body = unchunked
     encodings = headers.get("content-encoding", "").lower().split(",")
     for encoding in reversed(encodings[:MAX_ENCODINGS]):
         decoded = decompress(body, encoding.strip(), max_bytes)
@@ -58,17 +64,22 @@ def decode_body(body: bytes, headers: dict[str, str], max_bytes: int) -> bytes |
     return body
 
 
-def unchunk(body: bytes) -> bytes:
-    """Joins the chunks of a chunked body; a body that does not look chunked stays as it is."""
+def unchunk(body: bytes) -> bytes | None:
+    """Joins the chunks of a chunked body; a body that does not look chunked stays as it is.
+
+    None if there are more than ``MAX_CHUNKS``: each costs time, whatever its size.
+    """
     chunks: list[bytes] = []
     position = 0
-    while position < len(body) and len(chunks) < MAX_CHUNKS:
+    while position < len(body):
         size = _CHUNK.match(body, position)
         if size is None:
             return body if not chunks else b"".join(chunks)
         length = int(size[1], 16)
         if length == 0:
             break
+        if len(chunks) == MAX_CHUNKS:
+            return None
         chunks.append(body[size.end() : size.end() + length])
         position = size.end() + length
         position += 2 if body[position : position + 2] == b"\r\n" else 1

@@ -178,8 +178,6 @@ class Transfer:
             limit = self.settings.max_header_bytes
             self.failure = Reason.HEADERS_TOO_LARGE, f"more than {limit} bytes of headers"
             return -1
-        if self.num_body_bytes:
-            return len(line)  # a trailer, which stands in the body as it came, too
         if line.startswith(b"HTTP/") and self.head.endswith(_HEAD_ENDS):
             self.head.clear()  # what came before was an interim response, as 103 is
         self.head += line

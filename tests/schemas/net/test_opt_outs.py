@@ -1,9 +1,15 @@
+import codecs
+import json
+
 import pytest
 
 from vlmill.schemas.net.opt_outs import (
+    MAX_TDMREP_BYTES,
     first_opt_out,
     header_opt_outs,
     meta_opt_outs,
+    tdmrep_reserves,
+    tdmrep_url,
 )
 from vlmill.schemas.rejects import Reason
 
@@ -14,6 +20,9 @@ AI, IMAGE_AI, INDEX, IMAGE_INDEX, TDM = (
     Reason.NO_IMAGE_INDEX,
     Reason.TDM_RESERVED,
 )
+
+
+RESERVED = {"location": "/", "tdm-reservation": 1}
 
 
 @pytest.mark.parametrize(
@@ -56,3 +65,47 @@ def test_one_reason_is_counted() -> None:
     assert first_opt_out({INDEX, AI, TDM}) == TDM
     assert first_opt_out({IMAGE_INDEX, IMAGE_AI}) == IMAGE_AI
     assert first_opt_out(()) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_reserved"),
+    [
+        ([], False),
+        ([RESERVED], True),
+        ([{"location": "/", "tdm-reservation": "1", "tdm-policy": "https://a.org/p"}], True),
+        ([{"location": "/", "tdm-reservation": 0}], False),
+        ([{"location": "/", "tdm-reservation": 2}], False),  # no such value: as if unset
+        ([{"location": "/", "tdm-reservation": True}], False),
+        ([{"location": "/art", "tdm-reservation": 0}, RESERVED], False),
+        ([RESERVED, {"location": "/art", "tdm-reservation": 0}], True),
+        ([{"location": "/ART", "tdm-reservation": 1}], False),
+        ([{"location": "/art/*.jpg", "tdm-reservation": 1}], True),
+        ([{"location": "/art/*.jpg$", "tdm-reservation": 1}], False),  # the URL has a query
+        ([{"location": "/art/*=1$", "tdm-reservation": 1}], True),
+        ([{"location": "/*a*a*.png", "tdm-reservation": 1}], False),
+        ([{"location": "/%61rt/", "tdm-reservation": 1}], True),
+        ([{"location": "", "tdm-reservation": 1}], True),
+        ([{"location": 5, "tdm-reservation": 1}, "x", None, {"tdm-reservation": 1}], False),
+        (RESERVED, False),
+    ],
+)
+def test_rules_of_tdmrep(rules: object, is_reserved: bool) -> None:
+    content = json.dumps(rules).encode()
+    for text in (content, codecs.BOM_UTF8 + content):
+        assert tdmrep_reserves(text, "http://a.org/art/a.jpg?b=1") is is_reserved
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"null", b"<html>", b"[" * 500_000),
+        b'[{"location": "/\xff", "tdm-reservation": 1}]',
+        b'[{"location": "/", "tdm-reservation": 1}]' + b" " * MAX_TDMREP_BYTES,
+    ],
+)
+def test_what_is_no_tdmrep_reserves_nothing(content: bytes) -> None:
+    assert not tdmrep_reserves(content, "http://a.org/a")
+
+
+def test_where_tdmrep_stands() -> None:
+    assert tdmrep_url("http://a.org:81/b?c") == "http://a.org:81/.well-known/tdmrep.json"

@@ -7,7 +7,7 @@ import pytest
 from fastwarc.stream_io import BrotliWriter, ZstdWriter
 
 from vlmill.pipelines.archives.content import sniff_kind
-from vlmill.schemas.net.responses import MAX_HEAD, decode_body, split_http, unchunk
+from vlmill.schemas.net.responses import MAX_CHUNKS, MAX_HEAD, decode_body, split_http, unchunk
 
 PAGE = b"<html><body>hello</body></html>"
 BROTLI = bytes.fromhex("1b1e00f88d942ede929aa70c8d4eb3f9b4bd2d5ad4a94d80819e72920b")  # PAGE
@@ -93,6 +93,14 @@ def test_chunks_that_are_left_in_are_joined() -> None:
     assert unchunk(PAGE) == PAGE
     assert unchunk(b"") == b""
     assert unchunk(b"ffffffff\r\nshort") == b"short"
+
+
+def test_chunks_without_number_are_refused() -> None:
+    most = b"1\r\na\r\n" * MAX_CHUNKS
+    assert unchunk(most + b"0\r\n\r\n") == b"a" * MAX_CHUNKS
+    assert unchunk(most + b"1\r\na\r\n") is None
+    chunked = {"transfer-encoding": "chunked"}
+    assert decode_body(most + b"1\r\na\r\n", chunked, len(most)) is None
 
 
 def test_http_head() -> None:

@@ -1,0 +1,93 @@
+"""TLS: certificates are judged by the name that was asked for, wherever it leads."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.schemas.net.servers import ok, sends, serving
+from tests.schemas.net.test_client import fetch
+
+from vlmill.schemas.net.client import Client
+from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
+from vlmill.schemas.rejects import Reason
+
+SETTINGS = ClientSettings(
+    contact="tests@example.org",
+    connect_seconds=2.0,
+    seconds=3.0,
+    allowed=(ip_network("127.0.0.0/8"),),
+    names=lambda host: ["127.0.0.1"],
+)
+
+
+def certificate(folder: Path, names: Sequence[str], days: int = 10) -> Path:
+    """Writes a self-signed certificate with its key; it ends in ``days``, or has ended."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    end = datetime.now(UTC) + timedelta(days=days)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
+    alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
+    signed = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(end - timedelta(days=20))
+        .not_valid_after(end)
+        .add_extension(alternatives, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    pem = serialization.Encoding.PEM
+    form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(pem, form, none) + signed.public_bytes(pem))
+    return path
+
+
+def ask(host: str, served: Path, trusted: Path | None) -> Answer:
+    """The answer of a server with the certificate ``served`` to a client that trusts another."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(served)
+    settings = replace(SETTINGS, ca_file=str(trusted) if trusted else None)
+    with serving(sends(ok()), tls=context) as server, Client(settings) as client:
+        (answer,) = fetch(client, [Request(url=f"https://{host}:{server.port}/")])
+        return answer
+
+
+def test_a_trusted_certificate_of_the_name(tmp_path: Path) -> None:
+    path = certificate(tmp_path, ["a.test", "*.b.test"])
+    for host in ("a.test", "A.Test", "x.b.test"):
+        answer = ask(host, path, path)
+        assert (answer.failure, answer.content, answer.address) == (None, b"hello", "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["b.test", "x.a.test", "127.0.0.1", "x.y.b.test"])
+def test_a_trusted_certificate_of_another_name(host: str, tmp_path: Path) -> None:
+    path = certificate(tmp_path, ["a.test", "*.b.test"])
+    assert ask(host, path, path).failure is Reason.TLS_ERROR
+
+
+def test_certificates_that_nobody_signed_or_that_have_ended(tmp_path: Path) -> None:
+    path = certificate(tmp_path, ["a.test"])
+    assert ask("a.test", path, None).failure is Reason.TLS_ERROR
+    path = certificate(tmp_path, ["a.test"], days=-1)
+    assert ask("a.test", path, path).failure is Reason.TLS_ERROR
+
+
+def test_no_tls_at_all() -> None:
+    def greet() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"220 mail.example.org ESMTP\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, Client(SETTINGS) as client:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        (answer,) = fetch(client, [Request(url=f"https://a.test:{server.getsockname()[1]}/")])
+        thread.join()
+        assert answer.failure is Reason.TLS_ERROR
