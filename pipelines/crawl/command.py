@@ -1,22 +1,13 @@
 """Pages and pictures into web archives: python -m vlmill.pipelines.crawl --help"""
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
-from ipaddress import ip_network
 
-from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.flags import add_manners, manners_of
 from vlmill.pipelines.launch.loading import parsed
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
-
-FLAGS = {"delay_s": "--delay", "per_host": "--per-host", "hosts_at_once": "--hosts-at-once"}
-FLAGS |= {"response_s": "--timeout", "max_bytes": "--max-bytes", "max_redirects": "--max-redirects"}
-FLAGS |= {"retries": "--retries", "retry_wait_s": "--retry-wait", "max_wait_s": "--max-wait"}
-FLAGS |= {"max_failures": "--max-failures", "max_host_s": "--max-host-time"}
-FLAGS |= {"max_host_bytes": "--max-host-bytes", "contact": "--contact"}
-"""Which flag sets which of the manners"""
 
 
 def parser() -> Parser:
@@ -30,8 +21,8 @@ def parser() -> Parser:
         "--contact me@example.org --output out/crawl\n"
         "  python -m vlmill.pipelines.web_pairs --warc 'out/crawl/*.warc.gz' --output out/pairs "
         "--safety-model none --realism-model none\n\n"
-        "--urls takes a text file (one URL a line, gzipped or not), a Parquet file with a column of "
-        "URLs,\nthe rejects of an earlier crawl (what may succeed now is tried again), or its "
+        "--urls takes a text file (one URL a line, gzipped or not), a Parquet file with a column "
+        "of URLs,\nthe rejects of an earlier crawl (what may succeed now is tried again), or its "
         "outcomes (fetched again\nwhere servers say that something has changed).\n"
         "Writes crawl-*.warc.gz, the tables outcomes (a row for each URL) and rejects, "
         "funnel.json, warcs.json,\nreport.html and _manifest.json. A killed crawl goes on by the "
@@ -52,7 +43,7 @@ def parser() -> Parser:
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     _add_scope(p)
-    _add_manners(p)
+    add_manners(p)
     p.add_argument(
         "--buckets",
         type=int,
@@ -92,40 +83,6 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_manners(p: argparse.ArgumentParser) -> None:
-    known = Manners(contact="")
-    texts = {
-        "delay_s": ("S", "between two requests to a host, unless its robots.txt asks for more"),
-        "per_host": ("N", "requests at once to a host"),
-        "hosts_at_once": ("N", "hosts that a worker fetches from at once"),
-        "response_s": ("S", "for a whole response"),
-        "max_bytes": ("N", "of a body, as sent and as decoded"),
-        "max_redirects": ("N", "in a row"),
-        "retries": ("N", "passes at the end over failures that may be over"),
-        "retry_wait_s": ("S", "before such a pass"),
-        "max_wait_s": ("S", "a host that wants to be left alone for longer is set aside"),
-        "max_failures": ("N", "failures in a row after which a host is set aside"),
-        "max_host_s": ("S", "of answers of one host together"),
-        "max_host_bytes": ("N", "of answers of one host together"),
-    }
-    for name, (metavar, text) in texts.items():
-        default = getattr(known, name)
-        p.add_argument(
-            FLAGS[name],
-            dest=name,
-            type=type(default),
-            metavar=metavar,
-            help=f"{text} ({default:g})",
-        )
-    p.add_argument(
-        "--allow-address",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="for tests only: a private network that may be connected to",
-    )
-
-
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
@@ -148,24 +105,6 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"--workers {args.workers}: must be at least 1")
     if args.buckets is not None and not 1 <= args.buckets <= 1_000:
         raise InputError(f"--buckets {args.buckets}: must be in 1..1000")
-
-
-def manners_of(args: argparse.Namespace) -> Manners:
-    """Builds the manners that the flags change. Raises InputError for values that make none."""
-    from vlmill.schemas.net.client import user_agent
-
-    user_agent(args.contact)
-    values = {
-        field.name: getattr(args, field.name)
-        for field in dataclasses.fields(Manners)
-        if getattr(args, field.name, None) is not None
-    }
-    try:
-        for network in args.allow_address:
-            ip_network(network)
-        return Manners(**values, allow_addresses=tuple(args.allow_address))
-    except ValueError as error:
-        raise InputError(str(error)) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

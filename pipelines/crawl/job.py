@@ -11,13 +11,12 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.crawl.report import write_report
-from vlmill.pipelines.crawl.tables import JOB, Written, together, write_tables
 from vlmill.pipelines.fetching.journal import SUCCESSES
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.pages import Scope
 from vlmill.pipelines.fetching.rounds import local_workers, run_rounds
 from vlmill.pipelines.fetching.stages import STAGES
-from vlmill.pipelines.fetching.warc import part_name
+from vlmill.pipelines.fetching.tables import Written, together, write_tables
 from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket
 from vlmill.pipelines.launch.loading import quiet_beam_import
 from vlmill.schemas.console.command import say_how_to_read
@@ -28,6 +27,8 @@ from vlmill.schemas.files.manifest import read_manifest, write_manifest
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.rejects import rejects_said
+
+JOB = "crawl"
 
 
 def run(args: argparse.Namespace, manners: Manners, beam_flags: Sequence[str]) -> int:
@@ -81,9 +82,7 @@ def _fetch(job: Fetching, workers: int, beam_flags: Sequence[str]) -> None:
         run_rounds(job, run_round)
 
 
-def settings_of(
-    args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]
-) -> dict[str, Any]:
+def settings_of(args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]) -> dict[str, Any]:
     """What decides the output."""
     return {
         "urls": [entry.digest for entry in inputs],

@@ -10,7 +10,7 @@ import gzip
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,6 +70,16 @@ def _is_parquet(path: Path) -> bool:
 # Text files.
 
 
+class Lines(Protocol):
+    """What bytes are read from, line by line or in pieces."""
+
+    def readline(self, size: int, /) -> bytes:
+        """The next line, or its first ``size`` bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next ``size`` bytes."""
+
+
 def text_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file, gzipped or not, without blank ones.
 
@@ -80,13 +90,12 @@ def text_lines(path: Path) -> Iterator[str]:
         start = raw.read(2)
         raw.seek(0)
         try:
-            file: IO[bytes] = gzip.open(raw) if start == b"\x1f\x8b" else raw
-            yield from _lines(file)
+            yield from _lines(gzip.GzipFile(fileobj=raw) if start == b"\x1f\x8b" else raw)
         except (OSError, EOFError, UnicodeError) as error:
             raise InputError(f"--urls {path}: cannot be read to its end ({error})") from None
 
 
-def _lines(file: IO[bytes]) -> Iterator[str]:
+def _lines(file: Lines) -> Iterator[str]:
     at_start = True
     while line := file.readline(MAX_LINE_BYTES):
         if at_start and line[:2] in _UTF_16:
@@ -101,7 +110,7 @@ def _lines(file: IO[bytes]) -> Iterator[str]:
             whole = rest.endswith(b"\n")
 
 
-def _utf_16_lines(first: bytes, file: IO[bytes]) -> Iterator[str]:
+def _utf_16_lines(first: bytes, file: Lines) -> Iterator[str]:
     """Lines of a UTF-16 file, as Windows writes some; it is read in pieces."""
     decoder = codecs.getincrementaldecoder("utf-16")("replace")
     text = decoder.decode(first)
@@ -130,7 +139,7 @@ def line_of(line: str, follow: int) -> Line:
 
 def _fault(line: str) -> str:
     if len(line) > MAX_KEY // 3:
-        return f"{len(line)} characters, at most {MAX_KEY} when it is encoded"
+        return f"longer than {MAX_KEY} characters when it is encoded"
     if not _SCHEME.match(line):
         return "no scheme: http:// or https:// must begin it"
     return "no http(s) URL"

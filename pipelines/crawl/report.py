@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlmill.pipelines.crawl.tables import EXAMPLES, Written
+from vlmill.pipelines.fetching.tables import EXAMPLES, Written
 from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
 from vlmill.schemas.console.report import (
     Section,

@@ -29,8 +29,10 @@ from vlmill.schemas.net.opt_outs import first_opt_out, header_opt_outs
 from vlmill.schemas.rejects import Reason
 
 TRANSIENT = frozenset(
-    (Reason.UNKNOWN_HOST, Reason.NO_CONNECTION, Reason.TIMED_OUT, Reason.BAD_RESPONSE)
-    + (Reason.CUT_OFF, Reason.HOST_FAILED)
+    (
+        *(Reason.UNKNOWN_HOST, Reason.NO_CONNECTION, Reason.TIMED_OUT),
+        *(Reason.BAD_RESPONSE, Reason.CUT_OFF, Reason.HOST_FAILED),
+    )
 )
 """Failures that may be over the next time."""
 TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))

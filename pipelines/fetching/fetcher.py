@@ -296,9 +296,7 @@ class Fetcher:
             # Its own host's manners would have to be kept for it: what is not known is not allowed.
             said = Said(status=0, content=b"", detail="robots.txt lies on another host")
         elif answer.failure is not None and not answer.status:
-            said = Said(
-                status=0, content=b"", failure=answer.failure.value, detail=answer.detail
-            )
+            said = Said(status=0, content=b"", failure=answer.failure.value, detail=answer.detail)
         elif answer.failure is not None:
             said = Said(status=0, content=b"", detail=f"robots.txt: {answer.failure}")
         else:

@@ -23,7 +23,8 @@ _TABLES = """
 CREATE TABLE hosts (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, waiting INTEGER NOT NULL DEFAULT 0,
     active INTEGER NOT NULL DEFAULT 0, last_at REAL NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0, backoffs INTEGER NOT NULL DEFAULT 0,
+    not_before REAL NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
+    backoffs INTEGER NOT NULL DEFAULT 0,
     seconds REAL NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
     pages INTEGER NOT NULL DEFAULT 0, left_out INTEGER NOT NULL DEFAULT 0
 );
@@ -297,9 +298,7 @@ class Journal:
         if row is None:
             return None
         robots, tdm, url, hops, expires = row
-        return OriginRow(
-            origin=origin, robots=robots, tdm=tdm, url=url, hops=hops, expires=expires
-        )
+        return OriginRow(origin=origin, robots=robots, tdm=tdm, url=url, hops=hops, expires=expires)
 
     def keep_origin(self, host: int, row: OriginRow) -> None:
         """Keeps what a host has said of robots."""

@@ -32,7 +32,9 @@ class Place:
     length: int
 
 
-def record(kind: str, headers: Mapping[str, str], block: bytes, *, level: int = PAGE_LEVEL) -> bytes:
+def record(
+    kind: str, headers: Mapping[str, str], block: bytes, *, level: int = PAGE_LEVEL
+) -> bytes:
     """Returns a record as one gzip member; ``headers`` are those beside type, id and digest.
 
     The id follows from the record's content: the same answer at the same time has the same one.
@@ -132,7 +134,9 @@ class Parts:
         self._contact, self._max_bytes = contact, max_bytes
         self.part = 0 if journalled is None else journalled.part
         end = 0 if journalled is None else journalled.offset + journalled.length
-        if part_name(self._bucket, self.part) in os.listdir(output):  # it was full, and has its place
+        if part_name(self._bucket, self.part) in os.listdir(
+            output
+        ):  # it was full, and has its place
             self.part, end = self.part + 1, 0
         self._file = self._path.open("ab")
         if self._file.tell() < end:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
+from vlmill.pipelines.fetching.flags import add_manners, manners_of
 from vlmill.pipelines.filters.flags import (
     add_filter_arguments,
     add_scoring_arguments,
@@ -34,14 +35,15 @@ def parser() -> Parser:
         "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/).\nPictures are taken from the same archives; none is "
-        "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
-        "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
-        "once 100 bytes a pair.",
+        "needs in work/).\nPictures are taken from the same archives; --fetch "
+        "gets those that they lack.\nOther flags (--runner, ...) go to Apache Beam.\n"
+        "Memory: one record (32 MiB at most), one decoded picture and 150 MB of rows a worker; to find "
+        "pictures that look alike once 100 bytes a pair.",
         allow_abbrev=False,
     )
     p.add_argument("--warc", metavar="GLOB", help="archives: a path or a glob")
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    add_fetch(p)
     add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
     p.add_argument(
@@ -122,6 +124,19 @@ def parser() -> Parser:
     return p
 
 
+def add_fetch(p: Parser) -> None:
+    """Declares the flags that fetch what the archives lack."""
+    p.add_argument(
+        "--fetch",
+        action="store_true",
+        help="fetch the pictures of candidates that the archives lack, as those of Common Crawl do",
+    )
+    p.add_argument(
+        "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
+    )
+    add_manners(p, ["delay_s"])
+
+
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
@@ -140,6 +155,10 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         raise InputError(f"--shards {args.shards}: must be at least 1")
     if args.warc is None:
         raise InputError("--warc must be given: a path of an archive, or a quoted glob")
+    if args.fetch:
+        if args.contact is None:
+            raise InputError("--fetch needs --contact: an e-mail address or a page about you")
+        manners_of(args)
     parse_languages(rules.language)
     filter_files(args)
     require_archive(args.warc)

@@ -20,6 +20,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
+from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
@@ -28,6 +29,7 @@ from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
 from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
+from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.report import write_report
@@ -134,10 +136,11 @@ class RunUnits(beam.DoFn):
         yield 0, len(units)
 
 
-def build(p: beam.Pipeline, job: Job) -> Any:
+def build(p: beam.Pipeline, job: Job, steps: range = range(len(STEPS))) -> Any:
     """Builds the job: each step's units, when those of the step before are done."""
     done = p | "Start" >> beam.Create([0], reshuffle=False)
-    for number, step in enumerate(STEPS):
+    for number in steps:
+        step = STEPS[number]
         # A group for each unit spreads them over the workers, one group for all awaits them.
         done = (
             done
@@ -149,10 +152,10 @@ def build(p: beam.Pipeline, job: Job) -> Any:
     return done
 
 
-def run_beam(job: Job, options: PipelineOptions) -> None:
+def run_beam(job: Job, options: PipelineOptions, steps: range = range(len(STEPS))) -> None:
     """Does everything on the runner that the options name, and waits for its end."""
     with run_pipeline(options) as p:
-        build(p, job)
+        build(p, job, steps)
 
 
 def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
@@ -179,6 +182,9 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
         shutil.rmtree(output / name, ignore_errors=True)
+    if args.fetch:
+        fetched = fetch_missing(job, manners_of(args), partial(run_beam, options=options))
+        job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
     run_beam(job, options)
     finish(job, settings, inputs_of(args))
@@ -197,6 +203,7 @@ def settings_of(
             for flag, path in filter_files(args).items()
         },
         **filters.settings(),
+        **({"fetch": manners_of(args).as_settings()} if args.fetch else {}),
         "shards": args.shards,
         "format": args.format,
         "exclude": list(args.exclude),

@@ -1,4 +1,4 @@
-"""What came of every URL, as tables: one shard of ``outcomes`` and of ``rejects`` for each bucket."""
+"""What came of every URL, as tables: a shard of ``outcomes`` and of ``rejects`` for each bucket."""
 
 import heapq
 from collections import Counter
@@ -16,7 +16,6 @@ from vlmill.schemas.files.shards import Shard, ShardWriter
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import OUTCOMES, REJECTS, Table
 
-JOB = "crawl"
 GROUP_ROWS = 10_000
 MOST_HOSTS = 30  # in the report
 EXAMPLES = 5  # of each reason
@@ -111,7 +110,7 @@ def _rejects(journal: Journal, written: Written) -> Iterator[dict[str, object]]:
 
 
 def _write(job: Fetching, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
-    producer = {"job": JOB, "manners": job.manners.as_settings()}
+    producer = {"job": "crawl", "manners": job.manners.as_settings()}
     writer = ShardWriter(job.output, table, bucket, job.buckets, producer=producer)
     with writer:
         group: list[dict[str, Any]] = []
