@@ -37,8 +37,8 @@ def parser() -> Parser:
         "that are added to a finished output are mined alone\n(--output keeps what that "
         "needs in work/).\nPictures are taken from the same archives; --fetch "
         "gets those that they lack.\nOther flags (--runner, ...) go to Apache Beam.\n"
-        "Memory: one record (32 MiB at most), one decoded picture and 150 MB of rows a worker; to find "
-        "pictures that look alike once 100 bytes a pair.",
+        "Memory: one record (32 MiB at most), one decoded picture and 150 MB of rows a worker; "
+        "to find pictures that look alike once 100 bytes a pair.",
         allow_abbrev=False,
     )
     p.add_argument("--warc", metavar="GLOB", help="archives: a path or a glob")

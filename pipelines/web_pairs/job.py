@@ -158,6 +158,10 @@ def run_beam(job: Job, options: PipelineOptions, steps: range = range(len(STEPS)
         build(p, job, steps)
 
 
+def _run_steps(options: PipelineOptions, job: Job, steps: range) -> None:
+    run_beam(job, options, steps)
+
+
 def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
     return [(unit.number, unit) for unit in STEPS[step].units(job)]
 
@@ -183,7 +187,8 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     for name in (FIRST_SCORES, RESCORING):
         shutil.rmtree(output / name, ignore_errors=True)
     if args.fetch:
-        fetched = fetch_missing(job, manners_of(args), partial(run_beam, options=options))
+        run_some = partial(_run_steps, options)
+        fetched = fetch_missing(job, manners_of(args), run_some)
         job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
     run_beam(job, options)
