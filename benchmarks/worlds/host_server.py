@@ -1,4 +1,4 @@
-"""Serves the web of ``hosts.py`` from a process of its own, and writes down when it was asked.
+"""Serves the web of ``host_kinds.py`` from a process of its own, and writes down when it was asked.
 
 Run as a module it is that process: ``python -m worlds.host_server LOG|- NUM_HOSTS`` prints the
 port on which all hosts listen, and ends when its standard input does.
@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from worlds.hosts import Reply, Site, address, make_site, response, shown
+from worlds.host_kinds import make_site
+from worlds.hosts import Reply, Site, address, response, shown
 
 DRIP_S = 0.05
 MANY = "/many/"  # paths below it show a picture on every host, for as many URLs as one likes
