@@ -53,9 +53,7 @@ def test_a_response_is_read_as_it_was_written(level: int) -> None:
 
 
 def test_a_header_cannot_end_its_line() -> None:
-    written = response_record(
-        "http://a.org/\r\nX: y", HEAD, b"", at=0, address="1\r\n2", level=0
-    )
+    written = response_record("http://a.org/\r\nX: y", HEAD, b"", at=0, address="1\r\n2", level=0)
     (record,) = ArchiveIterator(BytesIO(written))
     assert record.headers["WARC-Target-URI"] == "http://a.org/ X: y"
 
