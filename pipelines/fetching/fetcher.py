@@ -59,13 +59,16 @@ class Fetcher:
         scope: Scope,
         watch: Callable[[int, int], None],
         clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``watch`` is told, every ``PAUSE_S`` at least, how many more URLs have their outcome and
         how many of these failed; it may raise to end the work.
         """
         self._journal, self._parts, self._client = journal, parts, client
         self._bucket, self._buckets = bucket, buckets
-        self._manners, self._scope, self._clock, self._watch = manners, scope, clock, watch
+        self._manners, self._scope = manners, scope
+        self._clock, self._sleep = clock, sleep
+        self._watch = watch
         self._hosts: dict[int, Host] = {}
         self._turns: list[tuple[float, int]] = []  # when, and which host: a heap
         self._running: dict[int, Running] = {}
@@ -98,7 +101,7 @@ class Fetcher:
             pause = min(pause, max(0.0, self._turns[0][0] - self._clock()))
         if self._client.num_running:
             return self._client.wait(timeout=pause)
-        time.sleep(pause)
+        self._sleep(pause)
         return []
 
     # Hosts come and go.

@@ -31,9 +31,8 @@ def add_manners(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> Non
     for name in names:
         flag, metavar, text = FLAGS[name]
         default = getattr(defaults, name)
-        p.add_argument(
-            flag, dest=name, type=type(default), metavar=metavar, help=f"{text} ({default:g})"
-        )
+        said = f"{text} ({default:g})" if isinstance(default, float) else f"{text} ({default})"
+        p.add_argument(flag, dest=name, type=type(default), metavar=metavar, help=said)
     p.add_argument(
         "--allow-address",
         action="append",

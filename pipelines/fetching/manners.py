@@ -24,7 +24,7 @@ class Manners:
     # Of one response.
     connect_s: float = 15.0
     response_s: float = 60.0
-    max_bytes: int = 32 * MIB  # of a body as it was sent, and as it is decoded
+    max_bytes: int = 16 * MIB  # of a body as it was sent, and as it is decoded
 
     # Of one URL.
     max_redirects: int = 5
