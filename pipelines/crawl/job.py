@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,22 @@ def warcs(job: Fetching, whole: Written) -> list[dict[str, Any]]:
 
 def metrics_of(whole: Written) -> dict[str, Any]:
     """How many URLs had which outcome, answers which status, and how long they took."""
-    seconds = sorted(whole.tenths.elements())
     return {
         "outcomes": dict(whole.outcomes.most_common()),
         "statuses": dict(whole.statuses.most_common()),
         "links_left_out": whole.left_out,
-        "median_seconds": seconds[len(seconds) // 2] / 10 if seconds else None,
+        "median_seconds": median_of(whole.tenths),
     }
+
+
+def median_of(tenths: Mapping[int, int]) -> float | None:
+    """The median of times that are counted by tenths of a second, in seconds."""
+    left = sum(tenths.values()) / 2
+    for tenth, count in sorted(tenths.items()):
+        left -= count
+        if left < 0:
+            return tenth / 10
+    return None
 
 
 def say_result(output: Path, done: str) -> int:

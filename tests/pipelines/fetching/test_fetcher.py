@@ -1,5 +1,6 @@
 """The loop of a bucket, with servers and a clock of its own: order, rates, patience, bounds."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_a_host_is_asked_once_in_a_while(run: Run) -> None:
         *urls,
     ]
     # From the end of an answer, which comes after a tenth of a second.
-    assert all(1.1 <= b - a < 1.7 for a, b in zip(times, times[1:], strict=False))
+    assert all(1.1 <= b - a < 1.7 for a, b in itertools.pairwise(times))
 
 
 def test_hosts_do_not_wait_for_each_other(run: Run) -> None:
@@ -137,7 +138,7 @@ def test_robots_may_ask_for_more_time(run: Run) -> None:
     world = World({**pictures(*urls), "http://a.org/robots.txt": [robots]})
     run(world, *urls)
     times = [at for at, _ in world.asked]
-    assert min(b - a for a, b in zip(times, times[1:], strict=False)) >= 7
+    assert min(b - a for a, b in itertools.pairwise(times)) >= 7
 
 
 def test_robots_that_ask_for_too_much_close_a_host(run: Run) -> None:
