@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TextIO
 
 from worlds.host_kinds import make_site
-from worlds.hosts import Reply, Site, address, response, shown
+from worlds.hosts import Reply, Site, address, large_picture, response
 
 DRIP_S = 0.05
-MANY = "/many/"  # paths below it show a picture on every host, for as many URLs as one likes
+MANY = "/many/"  # paths below it show a picture of 100 KB on every host, for any list of URLs
 _BLOCK = bytes(1 << 16)
 _TRIES = 20
 
@@ -145,7 +145,7 @@ class Web:
         self.running: Counter[int] = Counter()
         self.times: Counter[tuple[int, str]] = Counter()
         self.tasks: set[asyncio.Future[None]] = set()
-        self.many = shown(seed=1)
+        self.many = response(large_picture(), headers={"Content-Type": "image/jpeg"})
 
     def reply(self, host: int, head: bytes) -> Reply:
         """Chooses what to send, and writes the request down."""

@@ -137,6 +137,17 @@ def _encoded(kind: str, look: int) -> bytes:
     return out.getvalue()
 
 
+@cache
+def large_picture() -> bytes:
+    """A JPEG of 640 x 480 pixels and about 100 KB, as on many pages."""
+    noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC).save(
+        out, "JPEG", quality=55
+    )
+    return out.getvalue()
+
+
 def shown(kind: str = "JPEG", seed: int = 0, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
     """The response with a picture; it has a validator."""
     named = {"Content-Type": TYPES.get(kind, f"image/{kind.lower()}"), "ETag": f'"{kind}-{seed}"'}

@@ -1,5 +1,5 @@
 """The web's servers: a client that reaches none inside, and what site owners forbid. No Beam.
 
-Reading order: ``urls``, ``exchange``, ``client``, ``responses``; ``robots`` and ``opt_outs`` stand
-beside them and are pure.
+Reading order: ``urls``, ``exchange``, ``addresses``, ``responses``, ``names``, ``transfer``,
+``client``; ``robots`` and ``opt_outs`` stand beside them and are pure.
 """

@@ -92,7 +92,13 @@ def refusal(url: str) -> str | None:
     Judged by how it is spelled: hosts that are numbers in another form than a.b.c.d, zones, and
     ports of other protocols. Where a name leads to is judged when a connection is made.
     """
-    parts = urlsplit(url)
+    end = url.find("/", 8)  # behind http:// and https://
+    return _refusal(url if end < 0 else url[:end])
+
+
+@lru_cache(maxsize=4_096)
+def _refusal(origin: str) -> str | None:
+    parts = urlsplit(origin)
     host, port = parts.hostname or "", parts.port
     if ":" in host:
         try:

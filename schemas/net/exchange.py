@@ -15,17 +15,22 @@ class ClientSettings:
 
     contact: str  # an e-mail address or a URL that site owners can write to
     connections: int = 64  # requests in flight at most, over all hosts
-    connect_seconds: float = 10.0  # name, connection and TLS together
-    seconds: float = 60.0  # a whole exchange
+    connect_seconds: float = 10.0  # looking a name up, and then the connection with TLS
+    seconds: float = 60.0  # a whole exchange, from the connection on
     slow_bytes_per_second: int = 200  # what stays below it for slow_seconds is given up
     slow_seconds: int = 15
     max_header_bytes: int = 64 << 10
     max_bytes: int = 32 << 20  # a body, as sent and as decoded, where a request does not say
-    dns_seconds: int = 300  # how long an address is believed; libcurl is told no TTL
+    dns_seconds: float = 300.0  # how long an address is believed: the system tells no TTL
     allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
     names: Callable[[str], Sequence[str]] | None = None
-    """Gives the addresses of a host in place of DNS, or none of them for DNS itself: for tests."""
+    """Gives the addresses of a host, from any thread, in place of the system: for tests."""
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
+
+    def __post_init__(self) -> None:
+        for name in ("connections", "connect_seconds", "seconds", "slow_seconds", "max_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import errno
 import re
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from vlmill.schemas.net.addresses import is_web_address, refusal
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
 from vlmill.schemas.net.responses import decode_body, split_http
 from vlmill.schemas.net.urls import resolve
-from vlmill.schemas.rejects import Reason
+from vlmill.schemas.rejects import Reason, Rejected
 
 _HEAD_ENDS = (b"\n\r\n", b"\n\n")
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -59,12 +60,23 @@ _OURS = (
 _OUR_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
-def url_failure(url: str) -> tuple[Reason, str] | None:
-    """Returns why ``url`` cannot be asked for at all, as reason and detail; None if it can."""
-    if (normal := resolve("", url)) is None:
-        return Reason.BAD_URL, "no http or https URL"
-    detail = refusal(normal)
-    return None if detail is None else (Reason.BAD_ADDRESS, detail)
+def usable_url(url: str) -> str:
+    """Returns ``url`` in its one spelling; raises Rejected if it cannot be asked for at all."""
+    normal = resolve("", url)
+    if normal is None:
+        raise Rejected(Reason.BAD_URL, "no http or https URL")
+    if detail := refusal(normal):
+        raise Rejected(Reason.BAD_ADDRESS, detail)
+    return normal
+
+
+def host_to_look_up(url: str) -> str | None:
+    """Returns the host of a usable URL, or None if it is an address."""
+    host = url.partition("://")[2].partition("/")[0]
+    if host.startswith("["):
+        return None
+    host = host.partition(":")[0]
+    return None if host.rpartition(".")[2].isdigit() else host
 
 
 class Transfer:
@@ -79,12 +91,14 @@ class Transfer:
         self.curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
         self.curl.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
         self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT)
-        self._is_conditional = False
+        self._is_conditional = self._is_pinned = False
 
-    def begin(self, request: Request) -> None:
-        """Readies the handle for ``request``, whose URL :func:`url_failure` lets through."""
-        self.request = request
-        self.url = resolve("", request.url) or ""
+    def begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
+        """Readies the handle for ``request``, whose URL is ``url`` by :func:`usable_url`.
+
+        ``addresses`` are its host's; none where the host is an address itself.
+        """
+        self.request, self.url = request, url
         self.limit = self.settings.max_bytes if request.max_bytes is None else request.max_bytes
         self.head = bytearray()
         self.num_header_bytes = 0
@@ -96,8 +110,7 @@ class Transfer:
         self.curl.setopt(pycurl.URL, self.url)
         self.curl.setopt(pycurl.MAXFILESIZE_LARGE, self.limit)
         self._set_conditions(request)
-        if self.settings.names is not None:
-            self.curl.setopt(pycurl.RESOLVE, _pinned(self.url, self.settings))
+        self._pin(url, addresses)
         self.started = time.time()
 
     def end(self, code: int, message: str) -> Answer:
@@ -128,7 +141,7 @@ class Transfer:
             address=self.curl.getinfo(pycurl.PRIMARY_IP) or None,
             started=self.started,
             seconds=self.curl.getinfo(pycurl.TOTAL_TIME),
-            http_version=self.head[5:8].decode("latin-1") if status else "1.1",
+            http_version=self.head.split(maxsplit=1)[0][5:].decode("latin-1") if status else "1.1",
             location=self._location(status, headers),
         )
 
@@ -169,6 +182,17 @@ class Transfer:
         if headers or self._is_conditional:
             self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT + headers)
         self._is_conditional = bool(headers)
+
+    def _pin(self, url: str, addresses: Sequence[str]) -> None:
+        """Tells libcurl the addresses of a host, in place of those that it may remember."""
+        if addresses:
+            parts = urlsplit(url)
+            place = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+            entry = f"+{place}:{','.join(addresses)}"
+            self.curl.setopt(pycurl.RESOLVE, [f"-{place}", entry])
+        elif self._is_pinned:
+            self.curl.unsetopt(pycurl.RESOLVE)
+        self._is_pinned = bool(addresses)
 
     # What libcurl calls back: another number than that of the bytes ends the exchange.
 
@@ -225,7 +249,7 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.HTTP_CONTENT_DECODING: 0,
         pycurl.HTTP09_ALLOWED: 0,
         pycurl.BUFFERSIZE: 128 << 10,
-        pycurl.DNS_CACHE_TIMEOUT: settings.dns_seconds,
+        pycurl.DNS_CACHE_TIMEOUT: 60,  # entries are given anew with each request
         pycurl.CONNECTTIMEOUT_MS: round(settings.connect_seconds * 1_000),
         pycurl.TIMEOUT_MS: round(settings.seconds * 1_000),
         pycurl.LOW_SPEED_LIMIT: settings.slow_bytes_per_second,
@@ -235,12 +259,3 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.SSLVERSION: pycurl.SSLVERSION_TLSv1_2,
         pycurl.CAINFO: ca_file,
     }
-
-
-def _pinned(url: str, settings: ClientSettings) -> list[str]:
-    """Entries that give a host the addresses of ``settings.names``, in place of earlier ones."""
-    assert settings.names is not None
-    parts = urlsplit(url)
-    place = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-    addresses = ",".join(settings.names(parts.hostname or ""))
-    return [f"-{place}", *([f"+{place}:{addresses}"] if addresses else [])]

@@ -17,6 +17,7 @@ from tests.schemas.net.servers import Answering, Send, ok, sends, serving
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.client import Client, user_agent
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
+from vlmill.schemas.net.transfer import Transfer
 from vlmill.schemas.rejects import Reason
 
 LOCAL = ip_network("127.0.0.0/8")
@@ -89,6 +90,13 @@ def test_interim_responses_are_left_out() -> None:
     assert answer.head.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1", "2", "3"])
+def test_the_version_is_the_one_that_the_answer_names(version: str) -> None:
+    reply = f"HTTP/{version} 200\r\nContent-Length: 2\r\n\r\nhi".encode()
+    answer = one(sends(reply))
+    assert (answer.http_version, answer.content) == (version, b"hi")
+
+
 @pytest.mark.parametrize("status", [204, 304, 404, 500, 999])
 def test_any_status_is_an_answer(status: int) -> None:
     answer = one(sends(b"HTTP/1.1 %d x\r\nContent-Length: 0\r\n\r\n" % status))
@@ -135,7 +143,8 @@ def test_a_second_answer_of_dns_that_leads_inside_is_refused() -> None:
     settings = replace(
         SETTINGS,
         allowed=(ip_network("127.0.0.2/32"),),
-        names=lambda host: addresses.get(host, []),
+        names=lambda host: addresses[host],
+        dns_seconds=0.0,
     )
     reply = ok(b"hello", "Connection: close")
     with serving(sends(reply, stays=False), "0.0.0.0") as server, Client(settings) as client:
@@ -418,6 +427,20 @@ def test_contacts_that_are_none(contact: str) -> None:
 
 def test_contacts() -> None:
     assert user_agent("https://example.org/bot") == "vlmill/0.1.0 (+https://example.org/bot)"
+
+
+def test_settings_that_cannot_work() -> None:
+    with pytest.raises(ValueError, match="connections is 0; it must be above 0"):
+        replace(SETTINGS, connections=0)
+
+
+def test_an_interrupt_while_bytes_come_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Transfer, chunk: bytes) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Transfer, "_on_body", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one(sends(ok()))
 
 
 def test_certificates_that_are_not_there() -> None:
