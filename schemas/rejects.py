@@ -41,6 +41,9 @@ class Reason(StrEnum):
     BAD_RESPONSE = "bad_response"  # not HTTP, or broken framing
     CUT_OFF = "cut_off"  # the connection closed before the end
     ROBOTS = "robots"  # robots.txt does not let us, or could not be read
+    TOO_MANY_REDIRECTS = "too_many_redirects"
+    HOST_FAILED = "host_failed"  # its host failed too often, or wants to be left alone for long
+    HOST_LIMIT = "host_limit"  # its host took all the time or bytes that one may, or is too slow
 
     # Opt-outs of a page or picture (schemas/net/opt_outs.py)
     TDM_RESERVED = "tdm_reserved"  # tdm-reservation: 1

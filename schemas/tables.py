@@ -139,6 +139,36 @@ NEIGHBOURS = Table(
     ),
 )
 
+# One row for each URL of a crawl, listed or found; sorted by URL.
+OUTCOMES = Table(
+    name="outcomes",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("url", _STRING, required=True),
+            _field("host", _STRING, required=True),
+            _field("stage", _STRING, required=True),  # how it became known, as in the funnel
+            _field("referrer", _STRING),  # the page or the redirect that has led to it first
+            _field("outcome", _STRING, required=True),  # fetched, redirected, ... or a reason
+            _field("detail", _STRING),
+            _field("status", _INT32),  # of HTTP; null where no answer came
+            _field("redirect_url", _STRING),
+            _field("media_type", _STRING),  # as the answer says
+            _field("num_bytes", pa.int64()),  # of the content without its encodings
+            _field("sha256", _STRING),  # of the same
+            _field("etag", _STRING),
+            _field("last_modified", _STRING),
+            _field("fetched_at", pa.timestamp("ms", tz="UTC")),  # when the last request began
+            _field("seconds", _FLOAT32),  # until the end of its answer
+            _field("attempts", _INT32, required=True),  # requests; 0 of what was not asked for
+            _field("address", _STRING),  # the server's
+            _field("warc", _STRING),  # the file beside the table that has the response
+            _field("warc_offset", pa.int64()),
+            _field("warc_length", pa.int64()),
+        ]
+    ),
+)
+
 REJECTS = Table(
     name="rejects",
     version="1.0",
@@ -157,7 +187,10 @@ NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
-TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, REJECTS)}
+TABLES = {
+    t.name: t
+    for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, OUTCOMES, REJECTS)
+}
 
 
 def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:

@@ -12,6 +12,7 @@ import torch
 
 from vlmill.extract import cli as extract_cli
 from vlmill.models import PRESETS, VARIANTS, preset
+from vlmill.pipelines.crawl import command as crawl
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES
 from vlmill.pipelines.filters.statistics import GROUPS as PICTURE_GROUPS
 from vlmill.pipelines.fit_image_filter import command as fit_image_filter
@@ -34,6 +35,7 @@ PAGES = {
 }
 Main = Callable[[Sequence[str]], object]
 COMMANDS: dict[str, Main] = {
+    "python -m vlmill.pipelines.crawl": crawl.main,
     "python -m vlmill.pipelines.fit_image_filter": fit_image_filter.main,
     "python -m vlmill.pipelines.fit_scorer": fit_scorer.main,
     "python -m vlmill.pipelines.hard_negatives": hard_negatives.main,

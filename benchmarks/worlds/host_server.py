@@ -132,8 +132,8 @@ class Connection(asyncio.Protocol):
         """Sends more until the client leaves."""
         while self.is_open:
             self.transport.write(b"a" if reply.then == "drip" else _BLOCK)
-            if reply.then == "drip":
-                await asyncio.sleep(DRIP_S)
+            # Without a pause nobody else would have a turn, nor be told that the client has left.
+            await asyncio.sleep(DRIP_S if reply.then == "drip" else 0)
             await self.may_write.wait()
 
 

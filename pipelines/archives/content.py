@@ -97,18 +97,23 @@ def content_of(
     kind = sniff_kind(decoded, declared)
     if kind is None:
         return Drop(Reason.OTHER_TYPE, declared)
-    charset = _CHARSET.search(declared)
     return Record(
         archive=archive,
         offset=offset,
         url=url,
         kind=kind,
         body=decoded,
-        charset=charset[1] if charset else None,
+        charset=charset_of(declared),
         content_type=declared[:200],
         opt_outs=header_opt_outs(headers),
         wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),
     )
+
+
+def charset_of(declared: str) -> str | None:
+    """Returns the charset that a content type names, or None."""
+    charset = _CHARSET.search(declared)
+    return charset[1] if charset else None
 
 
 def target_url(record: Any) -> str | None:

@@ -11,10 +11,10 @@ from vlmill.pipelines.choice.survey import Site, places_of, row_side, sides
 from vlmill.pipelines.choice.weights import WEIGHTS
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.page import PageImage
-from vlmill.pipelines.pages.urls import resolve
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.captions import caption_of
 from vlmill.pipelines.texts.lists import NO_LISTS, TextLists
+from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 
 

@@ -3,7 +3,7 @@
 A stage's pure function returns what it keeps, or a :class:`Drop`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,10 @@ Tally = tuple[str, str]
 """(stage, ``in``, ``out`` or a reason)"""
 
 
-def build_funnel(tallies: Iterable[tuple[Tally, int]]) -> list[dict[str, Any]]:
-    """Counts as the list that ``funnel.json`` holds, one entry for each stage in order.
+def build_funnel(
+    tallies: Iterable[tuple[Tally, int]], stages: Sequence[Stage] = STAGES
+) -> list[dict[str, Any]]:
+    """Counts as the list that ``funnel.json`` holds, one entry for each of ``stages`` in order.
 
     Raises AssertionError if a stage lost or invented something: in = out + rejects.
     """
@@ -75,7 +77,7 @@ def build_funnel(tallies: Iterable[tuple[Tally, int]]) -> list[dict[str, Any]]:
     for tally, count in tallies:
         counts[tally] = counts.get(tally, 0) + count
     funnel = []
-    for stage in STAGES:
+    for stage in stages:
         rejects = {
             reason.value: counts[stage.name, reason.value]
             for reason in Reason

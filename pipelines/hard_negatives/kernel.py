@@ -5,7 +5,7 @@ only bags whose bound reaches the 30th best so far cost a read elsewhere. Every 
 so that what is passed over could not have been among the best.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 

@@ -9,6 +9,8 @@ from typing import Any
 from selectolax.lexbor import LexborHTMLParser
 
 from vlmill.pipelines.pages.walk import fold
+from vlmill.schemas.net.opt_outs import meta_opt_outs
+from vlmill.schemas.rejects import Reason
 
 _PICTURES = frozenset(
     ("og:image", "og:image:url", "og:image:secure_url", "twitter:image", "twitter:image:src")
@@ -115,3 +117,10 @@ def _read_thing(thing: dict[str, Any], said: Metadata, limit: int) -> None:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def opt_outs_in(tree: LexborHTMLParser) -> frozenset[Reason]:
+    """Returns what a page's metadata forbids."""
+    nodes = tree.css("meta[name][content]")
+    attributes = (node.attributes for node in nodes)
+    return meta_opt_outs((a.get("name") or "", a.get("content") or "") for a in attributes)

@@ -22,8 +22,8 @@ from vlmill.extract.flags import (
     warn_of_random_weights,
 )
 from vlmill.pipelines.counting.numbers import Numbers, rejects_of, timed
-from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.dataflow import require_for_dataflow
+from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.progress import Progress

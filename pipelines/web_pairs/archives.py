@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlmill.pipelines.fetching.flags import add_allow_address
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import is_remote
@@ -49,13 +50,7 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the names in a list or an index are relative to (crawl-data/...: "
         f"{COMMON_CRAWL}; others: the folder of the list)",
     )
-    parser.add_argument(
-        "--allow-address",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="for tests: a network such as 127.0.0.0/8 that may be read though it is not public",
-    )
+    add_allow_address(parser)
 
 
 def require_archives(args: argparse.Namespace) -> None:

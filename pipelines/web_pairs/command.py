@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
+from vlmill.pipelines.fetching.flags import add_manners, manners_of
 from vlmill.pipelines.filters.flags import (
     add_filter_arguments,
     add_scoring_arguments,
@@ -39,14 +40,15 @@ def parser() -> Parser:
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
         "needs in work/, about a twentieth of the archives; remove it when no more will\ncome)."
-        "\nPictures are taken from the same archives; none is "
-        "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
+        "\nPictures are taken from the same archives; --fetch gets those that they lack. Other "
+        "flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
         "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
         "once 100 bytes a pair, for --index 20 bytes a record.",
         allow_abbrev=False,
     )
     add_archive_arguments(p)
     p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    add_fetch(p)
     add_filter_arguments(p)
     p.add_argument("--shards", type=int, default=1, help="files of each table (1)")
     add_workers(p)
@@ -141,6 +143,19 @@ def _add_sets(p: Parser) -> None:
     )
 
 
+def add_fetch(p: Parser) -> None:
+    """Declares the flags that fetch what the archives lack."""
+    p.add_argument(
+        "--fetch",
+        action="store_true",
+        help="fetch the pictures of candidates that the archives lack, as those of Common Crawl do",
+    )
+    p.add_argument(
+        "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
+    )
+    add_manners(p, ["delay_s"])
+
+
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
@@ -159,6 +174,11 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     if args.shards < 1:
         raise InputError(f"--shards {args.shards}: must be at least 1")
     require_archives(args)
+    if args.fetch:
+        if args.contact is None:
+            raise InputError("--fetch needs --contact: an e-mail address or a page about you")
+        require_local("--output", args.output)
+        manners_of(args)
     parse_languages(rules.language)
     local_workers(args.workers, beam_flags)
     filter_files(args)

@@ -20,6 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
+from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.dataflow import require_for_dataflow
@@ -31,6 +32,7 @@ from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
 from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, with_sizes
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
+from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.order import order, order_units
@@ -120,10 +122,11 @@ STEPS = (
 )
 
 
-def run_here(job: Job, workers: int) -> None:
+def run_here(job: Job, workers: int, steps: range = range(len(STEPS))) -> None:
     """Does everything in so many processes of this machine: what Beam does elsewhere."""
     with workers_of(workers, job, __name__) as pool:
-        for number, step in enumerate(STEPS):
+        for number in steps:
+            step = STEPS[number]
             units = step.units(job)
             with UnitProgress(total=len(units), label=f"web pairs, {step.name}") as progress:
                 for numbers in pool.each(partial(_do, number), units, progress.idle):
@@ -147,10 +150,11 @@ class RunUnits(beam.DoFn):
         yield 0, len(units)
 
 
-def build(p: beam.Pipeline, job: Job) -> Any:
+def build(p: beam.Pipeline, job: Job, steps: range = range(len(STEPS))) -> Any:
     """Builds the job: each step's units, when those of the step before are done."""
     done = p | "Start" >> beam.Create([0], reshuffle=False)
-    for number, step in enumerate(STEPS):
+    for number in steps:
+        step = STEPS[number]
         # A group for each unit spreads them over the workers, one group for all awaits them.
         done = (
             done
@@ -162,10 +166,20 @@ def build(p: beam.Pipeline, job: Job) -> Any:
     return done
 
 
-def run_beam(job: Job, options: PipelineOptions) -> None:
+def _run_steps(
+    options: PipelineOptions, workers: int | None, job: Job, steps: range = range(len(STEPS))
+) -> None:
+    """Does some steps on Beam, or in so many processes of this machine."""
+    if workers is None:
+        run_beam(job, options, steps)
+    else:
+        run_here(job, workers, steps)
+
+
+def run_beam(job: Job, options: PipelineOptions, steps: range = range(len(STEPS))) -> None:
     """Does everything on the runner that the options name, and waits for its end."""
     with run_pipeline(options) as p:
-        build(p, job)
+        build(p, job, steps)
 
 
 def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
@@ -195,13 +209,14 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
         remove_tree(output / name)
+    if args.fetch:
+        run_some = partial(_run_steps, options, workers)
+        fetched = fetch_missing(job, manners_of(args), run_some)
+        job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
     if index is not None:
         keep_index(job, index)
-    if workers is None:
-        run_beam(job, options)
-    else:
-        run_here(job, workers)
+    _run_steps(options, workers, job)
     finish(job, settings, inputs_of(args))
     return say_result(output, "done")
 
@@ -235,6 +250,7 @@ def settings_of(
         },
         **filters.settings(),
         **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
+        **({"fetch": manners_of(args).as_settings()} if args.fetch else {}),
         "shards": args.shards,
         "format": args.format,
         "exclude": list(args.exclude),

@@ -5,8 +5,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from selectolax.lexbor import LexborHTMLParser
-
 from vlmill.pipelines.archives.reading import (
     BrokenArchive,
     Record,
@@ -30,13 +28,14 @@ from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.pages import markup
 from vlmill.pipelines.pages import page as html
+from vlmill.pipelines.pages.metadata import opt_outs_in
 from vlmill.pipelines.pages.pictures import Picture, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
 from vlmill.pipelines.web_pairs.units import Archive, Job, Result, Unit, counted
-from vlmill.schemas.net.opt_outs import first_opt_out, meta_opt_outs
+from vlmill.schemas.net.opt_outs import first_opt_out
 from vlmill.schemas.rejects import Reason
 
 MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
@@ -157,13 +156,6 @@ def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
     return html.read_page(
         tree, url, max_text_chars=rules.max_text_chars, max_images=rules.max_images_per_page
     )
-
-
-def opt_outs_in(tree: LexborHTMLParser) -> frozenset[Reason]:
-    """What a page's metadata forbid."""
-    nodes = tree.css("meta[name][content]")
-    attributes = (node.attributes for node in nodes)
-    return meta_opt_outs((a.get("name") or "", a.get("content") or "") for a in attributes)
 
 
 def language_of(

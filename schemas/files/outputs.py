@@ -21,9 +21,10 @@ PLAN = "_plan.json"
 REPORTS = (
     *("funnel.json", "report.html", "report.json", "metrics.json"),
     *("neighbours.json", "webdataset.json"),
+    "warcs.json",
 )
 WORK = "work"  # what a run keeps beside its tables, to go on from
-SHARDS = "*-of-*.tar"  # of pairs, for webdataset
+SHARDS = ("*-of-*.tar", "crawl-*-*.warc.gz")  # of pairs, for webdataset; of a crawl
 # Folders inside an output whose pairs have been scored again, or are being.
 FIRST_SCORES, RESCORING = "_first_scores", "_rescoring"
 
@@ -77,7 +78,7 @@ def remove_output(folder: Path) -> None:
     if not (folder / PLAN).exists():
         return
     shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
-    shards += folder.glob(SHARDS)
+    shards += [p for pattern in SHARDS for p in folder.glob(pattern)]
     reports = [folder / name for name in REPORTS]
     # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
     for path in [folder / MANIFEST, *shards, *reports]:
@@ -85,6 +86,11 @@ def remove_output(folder: Path) -> None:
     for name in (FIRST_SCORES, RESCORING, WORK):
         remove_tree(folder / name)
     (folder / PLAN).unlink()
+
+
+def remove_work(folder: Path) -> None:
+    """Deletes what a run kept beside its tables to go on from: it is finished."""
+    shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
 def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:

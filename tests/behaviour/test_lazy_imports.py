@@ -52,6 +52,7 @@ WEB, NEGATIVES = "vlmill.pipelines.web_pairs", "vlmill.pipelines.hard_negatives"
 FILTER, SCORER = "vlmill.pipelines.fit_image_filter", "vlmill.pipelines.fit_scorer"
 REGIONS, MANIFEST = "vlmill.pipelines.regions", "vlmill.pipelines.manifest"
 NEAREST = "vlmill.pipelines.nearest_pictures"
+CRAWL = "vlmill.pipelines.crawl"
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 PRETRAIN = (TRAIN, "pretrain", "imagebert-small", "--pairs", "a", "--output", "b")
 WHOLE = (EXTRACT, "run", "a", "--output", "b", "--global-cnn")
@@ -112,6 +113,10 @@ COMMANDS = {
     (FILTER, "--help"): 0,
     (FILTER, "--images", "a", "--labels", "b", "--output", "c", "--threshold", "2"): 2,
     (SCORER, "--help"): 0,
+    (CRAWL, "--help"): 0,
+    (CRAWL, "--urls", "a", "--output", "b"): 2,  # nobody to write to
+    (CRAWL, "--urls", "a", "--output", "b", "--contact", "nobody"): 2,
+    (CRAWL, "--urls", "a", "--output", "b", "--contact", "a@b.org", "--delay", "-1"): 2,
     (NEGATIVES, "--help"): 0,
     (NEGATIVES, "--pairs", "a", "--output", "b", "--nonsense"): 2,
     (NEGATIVES, "--pairs", "a", "--output", "b", "--below", "much"): 2,

@@ -1,0 +1,113 @@
+"""Pages and pictures into web archives: python -m vlmill.pipelines.crawl --help"""
+
+import argparse
+from collections.abc import Sequence
+
+from vlmill.pipelines.fetching.flags import add_allow_address, add_manners, manners_of
+from vlmill.pipelines.launch.loading import parsed
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.lock import locked
+
+
+def parser() -> Parser:
+    """Returns the parser of the flags that the job takes itself."""
+    p = Parser(
+        prog="python -m vlmill.pipelines.crawl",
+        description="Fetches pages with their pictures, or pictures alone, into WARC files that "
+        "web_pairs and other tools read. Polite: robots.txt and opt-outs are honoured, every host "
+        "has its own pace. Safe: no address inside a network is ever connected to.",
+        epilog="Example:\n  python -m vlmill.pipelines.crawl --urls pages.txt "
+        "--contact me@example.org --output out/crawl\n"
+        "  python -m vlmill.pipelines.web_pairs --warc 'out/crawl/*.warc.gz' --output out/pairs "
+        "--safety-model none --realism-model none\n\n"
+        "--urls takes a text file (one URL a line, gzipped or not), a Parquet file with a column "
+        "of URLs,\nthe rejects of an earlier crawl (what may succeed now is tried again), or its "
+        "outcomes (fetched again\nwhere servers say that something has changed).\n"
+        "Writes crawl-*.warc.gz, the tables outcomes (a row for each URL) and rejects, "
+        "funnel.json, warcs.json,\nreport.html and _manifest.json. A killed crawl goes on by the "
+        "same command and repeats nothing that was answered.\n"
+        "Without other flags every core of this machine works; others (--runner, ...) go to Apache "
+        "Beam, whose workers\nmust see --output under the same path.\n"
+        "Memory of a worker: up to 64 bodies of --max-bytes at once, and 50 MB; it does not grow "
+        "with the list.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--urls", required=True, metavar="FILE", help="a list, a table, or a glob")
+    p.add_argument("--url-column", metavar="NAME", help="of a Parquet file (url)")
+    p.add_argument(
+        "--contact",
+        required=True,
+        metavar="ADDRESS",
+        help="e-mail address or page, in the user agent: where owners of sites reach you",
+    )
+    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    _add_scope(p)
+    add_manners(p)
+    add_allow_address(p)
+    p.add_argument(
+        "--buckets",
+        type=int,
+        metavar="N",
+        help="hosts are spread over so many buckets; one worker at a time has one (all cores)",
+    )
+    p.add_argument(
+        "--workers", type=int, metavar="N", help="processes, each with one bucket (all cores)"
+    )
+    p.add_argument(
+        "--warc-bytes", type=int, default=1 << 30, metavar="N", help="of a WARC file (1 GiB)"
+    )
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+    return p
+
+
+def _add_scope(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--follow", type=int, default=0, metavar="DEPTH", help="follow links of pages so deep (0)"
+    )
+    p.add_argument("--same-host", action="store_true", help="follow no link to another host")
+    p.add_argument(
+        "--max-pages-per-host",
+        type=int,
+        default=1_000,
+        metavar="N",
+        help="that links lead to; listed ones do not count (1000)",
+    )
+    p.add_argument(
+        "--addresses",
+        type=int,
+        default=2,
+        metavar="N",
+        help="of a picture, the first that its page names: often its sizes (2); 0: no pictures",
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    args, beam_flags = parsed(parser(), arguments)
+    with locked(args.output):
+        manners = manners_of(args)
+        _check(args)
+        # What it loads takes a while: not before the arguments are known to be good.
+        from vlmill.pipelines.crawl import job
+
+        return job.run(args, manners, beam_flags)
+
+
+def _check(args: argparse.Namespace) -> None:
+    least = {"follow": 0, "max_pages_per_host": 0, "addresses": 0, "warc_bytes": 1}
+    for name, lowest in least.items():
+        if getattr(args, name) < lowest:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} {getattr(args, name)}: must be at least {lowest}")
+    if args.workers is not None and args.workers < 1:
+        raise InputError(f"--workers {args.workers}: must be at least 1")
+    if args.buckets is not None and not 1 <= args.buckets <= 1_000:
+        raise InputError(f"--buckets {args.buckets}: must be in 1..1000")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

@@ -1,0 +1,156 @@
+"""The crawl job: lists of URLs to buckets, rounds of fetching, tables and report."""
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import build_funnel
+from vlmill.pipelines.crawl.lists import find_lists, read_lists
+from vlmill.pipelines.crawl.report import write_report
+from vlmill.pipelines.fetching.journal import SUCCESSES
+from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.pages import Scope
+from vlmill.pipelines.fetching.rounds import local_workers, run_rounds
+from vlmill.pipelines.fetching.stages import STAGES
+from vlmill.pipelines.fetching.tables import Written, together, write_tables
+from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket
+from vlmill.pipelines.launch.loading import quiet_beam_import
+from vlmill.schemas.console.command import say_how_to_read
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.digests import file_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.manifest import read_manifest, write_manifest
+from vlmill.schemas.files.outputs import PLAN, State, prepare_output, remove_work
+from vlmill.schemas.files.reading import reject_counts
+from vlmill.schemas.rejects import rejects_said
+
+JOB = "crawl"
+
+
+def run(args: argparse.Namespace, manners: Manners, beam_flags: Sequence[str]) -> int:
+    """Runs the job unless its output is there, and says what came out."""
+    output = Path(args.output)
+    buckets = args.buckets or _buckets_before(output) or os.cpu_count() or 1
+    lists = find_lists(args.urls)
+    job = Fetching(
+        output=str(output),
+        buckets=buckets,
+        manners=manners,
+        scope=Scope(
+            same_host=args.same_host,
+            max_pages_per_host=args.max_pages_per_host,
+            addresses=args.addresses,
+        ),
+        part_bytes=args.warc_bytes,
+        runner_pid=os.getpid(),
+    )
+    inputs = [file_input("--urls", str(path)) for path in lists]
+    settings = settings_of(args, job, inputs)
+    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
+    if state is State.FINISHED:
+        remove_work(output)
+        return say_result(output, "finished before")
+    distribute(job, read_lists(lists, column=args.url_column, follow=args.follow))
+    _fetch(job, min(buckets, args.workers or os.cpu_count() or 1), beam_flags)
+    finish(job, settings, inputs)
+    return say_result(output, "done")
+
+
+def _buckets_before(output: Path) -> int | None:
+    """Into how many buckets an earlier run has spread the hosts, perhaps on another machine."""
+    try:
+        plan = json.loads((output / PLAN).read_text(encoding="utf-8"))
+        return int(plan["settings"]["buckets"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # there is none, or prepare_output says what is wrong with it
+
+
+def _fetch(job: Fetching, workers: int, beam_flags: Sequence[str]) -> None:
+    """Fetches everything, in processes of this machine or on the Beam runner that is named."""
+    if beam_flags:
+        # Beam takes seconds to load: local workers do without it.
+        with quiet_beam_import():
+            from vlmill.pipelines.fetching.on_beam import beam_workers
+            from vlmill.pipelines.launch.options import beam_options
+        run_rounds(job, beam_workers(beam_options(beam_flags)))
+        return
+    with local_workers(workers) as run_round:
+        run_rounds(job, run_round)
+
+
+def settings_of(args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]) -> dict[str, Any]:
+    """What decides the output."""
+    return {
+        "urls": [entry.digest for entry in inputs],
+        "url_column": args.url_column,
+        "follow": args.follow,
+        "same_host": job.scope.same_host,
+        "max_pages_per_host": job.scope.max_pages_per_host,
+        "addresses": job.scope.addresses,
+        "buckets": job.buckets,
+        "warc_bytes": job.part_bytes,
+        **job.manners.as_settings(),
+    }
+
+
+def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
+    """Gives the archives their places, writes tables and report and, last, the manifest.
+
+    The journals are needed no more: what they tell stands in the tables.
+    """
+    output, parts = Path(job.output), list[Written]()
+    for bucket in range(job.buckets):
+        finish_bucket(job, bucket)
+        parts.append(write_tables(job, bucket))
+    whole = together(parts)
+    funnel = build_funnel(whole.tallies.items(), STAGES)
+    write_json(output / "funnel.json", funnel)
+    write_json(output / "warcs.json", warcs(job, whole))
+    write_json(output / "metrics.json", metrics_of(whole))
+    write_report(output / "report.html", whole, funnel, settings)
+    write_manifest(output, whole.shards, job=JOB, settings=settings, inputs=inputs)
+    remove_work(output)
+
+
+def warcs(job: Fetching, whole: Written) -> list[dict[str, Any]]:
+    """The archives in the output, each with its bytes and how many responses it has."""
+    files = sorted(Path(job.output).glob("crawl-*.warc.gz"))
+    return [
+        {"name": path.name, "bytes": path.stat().st_size, "records": whole.records[path.name]}
+        for path in files
+    ]
+
+
+def metrics_of(whole: Written) -> dict[str, Any]:
+    """How many URLs had which outcome, answers which status, and how long they took."""
+    return {
+        "outcomes": dict(whole.outcomes.most_common()),
+        "statuses": dict(whole.statuses.most_common()),
+        "links_left_out": whole.left_out,
+        "median_seconds": median_of(whole.tenths),
+    }
+
+
+def median_of(tenths: Mapping[int, int]) -> float | None:
+    """The median of times that are counted by tenths of a second, in seconds."""
+    left = sum(tenths.values()) / 2
+    for tenth, count in sorted(tenths.items()):
+        left -= count
+        if left < 0:
+            return tenth / 10
+    return None
+
+
+def say_result(output: Path, done: str) -> int:
+    """Prints what the output holds; returns the exit status."""
+    metrics = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
+    outcomes = Counter[str](metrics["outcomes"])
+    fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
+    print(f"{done}: {fetched}, {rejects_said(reject_counts(output))}: {output}")
+    say_how_to_read(output, "outcomes")
+    rows = sum(s.rows for s in read_manifest(output)["shards"])
+    return 0 if sum(outcomes[name] for name in SUCCESSES) or not rows else 1

@@ -1,0 +1,83 @@
+"""report.html of a crawl: what came of the URLs, by reason, status, host and time."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmill.pipelines.fetching.tables import EXAMPLES, Written
+from vlmill.schemas.console.bars import binned_columns, count_bars, funnel_bars
+from vlmill.schemas.console.report import (
+    Section,
+    funnel_table,
+    html_table,
+    settings_table,
+    write_page,
+)
+
+MOST_TENTHS = 100  # ten seconds: what took longer stands in the last column
+
+
+def write_report(
+    path: Path, whole: Written, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+) -> None:
+    """Writes the page; nothing on it grows with the number of URLs."""
+    write_page(
+        path,
+        "Crawl",
+        [
+            Section(
+                title="Funnel",
+                body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
+                intro="By how a URL became known; in = out + dropped.",
+            ),
+            Section(title="Outcomes", body=_charts(whole)),
+            Section(
+                title="Hosts",
+                body=_hosts(whole),
+                intro="Those with the most URLs. Seconds are those of the answers.",
+            ),
+            Section(
+                title="Sample rejects",
+                body=_examples(whole),
+                intro=f"At most {EXAMPLES} of each reason and bucket.",
+            ),
+            Section(title="Settings", body=settings_table(settings)),
+        ],
+        subtitle=f"{sum(whole.outcomes.values())} URLs, {sum(whole.records.values())} responses",
+    )
+
+
+def _charts(whole: Written) -> Markup:
+    tenths = {min(tenth, MOST_TENTHS): 0 for tenth in whole.tenths}
+    for tenth, count in whole.tenths.items():
+        tenths[min(tenth, MOST_TENTHS)] += count
+    charts = [
+        count_bars(dict(whole.outcomes.most_common()), title="Outcomes"),
+        count_bars(dict(whole.statuses.most_common()), title="Status of answers"),
+        binned_columns(tenths, 0.1, title="Time of an answer", label="seconds"),
+    ]
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
+
+
+def _hosts(whole: Written) -> Markup:
+    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links left out"]
+    rows = [
+        [host, urls, fetched or 0, f"{size / 1e6:.2f}", _seconds(mean), _seconds(most), left_out]
+        for host, urls, fetched, size, mean, most, left_out in whole.hosts
+    ]
+    return html_table(header, rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _examples(whole: Written) -> Markup:
+    rows = [
+        [reason, url[:100], detail[:160]]
+        for reason, examples in sorted(whole.examples.items())
+        for url, detail in examples
+    ]
+    return html_table(["reason", "URL", "detail"], rows)

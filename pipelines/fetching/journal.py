@@ -1,0 +1,423 @@
+"""A bucket's journal: its hosts and URLs, and what came of each, in one SQLite file.
+
+Every answer is committed before the next one is waited for, so that a killed run repeats none that
+was journalled. Memory is SQLite's page cache; queues of any length lie on the disk.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.fetching.places import host_of
+from vlmill.pipelines.fetching.warc import Place
+from vlmill.schemas.rejects import Reason
+
+FETCHED, NOT_MODIFIED, REDIRECTED = "fetched", "not_modified", "redirected"
+SUCCESSES = (FETCHED, NOT_MODIFIED, REDIRECTED)
+WAITING, DONE, FAILED = 0, 1, 2  # failed: answered for now, and may be tried again
+
+_TABLES = """
+CREATE TABLE hosts (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, waiting INTEGER NOT NULL DEFAULT 0,
+    active INTEGER NOT NULL DEFAULT 0, last_at REAL NOT NULL DEFAULT 0,
+    not_before REAL NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
+    backoffs INTEGER NOT NULL DEFAULT 0,
+    seconds REAL NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
+    pages INTEGER NOT NULL DEFAULT 0, left_out INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX hosts_waiting ON hosts (id) WHERE waiting > 0 AND active = 0;
+CREATE TABLE urls (
+    id INTEGER PRIMARY KEY, url TEXT NOT NULL UNIQUE, host INTEGER NOT NULL,
+    source TEXT NOT NULL, referrer TEXT, follow INTEGER NOT NULL, hops INTEGER NOT NULL,
+    times INTEGER NOT NULL DEFAULT 1, state INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0, old_etag TEXT, old_modified TEXT,
+    outcome TEXT, detail TEXT, status INTEGER, target TEXT, media_type TEXT, bytes INTEGER,
+    sha256 TEXT, etag TEXT, modified TEXT, at REAL, seconds REAL, address TEXT,
+    part INTEGER, offset INTEGER, length INTEGER
+);
+CREATE INDEX urls_waiting ON urls (host, id) WHERE state = 0;
+CREATE INDEX urls_parts ON urls (part, offset) WHERE part IS NOT NULL;
+CREATE TABLE origins (
+    origin TEXT PRIMARY KEY, host INTEGER NOT NULL, robots BLOB, tdm BLOB,
+    url TEXT, hops INTEGER NOT NULL DEFAULT 0, expires REAL NOT NULL DEFAULT 0
+);
+CREATE TABLE lines (
+    line TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT, times INTEGER NOT NULL DEFAULT 1,
+    UNIQUE (line, reason)
+);
+CREATE TABLE sent (
+    id INTEGER PRIMARY KEY, bucket INTEGER NOT NULL, url TEXT NOT NULL, source TEXT NOT NULL,
+    referrer TEXT, follow INTEGER NOT NULL, hops INTEGER NOT NULL
+);
+CREATE INDEX sent_to ON sent (bucket, id);
+CREATE TABLE pulled (bucket INTEGER PRIMARY KEY, last INTEGER NOT NULL);
+"""
+_HOST = ("id", "name", "last_at", "not_before", "failures", "backoffs", "seconds", "bytes")
+_BUSY_S = 60.0
+_CACHE_KIB = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A URL that is to be fetched. ``follow``: how deep links are followed from it if it is a
+    page; -1: it is none that is wanted. ``source`` says how it became known (a ``Stage``'s name).
+    """
+
+    url: str
+    source: str
+    referrer: str | None = None
+    follow: int = -1
+    hops: int = 0  # redirects that have led to it
+    etag: str | None = None  # of an earlier crawl
+    modified: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A URL whose turn comes."""
+
+    id: int
+    url: str
+    source: str
+    follow: int
+    hops: int
+    attempts: int
+    etag: str | None
+    modified: str | None
+
+    def again(self) -> "Waiting":
+        """The same after one more attempt."""
+        return replace(self, attempts=self.attempts + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a URL: the columns of ``outcomes`` that an answer decides.
+
+    ``may_retry``: a later attempt may end otherwise.
+    """
+
+    outcome: str
+    detail: str | None = None
+    may_retry: bool = False
+    status: int | None = None
+    target: str | None = None
+    media_type: str | None = None
+    bytes: int | None = None
+    sha256: str | None = None
+    etag: str | None = None
+    modified: str | None = None
+    at: float | None = None  # seconds since 1970
+    seconds: float | None = None
+    address: str | None = None
+
+    @property
+    def is_reject(self) -> bool:
+        """Whether it gave no content and leads nowhere."""
+        return self.outcome not in SUCCESSES
+
+
+@dataclass(slots=True, kw_only=True)
+class HostRow:
+    """What the journal knows of a host; times are seconds since 1970.
+
+    ``last_at`` is when the last request to it began, ``not_before`` until when it wants to be left
+    alone.
+    """
+
+    id: int
+    name: str
+    last_at: float
+    not_before: float
+    failures: int
+    backoffs: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class OriginRow:
+    """What a host's scheme and port say of robots: bytes of an answer that was kept, or None.
+
+    ``url`` and ``hops``: to where redirects of its robots.txt have led so far.
+    """
+
+    origin: str
+    robots: bytes | None = None
+    tdm: bytes | None = None
+    url: str | None = None
+    hops: int = 0
+    expires: float = 0.0
+
+
+class Journal:
+    """One bucket's journal; at most one process at a time may write it."""
+
+    def __init__(self, path: Path) -> None:
+        is_new = not path.exists()
+        self.path = path
+        self._db = sqlite3.connect(path, timeout=_BUSY_S)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        if is_new:
+            self._db.executescript(_TABLES)
+
+    def commit(self) -> None:
+        """Makes everything since the last commit count; a kill before loses all of it."""
+        self._db.commit()
+
+    def close(self) -> None:
+        """Closes the file; what was not committed is lost."""
+        self._db.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # URLs that come in.
+
+    def list_url(self, wanted: Wanted) -> None:
+        """Adds a URL of the user's list; one that came before counts once more."""
+        if not self._insert(wanted):
+            self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (wanted.url,))
+
+    def drop_line(self, line: str, reason: Reason, detail: str | None) -> None:
+        """Keeps a line of the user's list that is no URL."""
+        self._db.execute(
+            "INSERT INTO lines (line, reason, detail) VALUES (?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET times = times + 1",
+            (line, reason.value, detail),
+        )
+
+    def add(self, wanted: Wanted, *, max_pages: int) -> None:
+        """Adds a URL that a page or a redirect has led to, unless it is known.
+
+        Of links a host takes ``max_pages``; how many more there were is counted.
+        """
+        is_link = wanted.follow >= 0 and wanted.hops == 0
+        if is_link and self._pages(wanted.url) >= max_pages:
+            if not self._knows(wanted.url):
+                self._count(host_of(wanted.url), "left_out")
+            return
+        if self._insert(wanted):
+            if is_link:
+                self._count(host_of(wanted.url), "pages")
+        elif wanted.follow >= 0:
+            self._db.execute(
+                "UPDATE urls SET follow = max(follow, ?) WHERE url = ? AND state = ?",
+                (wanted.follow, wanted.url, WAITING),
+            )
+
+    def _insert(self, wanted: Wanted) -> bool:
+        host = self._host_id(host_of(wanted.url))
+        added = self._db.execute(
+            "INSERT OR IGNORE INTO urls "
+            "(url, host, source, referrer, follow, hops, old_etag, old_modified) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(wanted.url, host, wanted.source, wanted.referrer),
+                *(wanted.follow, wanted.hops, wanted.etag, wanted.modified),
+            ),
+        )
+        if added.rowcount:
+            self._db.execute("UPDATE hosts SET waiting = waiting + 1 WHERE id = ?", (host,))
+        return bool(added.rowcount)
+
+    def _host_id(self, name: str) -> int:
+        row = self._db.execute("SELECT id FROM hosts WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            row = (self._db.execute("INSERT INTO hosts (name) VALUES (?)", (name,)).lastrowid,)
+        return int(row[0])
+
+    def _pages(self, url: str) -> int:
+        row = self._db.execute("SELECT pages FROM hosts WHERE name = ?", (host_of(url),)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _knows(self, url: str) -> bool:
+        return self._db.execute("SELECT 1 FROM urls WHERE url = ?", (url,)).fetchone() is not None
+
+    def _count(self, host: str, column: str) -> None:
+        self._db.execute(f"UPDATE hosts SET {column} = {column} + 1 WHERE name = ?", (host,))
+
+    # Hosts and their queues.
+
+    def release_hosts(self, now: float) -> None:
+        """Lets hosts be taken that a killed run was at: it may have asked them until ``now``."""
+        self._db.execute("UPDATE hosts SET active = 0, last_at = ? WHERE active = 1", (now,))
+
+    def take_hosts(self, limit: int) -> list[HostRow]:
+        """Returns hosts with URLs that wait and are not taken yet, those first whose turn it is."""
+        rows = self._db.execute(
+            "SELECT id, name, last_at, not_before, failures, backoffs, seconds, bytes FROM hosts "
+            "WHERE waiting > 0 AND active = 0 LIMIT ?",
+            (limit,),
+        ).fetchall()
+        hosts = [HostRow(**dict(zip(_HOST, row, strict=True))) for row in rows]
+        self._db.executemany(
+            "UPDATE hosts SET active = 1 WHERE id = ?", [(host.id,) for host in hosts]
+        )
+        return hosts
+
+    def leave_host(self, host: HostRow) -> None:
+        """Keeps what is known of a host, and lets it be taken again if URLs come to it."""
+        self.keep_host(host)
+        self._db.execute("UPDATE hosts SET active = 0 WHERE id = ?", (host.id,))
+
+    def keep_host(self, host: HostRow) -> None:
+        """Keeps what is known of a host."""
+        self._db.execute(
+            "UPDATE hosts SET last_at = ?, not_before = ?, failures = ?, backoffs = ?, "
+            "seconds = ?, bytes = ? WHERE id = ?",
+            (
+                *(host.last_at, host.not_before, host.failures, host.backoffs),
+                *(host.seconds, host.bytes, host.id),
+            ),
+        )
+
+    def queue(self, host: int, after: int, limit: int) -> list[Waiting]:
+        """Returns the next URLs of a host that wait, behind the one with the id ``after``."""
+        rows = self._db.execute(
+            "SELECT id, url, source, follow, hops, attempts, old_etag, old_modified FROM urls "
+            "WHERE host = ? AND state = 0 AND id > ? ORDER BY id LIMIT ?",
+            (host, after, limit),
+        )
+        names = ("id", "url", "source", "follow", "hops", "attempts", "etag", "modified")
+        return [Waiting(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def origin(self, origin: str) -> OriginRow | None:
+        """Returns what is kept of a host's rules for robots."""
+        row = self._db.execute(
+            "SELECT robots, tdm, url, hops, expires FROM origins WHERE origin = ?", (origin,)
+        ).fetchone()
+        if row is None:
+            return None
+        robots, tdm, url, hops, expires = row
+        return OriginRow(origin=origin, robots=robots, tdm=tdm, url=url, hops=hops, expires=expires)
+
+    def keep_origin(self, host: int, row: OriginRow) -> None:
+        """Keeps what a host has said of robots."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO origins (origin, host, robots, tdm, url, hops, expires) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (row.origin, host, row.robots, row.tdm, row.url, row.hops, row.expires),
+        )
+
+    # What came of them.
+
+    def answered(self, host: int, url: int, outcome: Outcome, place: Place | None) -> None:
+        """Keeps the outcome of a URL; it waits no more."""
+        state = FAILED if outcome.may_retry else DONE
+        self._db.execute(
+            "UPDATE urls SET state = ?, attempts = attempts + ?, outcome = ?, detail = ?, "
+            "status = ?, target = ?, media_type = ?, bytes = ?, sha256 = ?, etag = ?, "
+            "modified = ?, at = ?, seconds = ?, address = ?, part = ?, offset = ?, length = ? "
+            "WHERE id = ?",
+            (
+                *(state, int(outcome.at is not None), outcome.outcome, outcome.detail),
+                *(outcome.status, outcome.target, outcome.media_type, outcome.bytes),
+                *(outcome.sha256, outcome.etag, outcome.modified, outcome.at, outcome.seconds),
+                *(outcome.address, place and place.part, place and place.offset),
+                *(place and place.length, url),
+            ),
+        )
+        self._db.execute("UPDATE hosts SET waiting = waiting - 1 WHERE id = ?", (host,))
+
+    def postponed(self, url: int) -> None:
+        """Counts an attempt of a URL that goes on waiting: its host wants to be left alone."""
+        self._db.execute("UPDATE urls SET attempts = attempts + 1 WHERE id = ?", (url,))
+
+    def set_aside(self, host: int, outcome: Outcome) -> int:
+        """Gives all URLs of a host that wait the same outcome; returns how many."""
+        state = FAILED if outcome.may_retry else DONE
+        changed = self._db.execute(
+            "UPDATE urls SET state = ?, outcome = ?, detail = ? WHERE host = ? AND state = 0",
+            (state, outcome.outcome, outcome.detail, host),
+        ).rowcount
+        self._db.execute("UPDATE hosts SET waiting = waiting - ? WHERE id = ?", (changed, host))
+        return changed
+
+    def retry_failed(self, number: int) -> int:
+        """Begins the pass ``number`` (from 1) over what failed and may end otherwise.
+
+        Returns how many URLs wait once more; 0 if an earlier run has begun this pass.
+        """
+        if self._db.execute("PRAGMA user_version").fetchone()[0] >= number:
+            return 0
+        self._db.execute(
+            "UPDATE hosts SET failures = 0, backoffs = 0, waiting = waiting + "
+            "(SELECT count(*) FROM urls WHERE urls.host = hosts.id AND state = ?) "
+            "WHERE id IN (SELECT host FROM urls WHERE state = ?)",
+            (FAILED, FAILED),
+        )
+        # Robots that could not be read are asked once more, too.
+        self._db.execute(
+            "UPDATE origins SET robots = NULL, tdm = NULL, url = NULL, hops = 0 "
+            "WHERE host IN (SELECT host FROM urls WHERE state = ?)",
+            (FAILED,),
+        )
+        changed = self._db.execute("UPDATE urls SET state = 0 WHERE state = ?", (FAILED,)).rowcount
+        self._db.execute(f"PRAGMA user_version = {int(number)}")
+        return changed
+
+    def last_place(self) -> Place | None:
+        """Returns where the last record lies that is journalled."""
+        row = self._db.execute(
+            "SELECT part, offset, length FROM urls WHERE part IS NOT NULL "
+            "ORDER BY part DESC, offset DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else Place(part=row[0], offset=row[1], length=row[2])
+
+    # Between buckets.
+
+    def send(self, bucket: int, wanted: Wanted) -> None:
+        """Leaves a URL for another bucket to pull."""
+        self._db.execute(
+            "INSERT INTO sent (bucket, url, source, referrer, follow, hops) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (bucket, wanted.url, wanted.source, wanted.referrer, wanted.follow, wanted.hops),
+        )
+
+    def sent_to(self, bucket: int, after: int) -> Iterator[tuple[int, Wanted]]:
+        """Yields what was left for a bucket behind the number ``after``, with its numbers."""
+        rows = self._db.execute(
+            "SELECT id, url, source, referrer, follow, hops FROM sent "
+            "WHERE bucket = ? AND id > ? ORDER BY id",
+            (bucket, after),
+        )
+        for number, url, source, referrer, follow, hops in rows:
+            yield (
+                number,
+                Wanted(url=url, source=source, referrer=referrer, follow=follow, hops=hops),
+            )
+
+    def pulled(self, bucket: int) -> int:
+        """Returns the number of the last URL that was pulled from another bucket."""
+        row = self._db.execute("SELECT last FROM pulled WHERE bucket = ?", (bucket,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def pull(self, bucket: int, sent: Iterable[tuple[int, Wanted]], *, max_pages: int) -> None:
+        """Adds what another bucket has left for this one; either all of it or, killed, nothing."""
+        last = 0
+        for last, wanted in sent:  # noqa: B007
+            self.add(wanted, max_pages=max_pages)
+        if last:
+            self._db.execute("INSERT OR REPLACE INTO pulled VALUES (?, ?)", (bucket, last))
+            self.commit()
+
+    # Counts and rows, for progress, tables and reports.
+
+    def waiting(self) -> int:
+        """Returns how many URLs wait."""
+        row = self._db.execute("SELECT total(waiting) FROM hosts WHERE waiting > 0").fetchone()
+        return int(row[0])
+
+    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yields the rows of a query, one after the other."""
+        with closing(self._db.cursor()) as cursor:
+            yield from cursor.execute(query)

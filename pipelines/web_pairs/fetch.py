@@ -1,0 +1,162 @@
+"""Fetches the pictures of candidates that the archives lack, into archives beside the others.
+
+Candidates are found by the job's own rules, on the assumption that each missing picture is large:
+what would be dropped even so is not asked for.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.pipelines.fetching.journal import Wanted
+from vlmill.pipelines.fetching.manners import Manners
+from vlmill.pipelines.fetching.rounds import local_workers, run_rounds
+from vlmill.pipelines.fetching.stages import FETCH_LISTED
+from vlmill.pipelines.fetching.tables import write_tables
+from vlmill.pipelines.fetching.work import Fetching, Line, distribute, finish_bucket
+from vlmill.pipelines.pages.page import PageImage
+from vlmill.pipelines.pages.pictures import Picture
+from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
+from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
+from vlmill.schemas.console.command import say
+from vlmill.schemas.files.outputs import WORK, remove_work
+from vlmill.schemas.rejects import MAX_KEY
+
+ASSUMED = Archive(path="assumed:", size=0)
+"""Stands in for an archive with every picture that is missing"""
+ASSUMED_SIDE_PX = 1_000
+ADDRESSES = 2  # of a picture, the first that its page names: often its sizes
+MINE, UP_TO_CHOOSE = range(1), range(1, 4)  # of the job's steps: mine; follow, join, choose
+DONE = "_fetched"
+
+Keys = NDArray[np.uint64]
+
+
+def fetch_missing(
+    job: Job, manners: Manners, run_steps: Callable[[Job, range], None]
+) -> list[tuple[str, int]]:
+    """Mines the archives, fetches what their candidates lack; returns all archives with fetched
+    pictures, and their sizes.
+
+    ``run_steps`` runs some of the job's steps. A killed run goes on where it was; what an earlier
+    run has fetched for these archives is not asked for again. Memory: 8 bytes for each picture at
+    hand and each candidate, and that of a crawl's workers.
+    """
+    folders = Path(job.output, WORK)
+    folder = folders / f"fetch-{_digest_of(job)}"
+    if not (folder / DONE).exists():
+        prepare_work(job)
+        run_steps(job, MINE)
+        fetching = Fetching(
+            output=str(folder),
+            buckets=os.cpu_count() or 1,
+            manners=manners,
+            runner_pid=os.getpid(),
+        )
+        if not fetching.folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            distribute(fetching, _missing(job, run_steps))
+        fetching = replace(fetching, buckets=len(list(fetching.folder.glob("*.journal"))))
+        with local_workers(min(fetching.buckets, os.cpu_count() or 1)) as run_round:
+            run_rounds(fetching, run_round)
+        for bucket in range(fetching.buckets):
+            finish_bucket(fetching, bucket)
+            write_tables(fetching, bucket)
+        (folder / DONE).touch()
+        remove_work(folder)
+    archives = sorted(folders.glob("fetch-*/crawl-*.warc.gz"))
+    return [(str(path), path.stat().st_size) for path in archives]
+
+
+def _digest_of(job: Job) -> str:
+    """Names the set of archives that the user has given."""
+    fetched = str(Path(job.output, WORK)) + os.sep
+    given = sorted(f"{a.path}\0{a.size}" for a in job.archives if not a.path.startswith(fetched))
+    return hashlib.blake2b("\n".join(given).encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _missing(job: Job, run_steps: Callable[[Job, range], None]) -> Iterator[Line]:
+    """Yields the addresses of the pictures that candidates lack."""
+    at_hand = _keys_at_hand(job)
+    assumed = replace(job, archives=(*job.archives, ASSUMED))
+    names = {kind: assumed.mined / f"{ASSUMED.id.hex()}.mined-{kind}.spool" for kind in _SPOOLS}
+    with ExitStack() as stack:
+        spools = {kind: stack.enter_context(spool(path)) for kind, path in names.items()}
+        for image in _images_without(job, at_hand):
+            picture = _assumed(image.urls[0])
+            key = rows.url_key(image.urls[0])
+            fact = rows.encode(rows.Fact(picture, None))
+            spools["urls"].add(key[0], rows.fact_key(key, picture), fact)
+    prepare_work(assumed)
+    run_steps(assumed, UP_TO_CHOOSE)
+    chosen = _sorted_keys(
+        rows.url_key(picture.url)
+        for slice_ in range(SLICES)
+        for _, value in sorted_rows(assumed.spools("candidates"), slice_)
+        if (picture := rows.pair(value).picture).archive == ASSUMED.path
+    )
+    for path in names.values():
+        path.unlink()
+    say(f"{len(chosen)} candidates lack their pictures")
+    for image in _images_without(job, at_hand):
+        if _has(chosen, rows.url_key(image.urls[0])):
+            for url in image.urls[:ADDRESSES]:
+                if len(url) <= MAX_KEY:
+                    yield url, Wanted(url=url, source=FETCH_LISTED.name)
+
+
+_SPOOLS = ("pages", "urls", "redirects", "inline", "rejects")
+
+
+def _images_without(job: Job, at_hand: Keys) -> Iterator[PageImage]:
+    """Yields the pictures on pages of which nothing is at hand under any of their addresses."""
+    for slice_ in range(SLICES):
+        for _, value in sorted_rows(job.spools("mined-pages"), slice_):
+            for image in rows.page(value).images:
+                # Those that stand in their page have a name instead of an address.
+                urls = [url for url in image.urls if not url.startswith("urn:")]
+                if urls and not any(_has(at_hand, rows.url_key(url)) for url in image.urls):
+                    yield replace(image, urls=tuple(urls))
+
+
+def _assumed(url: str) -> Picture:
+    return Picture(
+        image_id=hashlib.sha256(url.encode("utf-8", "replace")).hexdigest(),
+        url=url,
+        width=ASSUMED_SIDE_PX,
+        height=ASSUMED_SIDE_PX,
+        format="jpeg",
+        phash=0,
+        archive=ASSUMED.path,
+        offset=0,
+    )
+
+
+def _keys_at_hand(job: Job) -> Keys:
+    return _sorted_keys(
+        key
+        for slice_ in range(SLICES)
+        for key, _ in sorted_rows(job.spools("mined-urls"), slice_)
+        if key[rows.KEY : rows.KEY + 1] == rows.FACT
+    )
+
+
+def _sorted_keys(keys: Iterator[bytes]) -> Keys:
+    """The first eight bytes of each key, each once, sorted."""
+    return np.unique(np.fromiter((_short(key) for key in keys), np.uint64))
+
+
+def _short(key: bytes) -> int:
+    return int.from_bytes(key[:8], "big")
+
+
+def _has(keys: Keys, key: bytes) -> bool:
+    place = int(np.searchsorted(keys, np.uint64(_short(key))))
+    return place < len(keys) and int(keys[place]) == _short(key)

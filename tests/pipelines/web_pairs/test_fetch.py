@@ -1,0 +1,132 @@
+"""Archives without pictures: their candidates' pictures are fetched, in one command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from vlmill.pipelines.web_pairs.command import main
+
+ROOT = Path(__file__).parents[3]
+TEXTS = ("grey harbour", "red tower", "old bridge", "green valley", "steep coast", "small ferry")
+
+
+class Site:
+    """A host with pictures, and what it was asked."""
+
+    def __init__(self, picture: Callable[..., bytes]) -> None:
+        self.asked: list[str] = []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                """Says nothing."""
+
+            def do_GET(self) -> None:
+                """Sends a picture of its own for each number."""
+                site.asked.append(self.path)
+                found = self.path.startswith("/p")
+                body = picture(400, 380, seed=int(self.path[2])) if found else b""
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def site(picture: Callable[..., bytes]) -> Iterator[Site]:
+    site = Site(picture)
+    thread = threading.Thread(target=site.server.serve_forever, daemon=True)
+    thread.start()
+    yield site
+    site.server.shutdown()
+    site.server.server_close()
+
+
+@pytest.fixture
+def archive(tmp_path: Path, site: Site, response: Callable[..., bytes]) -> Path:
+    """A page with six pictures, an icon and one that its text does not describe."""
+    figures = "".join(
+        f"<figure><img src='/p{n}.jpg'><figcaption>A {text} seen from the sea in the evening."
+        "</figcaption></figure>"
+        for n, text in enumerate(TEXTS)
+    )
+    words = "We walked along the coast and looked at the ships that came in from the sea. " * 9
+    icon = "<img src='/p8.jpg' class='logo' alt='the logo of our house'>"
+    page = f"<html lang=en><body><article>{icon}<p>{words}</p>{figures}</article></body></html>"
+    path = tmp_path / "pages.warc.gz"
+    path.write_bytes(response(f"{site.url}/page.html", page.encode(), "text/html"))
+    return path
+
+
+def arguments(archive: Path, output: Path, *more: str) -> list[str]:
+    models = ["--safety-model", "none", "--realism-model", "none"]
+    fetch = ["--fetch", "--contact", "me@example.org", "--allow-address", "127.0.0.0/8"]
+    return ["--warc", str(archive), "--output", str(output), *models, *fetch, *more]
+
+
+def pairs_of(output: Path) -> dict[str, str]:
+    rows = pq.read_table(next(output.glob("pairs-*"))).to_pylist()
+    return {row["image_url"].rpartition("/")[2]: row["text"] for row in rows}
+
+
+EXPECTED = {
+    f"p{n}.jpg": f"A {text} seen from the sea in the evening." for n, text in enumerate(TEXTS)
+}
+
+
+def test_candidates_get_their_pictures(archive: Path, site: Site, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    args = arguments(archive, output, "--delay", "0")
+    assert main(args) == 0
+    assert pairs_of(output) == EXPECTED
+    asked = Counter(site.asked)
+    assert asked == Counter(
+        ["/robots.txt", "/.well-known/tdmrep.json", *(f"/{name}" for name in EXPECTED)]
+    )  # and not the icon
+    assert main(args) == 0  # says that it is finished
+    assert Counter(site.asked) == asked
+    funnel: list[dict[str, Any]] = json.loads((output / "funnel.json").read_text())
+    assert all(s["in"] == s["out"] + sum(s["rejects"].values()) for s in funnel)
+
+
+def test_it_needs_a_contact(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = [a for a in arguments(archive, archive.parent / "out") if a != "me@example.org"]
+    args.remove("--contact")
+    assert main(args) == 2
+    assert "--fetch needs --contact" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_kill_repeats_nothing(archive: Path, site: Site, tmp_path: Path) -> None:
+    """While pictures are fetched; the same command goes on, and ends as one that was not killed."""
+    args = arguments(archive, tmp_path / "out", "--delay", "0.3")
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vlmill.pipelines.web_pairs", *args]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    for _ in range(6_000):
+        if len(site.asked) > 4:
+            break
+        assert process.poll() is None, "the run has ended before its kill"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert main(args) == 0
+    assert pairs_of(tmp_path / "out") == EXPECTED
+    assert sum(times - 1 for times in Counter(site.asked).values()) <= 1  # what was in flight
