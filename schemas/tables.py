@@ -61,7 +61,7 @@ IMAGES = Table(
 
 PAIRS = Table(
     name="pairs",
-    version="1.2",
+    version="1.3",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
@@ -75,9 +75,12 @@ PAIRS = Table(
             _field("page_url", _STRING),
             _field("image_url", _STRING),
             _field("license", _STRING),  # what the page says: a URL, or words (since 1.2)
+            _field("fold", _INT32),  # of COCO's test pictures, 0..4 (these since 1.3)
+            _field("caption_no", _INT32),  # which of its picture's captions, from 0
+            _field("doc", _INT32),  # which of its file's documents a text is of, from 0
         ]
     ),
-    later=frozenset({"license"}),
+    later=frozenset({"license", "fold", "caption_no", "doc"}),
 )
 
 NEGATIVES = Table(
@@ -139,6 +142,17 @@ NEIGHBOURS = Table(
     ),
 )
 
+ALIASES = Table(
+    name="aliases",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("alias", _STRING, required=True),  # coco/..., flickr/..., url-sha256/...
+        ]
+    ),
+)
+
 REJECTS = Table(
     name="rejects",
     version="1.0",
@@ -157,7 +171,9 @@ NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
-TABLES = {t.name: t for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, REJECTS)}
+TABLES = {
+    t.name: t for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, ALIASES, REJECTS)
+}
 
 
 def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
