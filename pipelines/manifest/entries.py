@@ -72,7 +72,8 @@ class Reading:
     ``entries`` starts over each time it is called. ``expected`` has the published count of each
     group that is there. ``picture_folders`` are where pictures lie below ``--input`` as published:
     the table of images is written if one of them is there, if ``--images`` is given, or if
-    ``own_pictures``. ``tables`` narrows those of the data set; ``files`` are small files to write
+    ``own_pictures``. ``repeated_bytes``: pictures may be placeholders, the same bytes under many
+    ids. ``tables`` narrows those of the data set; ``files`` are small files to write
     beside the tables, by their names; ``says`` are lines to tell.
     """
 
@@ -81,6 +82,7 @@ class Reading:
     expected: Mapping[str, Expected] = field(default_factory=dict)
     picture_folders: tuple[str, ...] = ()
     own_pictures: bool = False
+    repeated_bytes: bool = False
     tables: tuple[Table, ...] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
     says: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ class Source:
 
 def _opened(source: Source, stack: ExitStack) -> BinaryIO:
     if source.member is None:
-        opener: Callable[..., BinaryIO] = gzip.open if _is_gzip(source.path) else open  # type: ignore[assignment]
+        opener: Callable[..., BinaryIO] = gzip.open if _is_gzip(source.path) else open
         return stack.enter_context(opener(source.path, "rb"))
     if _ends(source.path, (".zip",)):
         archive = stack.enter_context(zipfile.ZipFile(source.path))
@@ -72,9 +72,9 @@ def _opened(source: Source, stack: ExitStack) -> BinaryIO:
             raise ValueError("it is encrypted")
         return cast(BinaryIO, stack.enter_context(archive.open(info)))
     tar = stack.enter_context(_opened_tar(source.path))
-    for info in tar:
-        if info.isfile() and _plain(info.name) == source.member:
-            file = tar.extractfile(info)
+    for entry in tar:
+        if entry.isfile() and _plain(entry.name) == source.member:
+            file = tar.extractfile(entry)
             assert file is not None
             return cast(BinaryIO, file)
     raise ValueError("the archive has changed")
@@ -201,7 +201,7 @@ class Folder:
         if self.images or any((self.root / name).is_dir() for name in folders):
             return True
         archives = [a for a in self._archives if a.is_random]
-        return any(a.has_folder(name) for a in archives for name in folders)
+        return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
 
     def picture(self, paths: Sequence[str]) -> bytes | Drop:
         """A picture's bytes, by the first of its names that is there, or why there are none."""
@@ -256,7 +256,7 @@ class Archive:
             return
         with _opened_tar(self.path) as tar:
             for info in tar:
-                tar.members = []  # type: ignore[assignment]  # it would keep all of them
+                tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
                 if info.isfile():
                     yield _plain(info.name), info.offset_data, info.size
 
@@ -266,6 +266,10 @@ class Archive:
             return name
         end = "/" + name
         return next((member for member in self._index if member.endswith(end)), None)
+
+    def is_called(self, name: str) -> bool:
+        """Whether the archive is a packed folder of this name."""
+        return self.path.stem == name.rpartition("/")[2]
 
     def has_folder(self, name: str) -> bool:
         """Whether a member lies in the folder."""
