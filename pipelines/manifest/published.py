@@ -61,7 +61,7 @@ docs/data-sets.md: where the files come from, what each row becomes, licences.
 def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> None:
     """Adds the flags of all published data sets, then the data set's own."""
     p.description = data_set.about.strip() + "\n" + SHARED
-    tables = "-*.parquet, ".join(t.name for t in (*data_set.tables, IMAGES, ALIASES))
+    tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
     p.epilog = EPILOG.format(name=name, tables=tables)
     p.add_argument("--input", required=True, type=Path, metavar="DIR", help="the published files")
     p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
@@ -246,7 +246,8 @@ def opened_job(
 
 def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
     """The tables of a run in the order in which a part's shards appear: rejects last."""
-    return (*((IMAGES,) if pictures else ()), *tables, ALIASES, REJECTS)
+    own = tuple(table for table in tables if table is not IMAGES)
+    return (*((IMAGES,) if pictures else ()), *own, ALIASES, REJECTS)
 
 
 def settings_of(

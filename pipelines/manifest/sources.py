@@ -129,10 +129,14 @@ def _plain(name: str) -> str:
 class Folder:
     """``--input`` with its archives, and where pictures lie: there, and under each of ``images``.
 
+    An ``--input`` that is a file is its folder with no other file of entries.
+
     Raises InputError for a folder that is not there.
     """
 
     def __init__(self, root: Path, images: Sequence[Path] = ()) -> None:
+        self._only = root if root.is_file() else None
+        root = root.parent if self._only else root
         if not root.is_dir():
             raise InputError(f"--input {root}: no such folder; give the data set's")
         for path in images:
@@ -145,9 +149,13 @@ class Folder:
         """Files of the folder by their name without what a download has put behind it."""
         names: dict[str, Path] = {}
         for path in sorted(self.root.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
+            if path.is_file() and not path.name.startswith(".") and self._is_meant(path):
                 names.setdefault(path.name.split("?")[0], path)
         return names
+
+    def _is_meant(self, path: Path) -> bool:
+        """A file that --input names is the only one."""
+        return self._only is None or path == self._only
 
     def find(self, *names: str) -> Source | None:
         """The first of the published names that is there: as a file, packed, in an archive."""
@@ -155,7 +163,7 @@ class Folder:
             for tried in dict.fromkeys((name, name.rpartition("/")[2])):
                 for ending in ("", ".gz"):
                     path = self._names.get(tried + ending, self.root / (tried + ending))
-                    if path.is_file():
+                    if path.is_file() and self._is_meant(path):
                         return Source(path=path, name=name, size=path.stat().st_size)
         for name in names:
             for archive in self._archives:

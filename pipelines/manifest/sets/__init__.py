@@ -4,10 +4,36 @@ To add one, write such a file and its line in ``SETS``.
 """
 
 from vlmill.pipelines.manifest.entries import DataSet
-from vlmill.pipelines.manifest.sets import conceptual_captions
+from vlmill.pipelines.manifest.sets import (
+    coco,
+    coco_json,
+    conceptual_captions,
+    flickr30k,
+    hugging_face,
+    imagenet,
+    laion,
+    own_tables,
+    sbu,
+    texts,
+    visual_genome,
+    webdataset,
+)
 
 SETS: dict[str, DataSet] = {
     "cc": conceptual_captions.CC3M,
     "cc3m": conceptual_captions.CC3M,
     "cc12m": conceptual_captions.CC12M,
+    "sbu": sbu.SBU,
+    "laion": laion.LAION,
+    "coco": coco.COCO,
+    "coco-karpathy": coco.COCO_KARPATHY,
+    "flickr30k": flickr30k.FLICKR30K,
+    "vg": visual_genome.VISUAL_GENOME,
+    "lait": own_tables.LAIT,
+    "tao": own_tables.TAO,
+    "text": texts.TEXTS,
+    "imagenet22k": imagenet.IMAGENET22K,
+    "webdataset": webdataset.WEBDATASET,
+    "hf": hugging_face.HUGGING_FACE,
+    "coco-json": coco_json.COCO_JSON,
 }

@@ -115,7 +115,7 @@ def _entry(name: str, source: Source, number: int, split: str, published: str, u
         image_id=image_id,
         paths=_paths(split, number, url),
         url=url,
-        aliases=_aliases(url),
+        aliases=url_aliases(url),
         alone=True,
     )
     return Entry(
@@ -127,7 +127,8 @@ def _entry(name: str, source: Source, number: int, split: str, published: str, u
     )
 
 
-def _aliases(url: str) -> tuple[str, ...]:
+def url_aliases(url: str) -> tuple[str, ...]:
+    """The names under which other lists have a picture of this URL."""
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
     photo = flickr_id(url)
     return (f"url-sha256/{digest}", *((f"flickr/{photo}",) if photo else ()))
