@@ -85,6 +85,12 @@ class Reason(StrEnum):
     ID_CONFLICT = "id_conflict"  # an earlier row has this id and another content
     UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of pictures
 
+    BAD_ROW = "bad_row"  # fields missing, too many, or of another kind
+    EMPTY_TEXT = "empty_text"
+    EMPTY_BOX = "empty_box"  # nothing of it lies in its picture
+    BAD_REFERENCE = "bad_reference"  # of an object or picture that is not there
+    LABEL_UNKNOWN = "label_unknown"  # an answer or a label that is none of the list
+
     # Regions and training
     NO_PICTURE = "no_picture"  # the pair names none, or the images table has no such row
     NO_REGIONS = "no_regions"  # the picture has no row in the regions table
