@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest import glue, nlvr2, refcoco, vcr, vqa
+from vlmill.pipelines.manifest.sets import glue, nlvr2, refcoco, vcr, vgqa, vqa
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, QUESTIONS, STATEMENTS, table_of_rows
 
@@ -88,7 +88,7 @@ VG_QUESTION = {"qa_id": 3, "image_id": 7, "question": "What color is it?", "answ
 
 
 def test_an_answer_of_visual_genome_is_a_label_or_the_question_goes() -> None:
-    row = vqa.vg_question_row(VG_QUESTION, {"light green": 5})
+    row = vgqa.vg_question_row(VG_QUESTION, {"light green": 5})
     assert isinstance(row, dict)
     assert (row["question_id"], row["image_id"], row["answer"]) == (
         "vgqa/3",
@@ -97,8 +97,8 @@ def test_an_answer_of_visual_genome_is_a_label_or_the_question_goes() -> None:
     )
     assert (row["label_ids"], row["label_scores"]) == ([5], [1.0])
     table_of_rows([row], QUESTIONS)
-    assert reason(vqa.vg_question_row(VG_QUESTION, {"green": 5})) is Reason.LABEL_UNKNOWN
-    assert reason(vqa.vg_question_row(VG_QUESTION | {"answer": 1}, {})) is Reason.BAD_ROW
+    assert reason(vgqa.vg_question_row(VG_QUESTION, {"green": 5})) is Reason.LABEL_UNKNOWN
+    assert reason(vgqa.vg_question_row(VG_QUESTION | {"answer": 1}, {})) is Reason.BAD_ROW
 
 
 # VCR
