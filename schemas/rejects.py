@@ -85,11 +85,17 @@ class Reason(StrEnum):
     ID_CONFLICT = "id_conflict"  # an earlier row has this id and another content
     UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of pictures
 
-    BAD_ROW = "bad_row"  # fields missing, too many, or of another kind
+    # Published data sets (pipelines/manifest/sets)
+    BAD_ROW = "bad_row"  # a row of another layout than the others, or no JSON
+    BAD_UNICODE = "bad_unicode"  # control characters or lone surrogates: mended, and counted
     EMPTY_TEXT = "empty_text"
-    EMPTY_BOX = "empty_box"  # nothing of it lies in its picture
-    BAD_REFERENCE = "bad_reference"  # of an object or picture that is not there
-    LABEL_UNKNOWN = "label_unknown"  # an answer or a label that is none of the list
+    IMAGE_MISSING = "image_missing"  # no such file in the folder of pictures
+    IMAGE_BROKEN = "image_broken"  # cut, damaged, or no picture that can be decoded
+    IMAGE_TOO_LARGE = "image_too_large"  # more bytes or pixels than the limit
+    PLACEHOLDER = "placeholder"  # the same bytes under many ids: "photo unavailable"
+    EMPTY_BOX = "empty_box"  # nothing of the box lies in its picture
+    BAD_REFERENCE = "bad_reference"  # an object number of which there is no object
+    LABEL_UNKNOWN = "label_unknown"  # an answer or a class that is not in the list
 
     # Regions and training
     NO_PICTURE = "no_picture"  # the pair names none, or the images table has no such row

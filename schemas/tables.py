@@ -61,7 +61,7 @@ IMAGES = Table(
 
 PAIRS = Table(
     name="pairs",
-    version="1.2",
+    version="1.3",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
@@ -75,9 +75,12 @@ PAIRS = Table(
             _field("page_url", _STRING),
             _field("image_url", _STRING),
             _field("license", _STRING),  # what the page says: a URL, or words (since 1.2)
+            _field("fold", _INT32),  # of COCO's test pictures, 0..4 (these since 1.3)
+            _field("caption_no", _INT32),  # which of its picture's captions, from 0
+            _field("doc", _INT32),  # which of its file's documents a text is of, from 0
         ]
     ),
-    later=frozenset({"license"}),
+    later=frozenset({"license", "fold", "caption_no", "doc"}),
 )
 
 NEGATIVES = Table(
@@ -222,6 +225,17 @@ STATEMENTS = Table(
     ),
 )
 
+ALIASES = Table(
+    name="aliases",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("alias", _STRING, required=True),  # coco/..., flickr/..., url-sha256/...
+        ]
+    ),
+)
+
 REJECTS = Table(
     name="rejects",
     version="1.0",
@@ -244,7 +258,7 @@ TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning 
 TABLES = {
     t.name: t
     for t in (
-        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, REJECTS),
+        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, ALIASES, REJECTS),
         *TASK_TABLES,
     )
 }
