@@ -142,6 +142,89 @@ NEIGHBOURS = Table(
     ),
 )
 
+_TAGS = pa.list_(pa.list_(_INT32))
+
+QUESTIONS = Table(
+    name="questions",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("question_id", _STRING, required=True),
+            _field("image_id", _STRING, required=True),
+            _field("question", _STRING, required=True),
+            _field("question_type", _STRING),
+            _field("answer_type", _STRING),  # yes/no, number, other
+            _field("answer", _STRING),  # the most frequent one, as published
+            _field("answers", pa.list_(_STRING)),  # of each annotator, as typed; null: not public
+            _field("label_ids", pa.list_(_INT32)),  # places in the list of labels
+            _field("label_scores", pa.list_(_FLOAT32)),  # 0..1, of each of label_ids
+            _field("split", _STRING),
+            _field("source", _STRING),  # vqa1, vqa2, vgqa
+        ]
+    ),
+)
+
+CHOICES = Table(
+    name="choices",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("example_id", _STRING, required=True),
+            _field("image_id", _STRING, required=True),
+            _field("question", _STRING, required=True),  # an object is the token [i], from 0
+            _field("choices", pa.list_(_STRING), required=True),
+            _field("label", pa.int8(), required=True),  # place of the right choice; -1: not public
+            _field("task", _STRING, required=True),  # q2a, qa2r
+            _field("object_names", pa.list_(_STRING), required=True),
+            _field("boxes", pa.list_(_FLOAT32), required=True),  # 4 a named object
+            _field("box_scores", pa.list_(_FLOAT32)),
+            _field("segms", _STRING),  # JSON: for each object its polygons [[x, y], ...]
+            # For each word of the text the objects it names, -1 for a plain word.
+            _field("question_tags", _TAGS, required=True),
+            _field("choice_tags", pa.list_(_TAGS), required=True),
+            _field("split", _STRING),
+            _field("source", _STRING),
+        ]
+    ),
+)
+
+EXPRESSIONS = Table(
+    name="expressions",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("expression_id", _STRING, required=True),
+            _field("ref_id", _STRING),  # of the object in its data set: several texts name it
+            _field("ann_id", _STRING),
+            _field("image_id", _STRING, required=True),
+            _field("text", _STRING, required=True),
+            _field("box", pa.list_(_FLOAT32), required=True),  # x1, y1, x2, y2
+            _field("category_id", _INT32),  # as published
+            _field("split", _STRING),
+            _field("source", _STRING),  # refcoco, refcoco+, refcocog, vg
+            _field("split_by", _STRING),  # unc, google, umd: who has cut the splits
+        ]
+    ),
+)
+
+STATEMENTS = Table(
+    name="statements",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("example_id", _STRING, required=True),
+            _field("image_ids", pa.list_(_STRING), required=True),  # two of NLVR2, none of GLUE
+            _field("text_a", _STRING, required=True),
+            _field("text_b", _STRING),
+            _field("label", _STRING),  # as published
+            _field("label_id", pa.int8(), required=True),  # -1: not public, or a score
+            _field("score", _FLOAT32),  # STS-B: 0..5
+            _field("split", _STRING),
+            _field("source", _STRING),  # nlvr2, glue/cola, ...
+        ]
+    ),
+)
+
 ALIASES = Table(
     name="aliases",
     version="1.0",
@@ -171,8 +254,13 @@ NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
+TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning reads
 TABLES = {
-    t.name: t for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, ALIASES, REJECTS)
+    t.name: t
+    for t in (
+        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, ALIASES, REJECTS),
+        *TASK_TABLES,
+    )
 }
 
 
