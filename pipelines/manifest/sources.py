@@ -11,7 +11,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,13 +58,14 @@ class Source:
                 file = _opened(self, stack)
             except _DAMAGED as error:
                 raise InputError(f"{self.said} cannot be read ({error}); fetch it again") from None
-            yield io.BufferedReader(_Bounded(self, file), 1 << 20)  # type: ignore[type-var]
+            yield io.BufferedReader(_Bounded(self, file), 1 << 20)
 
 
 def _opened(source: Source, stack: ExitStack) -> BinaryIO:
     if source.member is None:
-        opener: Callable[..., BinaryIO] = gzip.open if _is_gzip(source.path) else open
-        return stack.enter_context(opener(source.path, "rb"))
+        if _is_gzip(source.path):
+            return cast(BinaryIO, stack.enter_context(gzip.open(source.path, "rb")))
+        return stack.enter_context(source.path.open("rb"))
     if _ends(source.path, (".zip",)):
         archive = stack.enter_context(zipfile.ZipFile(source.path))
         info = next(info for info in archive.infolist() if info.filename == source.member)

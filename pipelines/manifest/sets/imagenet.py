@@ -120,8 +120,8 @@ IMAGENET22K = DataSet(
     title="ImageNet-22k, pictures alone",
     about="""\
 ImageNet (Deng et al. 2009) as `images`: folders n01440764/ of pictures, tars of synsets, a tar of
-such tars, or WebDataset shards, on request from image-net.org (research only). A stage that trains on
-pictures alone reads it by --images, without pairs. The full set holds ILSVRC2012's validation
+such tars, or WebDataset shards, on request from image-net.org (research only). A stage that trains
+on pictures alone reads it by --images, without pairs. The full set holds ILSVRC2012's validation
 pictures: exclude them before measuring on ImageNet-1k. image_id is imagenet22k/n01440764_10026.""",
     tables=(IMAGES,),
     open=_open,

@@ -43,9 +43,8 @@ def _columns(source: Source, known: tuple[str, ...], required: tuple[str, ...]) 
     names = column_names(table_file(source.path))
     missing = [name for name in required if name not in names]
     if missing:
-        raise InputError(
-            f"--input {source.path}: no column {', '.join(missing)}; it has {', '.join(names)[:300]}"
-        )
+        there = ", ".join(names)[:300]
+        raise InputError(f"--input {source.path}: no column {', '.join(missing)}; it has {there}")
     return [name for name in known if name in names]
 
 
@@ -131,7 +130,7 @@ def _text(value: str | None) -> str | None:
     return clean_text(value or "") or None
 
 
-def _number(value: str | None) -> float | None | Drop:
+def _number(value: str | None) -> float | Drop | None:
     if not (value or "").strip():
         return None
     try:
