@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vlmill.pipelines.manifest.overlaps import (
     overlap_rows,
 )
 from vlmill.pipelines.manifest.parts import CHUNK, Job, Tally, make_parts
+from vlmill.pipelines.manifest.placeholders import find_placeholders
 from vlmill.pipelines.manifest.published_report import write_published_report
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.pipelines.manifest.splits import add_excluded_splits, split_lists
@@ -152,6 +154,8 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
         for line in job.reading.says:
             say(line)
         inputs = inputs_of_job(args)
+        if job.reading.repeated_bytes and job.with_pictures:
+            job = replace(job, placeholders=find_placeholders(job.folder, job.reading))
         shards, tally = make_parts(job)
         counts = counts_of(tally.groups, job.reading.expected)
         if args.strict and (lines := warnings_of(counts)):
@@ -180,7 +184,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     for line in warnings_of(counts):
         say(line)
     for note, number in manifest["notes"].items():
-        say(f"{note}: {number} texts mended")
+        say(f"noted: {note} of {number} rows")
     for name, kind, number, done in manifest["overlaps"]:
         say(f"shared with {name} by {kind}: {number} pictures, {done}")
     rows = {t: 0 for t in (*(t.name for t in data_set.tables), IMAGES.name)}
@@ -313,7 +317,7 @@ def estimate_of(job: Job) -> Estimate:
     published = sum(e.rows for name, e in job.reading.expected.items() if name != PICTURES)
     read = [0, 0]  # rows, bytes of their values
 
-    def chunks() -> Any:
+    def chunks() -> Iterator[int]:
         for entry in job.reading.entries():
             read[0] += 1
             read[1] += _bytes_of(entry)

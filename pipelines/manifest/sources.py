@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.pictures import is_unsafe, picture_content
+from vlmill.pipelines.manifest.pictures import is_unsafe, picture_content, picture_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
@@ -123,6 +123,10 @@ def _opened_tar(path: Path) -> tarfile.TarFile:
     return tarfile.open(path, "r:") if _ends(path, TARS) else tarfile.open(path, "r|*")
 
 
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _plain(name: str) -> str:
     return name.removeprefix("./")
 
@@ -161,16 +165,19 @@ class Folder:
     def find(self, *names: str) -> Source | None:
         """The first of the published names that is there: as a file, packed, in an archive."""
         for name in names:
-            for tried in dict.fromkeys((name, name.rpartition("/")[2])):
+            for tried in dict.fromkeys((name, _base(name))):
                 for ending in ("", ".gz"):
                     path = self._names.get(tried + ending, self.root / (tried + ending))
                     if path.is_file() and self._is_meant(path):
-                        return Source(path=path, name=name, size=path.stat().st_size)
+                        return Source(path=path, name=_base(name), size=path.stat().st_size)
         for name in names:
             for archive in self._archives:
                 if (member := archive.member_of(name)) is not None:
                     return Source(
-                        path=archive.path, name=name, size=archive.sizes[member], member=member
+                        path=archive.path,
+                        name=_base(name),
+                        size=archive.sizes[member],
+                        member=member,
                     )
         return None
 
@@ -214,7 +221,7 @@ class Folder:
 
     def picture(self, paths: Sequence[str]) -> bytes | Drop:
         """A picture's bytes, by the first of its names that is there, or why there are none."""
-        names = list(dict.fromkeys([*paths, *(path.rpartition("/")[2] for path in paths)]))
+        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
         for place in self._places:
@@ -226,7 +233,24 @@ class Folder:
                 )
                 if content is not None:
                     return content
-        return Drop(Reason.IMAGE_MISSING, f"no file {', '.join(paths)}"[:200])
+        others = f", nor by {len(paths) - 1} other names" if len(paths) > 1 else ""
+        return Drop(Reason.IMAGE_MISSING, f"no file {paths[0]}{others}" if paths else "only a URL")
+
+    def picture_size(self, paths: Sequence[str]) -> int | None:
+        """The stored bytes of a picture, by the first of its names; None if there is none."""
+        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
+        for place in self._places:
+            for name in names:
+                if is_unsafe(name):
+                    return None
+                if isinstance(place, Archive):
+                    size = place.sizes.get(name)
+                else:
+                    found = picture_path(place, name)
+                    size = None if isinstance(found, Drop) else found.stat().st_size
+                if size is not None:
+                    return size
+        return None
 
 
 class Archive:

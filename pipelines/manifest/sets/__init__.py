@@ -15,6 +15,7 @@ from vlmill.pipelines.manifest.sets import (
     own_tables,
     sbu,
     texts,
+    vg_detector,
     visual_genome,
     webdataset,
 )
@@ -29,6 +30,7 @@ SETS: dict[str, DataSet] = {
     "coco-karpathy": coco.COCO_KARPATHY,
     "flickr30k": flickr30k.FLICKR30K,
     "vg": visual_genome.VISUAL_GENOME,
+    "vg-detector": vg_detector.VG_DETECTOR,
     "lait": own_tables.LAIT,
     "tao": own_tables.TAO,
     "text": texts.TEXTS,

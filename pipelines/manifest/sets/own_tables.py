@@ -160,7 +160,7 @@ def _open_web_pairs(folder: Path) -> Reading:
 
 def _web_pair(images: ImageReader, row: dict[str, Any]) -> Entry:
     image_id = row["image_id"]
-    content = images[image_id] if image_id in images else None
+    content = images[image_id] if image_id in images else None  # noqa: SIM401  (no mapping)
     picture = Picture(
         image_id=image_id, content=content, paths=(f"{image_id}",), url=row["image_url"]
     )
@@ -243,8 +243,8 @@ LAIT = DataSet(
     title="LAIT, from own files",
     about="""\
 LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads what our web_pairs wrote, or TSV,
-CSV and Parquet files with the columns image (a file under DIR) and text, and optionally text_source,
-score, page_url, image_url. image_id is the SHA-256 of the picture's bytes.""",
+CSV and Parquet files with the columns image (a file under DIR) and text, and optionally
+text_source, score, page_url, image_url. image_id is the SHA-256 of the picture's bytes.""",
     tables=(PAIRS,),
     open=_open_lait,
     papers=(("ImageBERT", "10M pairs, of which 2M are used; texts of 13 words on average"),),
@@ -252,9 +252,9 @@ score, page_url, image_url. image_id is the SHA-256 of the picture's bytes.""",
 TAO = DataSet(
     title="TaoMultimodal, from own files",
     about="""\
-TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet files
-with the columns item_id, title, image (a file under DIR, or a URL), and optionally split. image_id is
-tao/<item_id>. Regions of the paper: `extract-rois run --preset tao`, a detector of 33 classes.""",
+TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
+files with the columns item_id, title, image (a file under DIR, or a URL), and optionally split.
+image_id is tao/<item_id>. Regions of the paper: `extract-rois run --preset tao`, a detector of 33 classes.""",
     tables=(PAIRS,),
     open=_open_tao,
     add_arguments=_add_tao_arguments,
