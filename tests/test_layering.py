@@ -65,7 +65,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "texts",
         "pages filters",
         "archives choice",
-        "web_pairs hard_negatives nearest_pictures manifest regions fit_image_filter fit_scorer",
+        "web_pairs hard_negatives nearest_pictures manifest regions fit_image_filter fit_scorer "
+        "tables",
         "__init__",
     ),
     "train": (

@@ -254,7 +254,8 @@ TAO = DataSet(
     about="""\
 TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
 files with the columns item_id, title, image (a file under DIR, or a URL), and optionally split.
-image_id is tao/<item_id>. Regions of the paper: `extract-rois run --preset tao`, a detector of 33 classes.""",
+image_id is tao/<item_id>. Regions of the paper: `extract-rois run --preset tao` with a detector of
+33 classes.""",
     tables=(PAIRS,),
     open=_open_tao,
     add_arguments=_add_tao_arguments,

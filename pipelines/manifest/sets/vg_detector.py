@@ -28,8 +28,10 @@ MAX_ATTRIBUTES = 16  # of an object
 SPLITS = {"train": 98_077, "val": 5_000, "test": 5_000}
 # Words in front of a name that are attributes of it; the repository's list (setup_vg.py).
 ADJECTIVES = frozenset(
-    "white black blue green red brown yellow small large silver wooden orange gray grey metal pink "
-    "tall long dark".split()
+    (
+        *("white", "black", "blue", "green", "red", "brown", "yellow", "small", "large", "silver"),
+        *("wooden", "orange", "gray", "grey", "metal", "pink", "tall", "long", "dark"),
+    )
 )
 
 
@@ -171,11 +173,12 @@ def _object(one: object, vocabulary: Vocabulary) -> Made | Drop:
 VG_DETECTOR = DataSet(
     title="Visual Genome, boxes for training a detector",
     about="""\
-Visual Genome's objects (Krishna et al. 2017) as `boxes`, a row a picture with the boxes, classes and
-attributes that training a detector reads: attributes.json (or objects.json), image_data.json from
-visualgenome.org; objects_vocab.txt, attributes_vocab.txt (1600 and 400 names), train.txt, val.txt
-and test.txt from data/genome of peteanderson80/bottom-up-attention, which keep Karpathy's validation
-and test pictures out of training. class_ids and attribute_ids are lines of the vocabularies, from 0.""",
+Visual Genome's objects (Krishna et al. 2017) as `boxes`, a row a picture with the boxes, classes
+and attributes that training a detector reads: attributes.json (or objects.json), image_data.json
+from visualgenome.org; objects_vocab.txt, attributes_vocab.txt (1600 and 400 names), train.txt,
+val.txt and test.txt from data/genome of peteanderson80/bottom-up-attention, which keep Karpathy's
+validation and test pictures out of training. class_ids and attribute_ids are lines of the
+vocabularies, from 0.""",
     tables=(BOXES,),
     open=_open,
     papers=(

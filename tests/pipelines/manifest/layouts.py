@@ -126,10 +126,22 @@ def flickr30k(root: Path, picture: Picture) -> None:
 def vg(root: Path, picture: Picture) -> None:
     """Visual Genome: two folders, old and new names of the id, boxes that lie outside."""
     images = [
-        {"image_id": 7, "url": "https://x.org/VG_100K_2/7.jpg", "width": 80, "height": 60,
-         "coco_id": 42, "flickr_id": 123},
-        {"id": 8, "url": "https://x.org/VG_100K/8.jpg", "width": 30, "height": 20,
-         "coco_id": None, "flickr_id": None},
+        {
+            "image_id": 7,
+            "url": "https://x.org/VG_100K_2/7.jpg",
+            "width": 80,
+            "height": 60,
+            "coco_id": 42,
+            "flickr_id": 123,
+        },
+        {
+            "id": 8,
+            "url": "https://x.org/VG_100K/8.jpg",
+            "width": 30,
+            "height": 20,
+            "coco_id": None,
+            "flickr_id": None,
+        },
     ]
     box = {"x": 4, "y": 5, "width": 20, "height": 50}
 
