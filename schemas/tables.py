@@ -225,6 +225,26 @@ STATEMENTS = Table(
     ),
 )
 
+# Annotated objects of a picture: what training a detector reads.
+BOXES = Table(
+    name="boxes",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("width", _INT32, required=True),
+            _field("height", _INT32, required=True),
+            _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
+            _field(
+                "class_ids", pa.list_(pa.int16()), required=True
+            ),  # lines of a vocabulary, from 0
+            _field("attribute_ids", pa.list_(pa.list_(pa.int16()))),  # of each box, any number
+            _field("split", _STRING),
+            _field("source", _STRING),
+        ]
+    ),
+)
+
 ALIASES = Table(
     name="aliases",
     version="1.0",
@@ -258,7 +278,7 @@ TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning 
 TABLES = {
     t.name: t
     for t in (
-        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, ALIASES, REJECTS),
+        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, BOXES, ALIASES, REJECTS),
         *TASK_TABLES,
     )
 }

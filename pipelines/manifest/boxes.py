@@ -9,7 +9,13 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Picture
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.schemas.pictures.decode import Bounds, opened
-from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, orientation_of, turned_boxes
+from vlmill.schemas.pictures.orientation import (
+    LYING,
+    UPRIGHT,
+    orientation_of,
+    turned_boxes,
+    turned_size,
+)
 from vlmill.schemas.rejects import Reason, Rejected
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges
@@ -22,6 +28,11 @@ class Frame(NamedTuple):
     width: int
     height: int
     orientation: int = UPRIGHT
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Width and height of the upright picture."""
+        return turned_size(self.width, self.height, self.orientation)
 
 
 def frame_of(folder: Folder, picture: Picture) -> Frame | None:
@@ -69,8 +80,6 @@ def clipped(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
     cut = (x1, y1, x2, y2) != box
     if frame is None or frame.orientation == UPRIGHT:
         return (x1, y1, x2, y2), cut
-    lying = frame.orientation in LYING
-    upright = (frame.height, frame.width) if lying else (frame.width, frame.height)
     boxes = np.array([[x1, y1, x2, y2]], dtype=np.float32)
-    turned = turned_boxes(boxes, frame.orientation, *upright)[0].tolist()
+    turned = turned_boxes(boxes, frame.orientation, *frame.upright_size)[0].tolist()
     return (turned[0], turned[1], turned[2], turned[3]), cut

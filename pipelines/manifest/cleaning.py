@@ -6,6 +6,7 @@ import zlib
 from array import array
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 
 MAX_TEXT = 10_000  # characters; the longest captions of published sets have some hundred
@@ -78,6 +79,28 @@ class Claims:
         if not earlier:
             block[place] = mark
             return None
-        if earlier == mark:
-            return Drop(Reason.DUPLICATE, f"{number} came earlier, with the same content")
-        return Drop(Reason.ID_CONFLICT, f"{number} came earlier with another content")
+        return _came_earlier(str(number), same=earlier == mark)
+
+
+class NamedClaims:
+    """Ids that are texts and came earlier, with 64 bits of what came under them: some 150 bytes
+    for each.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[int, int] = {}
+
+    def claim(self, name: str, content: str) -> Drop | None:
+        """None for an id that is new; else why its row is dropped."""
+        key, mark = key64(name), key64(content)
+        earlier = self._contents.get(key)
+        if earlier is None:
+            self._contents[key] = mark
+            return None
+        return _came_earlier(name, same=earlier == mark)
+
+
+def _came_earlier(name: str, *, same: bool) -> Drop:
+    if same:
+        return Drop(Reason.DUPLICATE, f"{name[:200]} came earlier, with the same content")
+    return Drop(Reason.ID_CONFLICT, f"{name[:200]} came earlier with another content")

@@ -19,7 +19,8 @@ class Count(NamedTuple):
 def counts_of(groups: Mapping[str, int], expected: Mapping[str, Expected]) -> list[Count]:
     """Each group that was read or is expected, in the order of the published files."""
     order = [*expected, *(group for group in groups if group not in expected)]
-    return [_count(group, groups.get(group, 0), expected.get(group)) for group in order if group]
+    counts = [_count(group, groups.get(group, 0), expected.get(group)) for group in order if group]
+    return [count for count in counts if count.rows or count.published]
 
 
 def _count(group: str, rows: int, expected: Expected | None) -> Count:
@@ -34,15 +35,14 @@ def warnings_of(counts: list[Count]) -> list[str]:
 
 
 def _warning(count: Count) -> str:
-    what = "rows" if count.group != PICTURES else "in all"
-    if count.verified:
+    if not count.verified:
         return (
-            f"warning: {count.group} has {count.rows} {what}, the published file {count.published}"
+            f"note: {count.group} has {count.rows} rows; the figure {count.published} "
+            f"({count.source}) is second hand"
         )
-    return (
-        f"note: {count.group} has {count.rows} {what}; the figure {count.published} "
-        f"({count.source}) is second hand"
-    )
+    if count.group == PICTURES:
+        return f"warning: {count.rows} pictures are named, the published set has {count.published}"
+    return f"warning: {count.group} has {count.rows} rows, the published file {count.published}"
 
 
 def counts_table(counts: list[Count]) -> list[list[str]]:

@@ -247,8 +247,9 @@ def picture_row(job: Job, picture: Picture) -> dict[str, Any] | Drop:
 
 def _said(drop: Drop) -> Drop:
     reason = _REASONS.get(drop.reason, drop.reason)
-    detail = drop.detail if reason is drop.reason else f"{drop.reason.value}: {drop.detail or ''}"
-    return Drop(reason, detail)
+    if reason is drop.reason:
+        return drop
+    return Drop(reason, ": ".join(filter(None, (drop.reason.value, drop.detail))))
 
 
 def make_parts(job: Job) -> tuple[list[Shard], Tally]:

@@ -4,7 +4,8 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vlmill.pipelines.manifest.overlaps import (
     overlap_rows,
 )
 from vlmill.pipelines.manifest.parts import CHUNK, Job, Tally, make_parts
+from vlmill.pipelines.manifest.placeholders import find_placeholders
 from vlmill.pipelines.manifest.published_report import write_published_report
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.pipelines.manifest.splits import add_excluded_splits, split_lists
@@ -63,7 +65,7 @@ docs/data-sets.md: where the files come from, what each row becomes, licences.
 def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> None:
     """Adds the flags of all published data sets, then the data set's own."""
     p.description = data_set.about.strip() + "\n" + SHARED
-    tables = "-*.parquet, ".join(t.name for t in (*data_set.tables, IMAGES, ALIASES))
+    tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
     p.epilog = EPILOG.format(name=name, tables=tables)
     p.add_argument("--input", required=True, type=Path, metavar="DIR", help="the published files")
     p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
@@ -154,6 +156,8 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
         for line in job.reading.says:
             say(line)
         inputs = inputs_of_job(args)
+        if job.reading.repeated_bytes and job.with_pictures:
+            job = replace(job, placeholders=find_placeholders(job.folder, job.reading))
         shards, tally = make_parts(job)
         counts = counts_of(tally.groups, job.reading.expected)
         if args.strict and (lines := warnings_of(counts)):
@@ -182,7 +186,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     for line in warnings_of(counts):
         say(line)
     for note, number in manifest["notes"].items():
-        say(f"{note}: {number} texts mended")
+        say(f"noted: {note} of {number} rows")
     for name, kind, number, done in manifest["overlaps"]:
         say(f"shared with {name} by {kind}: {number} pictures, {done}")
     rows = {t: 0 for t in (*(t.name for t in data_set.tables), IMAGES.name)}
@@ -248,7 +252,8 @@ def opened_job(
 
 def tables_of(tables: Sequence[Table], pictures: bool) -> tuple[Table, ...]:
     """The tables of a run in the order in which a part's shards appear: rejects last."""
-    return (*((IMAGES,) if pictures else ()), *tables, ALIASES, REJECTS)
+    own = tuple(table for table in tables if table is not IMAGES)
+    return (*((IMAGES,) if pictures else ()), *own, ALIASES, REJECTS)
 
 
 def settings_of(
@@ -319,7 +324,7 @@ def estimate_of(job: Job) -> Estimate:
     published = sum(e.rows for name, e in job.reading.expected.items() if name != PICTURES)
     read = [0, 0]  # rows, bytes of their values
 
-    def chunks() -> Any:
+    def chunks() -> Iterator[int]:
         for entry in job.reading.entries():
             read[0] += 1
             read[1] += _bytes_of(entry)

@@ -11,7 +11,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.pictures import is_unsafe, picture_content
+from vlmill.pipelines.manifest.pictures import is_unsafe, picture_content, picture_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
@@ -58,13 +58,14 @@ class Source:
                 file = _opened(self, stack)
             except _DAMAGED as error:
                 raise InputError(f"{self.said} cannot be read ({error}); fetch it again") from None
-            yield io.BufferedReader(_Bounded(self, file), 1 << 20)  # type: ignore[type-var]
+            yield io.BufferedReader(_Bounded(self, file), 1 << 20)
 
 
 def _opened(source: Source, stack: ExitStack) -> BinaryIO:
     if source.member is None:
-        opener: Callable[..., BinaryIO] = gzip.open if _is_gzip(source.path) else open
-        return stack.enter_context(opener(source.path, "rb"))
+        if _is_gzip(source.path):
+            return cast(BinaryIO, stack.enter_context(gzip.open(source.path, "rb")))
+        return stack.enter_context(source.path.open("rb"))
     if _ends(source.path, (".zip",)):
         archive = stack.enter_context(zipfile.ZipFile(source.path))
         info = next(info for info in archive.infolist() if info.filename == source.member)
@@ -122,6 +123,10 @@ def _opened_tar(path: Path) -> tarfile.TarFile:
     return tarfile.open(path, "r:") if _ends(path, TARS) else tarfile.open(path, "r|*")
 
 
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _plain(name: str) -> str:
     return name.removeprefix("./")
 
@@ -129,10 +134,14 @@ def _plain(name: str) -> str:
 class Folder:
     """``--input`` with its archives, and where pictures lie: there, and under each of ``images``.
 
+    An ``--input`` that is a file is its folder with no other file of entries.
+
     Raises InputError for a folder that is not there.
     """
 
     def __init__(self, root: Path, images: Sequence[Path] = ()) -> None:
+        self._only = root if root.is_file() else None
+        root = root.parent if self._only else root
         if not root.is_dir():
             raise InputError(f"--input {root}: no such folder; give the data set's")
         for path in images:
@@ -145,23 +154,30 @@ class Folder:
         """Files of the folder by their name without what a download has put behind it."""
         names: dict[str, Path] = {}
         for path in sorted(self.root.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
+            if path.is_file() and not path.name.startswith(".") and self._is_meant(path):
                 names.setdefault(path.name.split("?")[0], path)
         return names
+
+    def _is_meant(self, path: Path) -> bool:
+        """A file that --input names is the only one."""
+        return self._only is None or path == self._only
 
     def find(self, *names: str) -> Source | None:
         """The first of the published names that is there: as a file, packed, in an archive."""
         for name in names:
-            for tried in dict.fromkeys((name, name.rpartition("/")[2])):
+            for tried in dict.fromkeys((name, _base(name))):
                 for ending in ("", ".gz"):
                     path = self._names.get(tried + ending, self.root / (tried + ending))
-                    if path.is_file():
-                        return Source(path=path, name=name, size=path.stat().st_size)
+                    if path.is_file() and self._is_meant(path):
+                        return Source(path=path, name=_base(name), size=path.stat().st_size)
         for name in names:
             for archive in self._archives:
                 if (member := archive.member_of(name)) is not None:
                     return Source(
-                        path=archive.path, name=name, size=archive.sizes[member], member=member
+                        path=archive.path,
+                        name=_base(name),
+                        size=archive.sizes[member],
+                        member=member,
                     )
         return None
 
@@ -205,7 +221,7 @@ class Folder:
 
     def picture(self, paths: Sequence[str]) -> bytes | Drop:
         """A picture's bytes, by the first of its names that is there, or why there are none."""
-        names = list(dict.fromkeys([*paths, *(path.rpartition("/")[2] for path in paths)]))
+        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
         for place in self._places:
@@ -217,7 +233,24 @@ class Folder:
                 )
                 if content is not None:
                     return content
-        return Drop(Reason.IMAGE_MISSING, f"no file {', '.join(paths)}"[:200])
+        others = f", nor by {len(paths) - 1} other names" if len(paths) > 1 else ""
+        return Drop(Reason.IMAGE_MISSING, f"no file {paths[0]}{others}" if paths else "only a URL")
+
+    def picture_size(self, paths: Sequence[str]) -> int | None:
+        """The stored bytes of a picture, by the first of its names; None if there is none."""
+        names = list(dict.fromkeys([*paths, *map(_base, paths)]))
+        for place in self._places:
+            for name in names:
+                if is_unsafe(name):
+                    return None
+                if isinstance(place, Archive):
+                    size = place.sizes.get(name)
+                else:
+                    found = picture_path(place, name)
+                    size = None if isinstance(found, Drop) else found.stat().st_size
+                if size is not None:
+                    return size
+        return None
 
 
 class Archive:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.overlaps import IdList
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.pipelines.manifest.streams import JsonLists, lines_of
@@ -35,11 +36,23 @@ def _karpathy_images(folder: Folder, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _vg_detector(folder: Folder) -> Names:
+    for number, split in detector_splits(folder):
+        yield split, f"vg/{number}"
+
+
+def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
+    """Pictures of the splits of bottom-up attention's detector, whose lines begin with
+    ``VG_100K_2/2415417.jpg``. Raises InputError for a line that does not.
+    """
     for split in ("train", "val", "test"):
-        for _, line in lines_of(folder.require(f"{split}.txt")):
-            if isinstance(line, str) and line.strip():
-                stem = line.split()[0].rpartition("/")[2].partition(".")[0]
-                yield split, f"vg/{stem}"
+        source = folder.require(f"{split}.txt")
+        for row, line in lines_of(source):
+            words = [] if isinstance(line, Drop) else line.split()
+            stem = words[0].rpartition("/")[2].partition(".")[0] if words else ""
+            if words and not stem.isdecimal():
+                raise InputError(f"{source.said}: line {row} begins with no <folder>/<number>.jpg")
+            if words:
+                yield int(stem), split
 
 
 READERS: dict[str, Callable[[Folder], Names]] = {

@@ -1,7 +1,7 @@
 """MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
 
-Both years hold the same pictures and captions, cut otherwise, so one year is read. Chen et al. 2015;
-Karpathy and Fei-Fei 2015.
+Both years hold the same pictures and captions, cut otherwise, so one year is read. Chen et al.
+2015; Karpathy and Fei-Fei 2015.
 """
 
 import argparse
@@ -33,10 +33,16 @@ KARPATHY = "dataset_coco.json"
 MAX_NUMBER = 1 << 40  # COCO's ids have up to twelve digits
 
 
+def whole_number(value: object) -> int | None:
+    """A published id, None if it is no whole number."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
+    return value if fits and isinstance(value, int) else None
+
+
 def coco_id(number: object) -> str | None:
     """``coco/`` and twelve digits: one name of a picture in all years and splits."""
-    whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MAX_NUMBER
-    return f"coco/{number:012d}" if whole else None
+    whole = whole_number(number)
+    return None if whole is None else f"coco/{whole:012d}"
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
@@ -135,9 +141,9 @@ def _pair(
 ) -> tuple[dict[str, Any], Picture, tuple[str, ...]] | Drop:
     if not isinstance(annotation, dict):
         return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
-    own, of = annotation.get("id"), annotation.get("image_id")
-    if coco_id(own) is None or coco_id(of) is None:
-        return Drop(Reason.BAD_ROW, f"id {own!a}, image_id {of!a}: want whole numbers"[:200])
+    own, of = whole_number(annotation.get("id")), whole_number(annotation.get("image_id"))
+    if own is None or of is None:
+        return Drop(Reason.BAD_ROW, "id and image_id must be whole numbers")
     if of not in pictures:
         return Drop(Reason.BAD_ROW, f"its picture {of} is not in the list of images")
     text = text_of(annotation.get("caption"))
@@ -196,8 +202,8 @@ def _karpathy_picture(image: Mapping[str, Any]) -> Picture | Drop:
 COCO = DataSet(
     title="COCO captions, official files",
     about="""\
-MS-COCO captions (Chen et al. 2015) as pairs: annotations/captions_{train,val}{2014,2017}.json and the
-folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY 4.0;
+MS-COCO captions (Chen et al. 2015) as pairs: annotations/captions_{train,val}{2014,2017}.json and
+the folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY 4.0;
 pictures under their Flickr licence, in the column license). Both years have the same captions: one
 is read. image_id is coco/<twelve digits> in all years, pair_id coco/<annotation id>. val2017 is
 no split of Karpathy's: see `coco-karpathy`.""",

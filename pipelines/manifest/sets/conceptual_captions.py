@@ -113,9 +113,9 @@ def _entry(name: str, source: Source, number: int, split: str, published: str, u
     }
     picture = Picture(
         image_id=image_id,
-        paths=_paths(split, number, url),
+        paths=_paths(name, split, number, url),
         url=url,
-        aliases=_aliases(url),
+        aliases=url_aliases(url),
         alone=True,
     )
     return Entry(
@@ -127,15 +127,18 @@ def _entry(name: str, source: Source, number: int, split: str, published: str, u
     )
 
 
-def _aliases(url: str) -> tuple[str, ...]:
+def url_aliases(url: str) -> tuple[str, ...]:
+    """The names under which other lists have a picture of this URL."""
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
     photo = flickr_id(url)
     return (f"url-sha256/{digest}", *((f"flickr/{photo}",) if photo else ()))
 
 
-def _paths(split: str, number: int, url: str) -> tuple[str, ...]:
+def _paths(name: str, split: str, number: int, url: str) -> tuple[str, ...]:
     folder = "training" if split == "train" else "validation"
     crc = zlib.crc32(url.encode("utf-8", "surrogatepass"))
+    if name != "cc":
+        return (f"images/{number:08d}", f"images/{crc}")
     return (
         f"{folder}/{crc}",
         f"{split}_image/{number:08d}.jpg",

@@ -21,7 +21,7 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     Rows,
 )
-from vlmill.pipelines.manifest.sets.coco import coco_id
+from vlmill.pipelines.manifest.sets.coco import coco_id, whole_number
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -32,13 +32,6 @@ IMAGES = "image_data.json"
 FOLDERS = ("VG_100K", "VG_100K_2")
 NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
 PAGE = "visualgenome.org"
-MAX_NUMBER = 1 << 40
-
-
-def whole_number(value: object) -> int | None:
-    """A published id, None if it is no whole number."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
-    return value if fits and isinstance(value, int) else None
 
 
 def read_pictures(source: Source) -> dict[int, Picture]:
