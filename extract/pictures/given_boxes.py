@@ -20,7 +20,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.row_index import IdIndex
 from vlmill.schemas.rejects import Reason, Rejected
-from vlmill.schemas.tables import CHOICES, EXPRESSIONS, Table
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, Table
 
 Boxes = npt.NDArray[np.float32]
 MAX_BOXES = 1_000
@@ -64,7 +64,7 @@ class GivenBoxes:
 
 def read_boxes(path: Path) -> GivenBoxes:
     """Reads ``--boxes``: JSON lines {"image_id", "boxes": [[x1, y1, x2, y2], ...]}, a folder of
-    VCR's metadata files, each named like its picture, or a table of choices or expressions.
+    VCR's metadata files, each named like its picture, or a table of boxes, choices or expressions.
 
     Raises InputError.
     """
@@ -82,14 +82,14 @@ def read_boxes(path: Path) -> GivenBoxes:
     if not entries:
         raise InputError(
             f"--boxes {path} has no entry; give JSON lines, a folder of .json files, or a table of "
-            "choices or expressions"
+            "boxes, choices or expressions"
         )
     return GivenBoxes(entries=entries, digest=digest.hexdigest()[:32], upright=table is not None)
 
 
 def table_of(path: Path) -> Table | None:
     """Returns which of our tables lies there, None for none of them."""
-    for table in (CHOICES, EXPRESSIONS):
+    for table in (CHOICES, BOXES, EXPRESSIONS):
         if path.is_dir() and any(path.glob(f"{table.name}-*.parquet")):
             return table
         if path.suffix == ".parquet" and path.name.startswith(table.name):
@@ -98,9 +98,14 @@ def table_of(path: Path) -> Table | None:
 
 
 def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]:
-    """Yields each picture's boxes: VCR's objects in their order, or those that expressions name,
-    each once, in the order of their first one. Raises InputError.
+    """Yields each picture's boxes: all annotated ones, VCR's objects in their order, or those that
+    expressions name, each once, in the order of their first one. Raises InputError.
     """
+    if table is BOXES:
+        for batch in iter_batches(path, table, columns=["image_id", "boxes"], flag="--boxes"):
+            rows = batch.to_pydict()
+            yield from zip(rows["image_id"], rows["boxes"], strict=True)
+        return
     column = "boxes" if table is CHOICES else "box"
     pictures: dict[str, dict[tuple[float, ...], None]] = {}
     of_choices: dict[str, list[float]] = {}

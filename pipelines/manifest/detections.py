@@ -8,7 +8,6 @@ from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges
 from vlmill.pipelines.manifest.entries import Entry
 from vlmill.pipelines.manifest.sources import Source
 from vlmill.pipelines.manifest.streams import JsonLists
-from vlmill.schemas.pictures.orientation import LYING
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import REGIONS
 
@@ -57,8 +56,7 @@ def detection_of(
 
 def regions_row(image_id: int, frame: Frame, detections: Sequence[Detection]) -> dict[str, Any]:
     """Returns a picture's detections as a row of ``regions``, in the order of their file."""
-    size = (frame.width, frame.height)
-    width, height = size[::-1] if frame.orientation in LYING else size
+    width, height = frame.upright_size
     return {
         "image_id": f"coco/{image_id:012d}",
         "width": width,

@@ -3,7 +3,7 @@
 import argparse
 import functools
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import EXPRESSIONS, REGIONS
+from vlmill.schemas.tables import BOXES, EXPRESSIONS, REGIONS
 
 EMPTY_STAYS = ("val", "test", "testA", "testB")  # a text without words is scored as published
 
@@ -29,6 +29,7 @@ class Instance:
     image_id: int
     category_id: int
     bbox: list[Any]
+    is_crowd: bool
 
 
 Frames = Callable[[int], Frame]
@@ -55,12 +56,19 @@ def instance_of(record: Any, sizes: Mapping[int, tuple[int, int]]) -> tuple[int,
         return Drop(Reason.BAD_ROW, f"an annotation without {error}")
     if any(type(value) is not int for value in (ann_id, image_id, category_id)):
         return Drop(Reason.BAD_ROW, f"annotation {ann_id!r:.40}: ids must be whole numbers")
+    if not 0 <= category_id < MAX_CATEGORY:
+        return Drop(Reason.LABEL_UNKNOWN, f"annotation {ann_id}: category {category_id}")
     if image_id not in sizes:
         return Drop(Reason.BAD_REFERENCE, f"annotation {ann_id}: picture {image_id} is not listed")
     box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no bbox")
     if isinstance(box, Drop):
         return Drop(box.reason, f"annotation {ann_id}: {box.detail}")
-    return ann_id, Instance(image_id=image_id, category_id=category_id, bbox=bbox)
+    return ann_id, Instance(
+        image_id=image_id,
+        category_id=category_id,
+        bbox=bbox,
+        is_crowd=bool(record.get("iscrowd")),
+    )
 
 
 def corners_of(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
@@ -154,6 +162,7 @@ def plain_text(value: Any) -> str:
 # The data sets
 
 FOLDER = "train2014"
+MAX_CATEGORY = 1 << 15
 MAX_PICKLE = 256 << 20
 REMEMBERED = 100_000  # frames of pictures, some 200 bytes each
 SPLITS_BY = ("unc", "umd", "google")
@@ -187,7 +196,7 @@ def open_refcoco(source: str, folder: Folder, args: argparse.Namespace) -> Readi
             for split, count in counts.items()
         },
         picture_folders=(FOLDER,),
-        tables=(EXPRESSIONS, REGIONS) if files.detections else (EXPRESSIONS,),
+        tables=(EXPRESSIONS, BOXES, *((REGIONS,) if files.detections else ())),
     )
 
 
@@ -237,8 +246,35 @@ def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
                 pictures=(picture_of(image_id, sizes[image_id]),),
                 notes=notes,
             )
+    yield from box_entries(instances.values(), sizes, frame)
     if files.detections is not None:
         yield from detection_entries(files.detections, sizes, frame)
+
+
+def box_entries(
+    instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], frame_of: Frames
+) -> Iterator[Entry]:
+    """Yields a row of ``boxes`` for each picture: all annotated objects, which are the candidates
+    of who does not detect. Those without area in their picture are left out and noted.
+    """
+    of_pictures: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
+    for instance in instances:
+        of_pictures[instance.image_id].append(instance)
+    for image_id, objects in of_pictures.items():
+        placed = [(corners_of(one.bbox, frame_of(image_id)), one) for one in objects]
+        inside = [(box[0], one) for box, one in placed if not isinstance(box, Drop)]
+        width, height = frame_of(image_id).upright_size
+        row = {
+            "image_id": f"coco/{image_id:012d}",
+            "width": width,
+            "height": height,
+            "boxes": [list(box) for box, _ in inside],
+            "class_ids": [one.category_id for _, one in inside],
+            "is_crowd": [one.is_crowd for _, one in inside],
+            "source": "coco",
+        }
+        notes = ("object_without_area",) * (len(objects) - len(inside))
+        yield Entry(key=f"boxes:{image_id}", group="", rows=((BOXES, row),), notes=notes)
 
 
 def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
@@ -314,11 +350,12 @@ def _data_set(source: str, name: str) -> DataSet:
             f"{source} of the refer data (lichengunc/refer); pictures in train2014/ or --images; "
             f"detections/{source}_<split>/{DETECTIONS} of MAttNet, if it is there, is written as "
             "`regions` without features.\n\n"
-            "Rows of `expressions`, one for each text. Boxes are corners, cut to the picture; of a "
-            "picture that is there and lies on its side they are turned with it. extract-rois run "
-            "--boxes takes both tables."
+            "Rows of `expressions`, one for each text, and of `boxes`, all annotated objects of "
+            "each picture: the candidates of the annotated track. Boxes are corners, cut to the "
+            "picture; of a picture that is there and lies on its side they are turned with it. "
+            "extract-rois run --boxes takes either."
         ),
-        tables=(EXPRESSIONS, REGIONS),
+        tables=(EXPRESSIONS, BOXES, REGIONS),
         open=functools.partial(open_refcoco, source),
         add_arguments=add_split_by,
         options=("split_by",),

@@ -24,7 +24,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
-from vlmill.schemas.tables import CHOICES, EXPRESSIONS, IMAGES, PAIRS, table_of_rows
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, table_of_rows
 
 NAMES = ["0", "1", "2", "3-empty", "3", "4-cut", "4", "5-again", "5", "6"]
 
@@ -337,6 +337,13 @@ def test_boxes_of_expressions_are_each_object_once(tmp_path: Path) -> None:
     given = read_boxes(tmp_path / "out")
     assert given.upright and given.boxes_of("b", "x.jpg").tolist() == [[0, 0, 9, 9]]
     assert given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_boxes_of_annotations_are_all_of_them(tmp_path: Path) -> None:
+    row: dict[str, object] = {"image_id": "a", "width": 9, "height": 9, "class_ids": [1, 1]}
+    row["boxes"] = [[1, 2, 3, 4], [1, 2, 3, 4]]
+    write_shard(tmp_path / "out", BOXES, table_of_rows([row], BOXES))
+    assert read_boxes(tmp_path / "out").boxes_of("a", "x.jpg").shape == (2, 4)
 
 
 def choice(example_id: str, image_id: str, boxes: list[float]) -> dict[str, object]:

@@ -14,7 +14,16 @@ from PIL import Image
 from vlmill.pipelines.manifest.job import main
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.tables import CHOICES, EXPRESSIONS, IMAGES, QUESTIONS, REGIONS, REJECTS, Table
+from vlmill.schemas.tables import (
+    BOXES,
+    CHOICES,
+    EXPRESSIONS,
+    IMAGES,
+    QUESTIONS,
+    REGIONS,
+    REJECTS,
+    Table,
+)
 from vlmill.schemas.tables import STATEMENTS as STATEMENTS_TABLE
 
 
@@ -317,7 +326,7 @@ def test_refcoco_with_the_detections_of_mattnet(tmp_path: Path) -> None:
         "refcoco+/20": "id_conflict",
         "refcoco+/24": "empty_box",
         "refcoco+/25": "bad_reference",
-        "detections/refcoco+_unc/res101_coco_minus_refer_notime_dets.json:1": "bad_reference",
+        "res101_coco_minus_refer_notime_dets.json:1": "bad_reference",
         "coco/000000000009": "image_missing",
     }
     regions = rows_of(tmp_path / "out", REGIONS)
@@ -325,8 +334,13 @@ def test_refcoco_with_the_detections_of_mattnet(tmp_path: Path) -> None:
         ("009", 1, 40),
         ("010", 0, 30),  # upright
     ]
+    boxes = rows_of(tmp_path / "out", BOXES)  # all annotated objects, whether named or not
+    assert [(row["image_id"][-3:], len(row["boxes"]), row["class_ids"]) for row in boxes] == [
+        ("009", 1, [1]),
+        ("010", 1, [90]),
+    ]
     assert regions[0]["boxes"] == [[1, 2, 4, 6]] and regions[0]["class_ids"] == [2]
-    assert manifest["notes"] == {"box_clipped": 2}
+    assert manifest["notes"] == {"box_clipped": 2, "object_without_area": 1}
 
 
 def test_a_foreign_pickle_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
