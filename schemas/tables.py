@@ -235,9 +235,9 @@ BOXES = Table(
             _field("width", _INT32, required=True),
             _field("height", _INT32, required=True),
             _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
-            _field(
-                "class_ids", pa.list_(pa.int16()), required=True
-            ),  # lines of a vocabulary, from 0
+            # Lines of a vocabulary, from 0; of RefCOCO as published, 1 to 90.
+            _field("class_ids", pa.list_(pa.int16()), required=True),
+            _field("is_crowd", pa.list_(pa.bool_())),  # a box around many of a kind; null: none is
             _field("attribute_ids", pa.list_(pa.list_(pa.int16()))),  # of each box, any number
             _field("split", _STRING),
             _field("source", _STRING),

@@ -45,7 +45,7 @@ def read_labels(path: Path) -> list[str]:
 def parsed_labels(path: Path, text: str) -> list[str]:
     """Reads the text of a file of labels. Raises InputError."""
     if text.lstrip()[:1] not in ("[", "{"):
-        return text.removesuffix("\n").split("\n")
+        return text.removesuffix("\n").split("\n") if text else []
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,8 @@
 """The command of published data sets: ``python -m vlmill.pipelines.manifest DATASET --help``."""
 
 import argparse
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -270,8 +272,13 @@ def settings_of(
         "exclude_from": args.exclude_from,
         "max_distance": args.max_distance,
         "rows_per_shard": args.rows_per_shard,
+        **{f"{Path(file).stem}_sha256": _digest(c) for file, c in reading.files.items()},
         **options,
     }
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

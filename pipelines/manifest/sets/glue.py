@@ -180,9 +180,14 @@ def has_raw_mrpc(folder: Folder) -> bool:
     return any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))
 
 
+def name_of(task: Task, split: str) -> str:
+    """Returns a file's name with its folder."""
+    return f"{task.folder}/{split}.tsv"
+
+
 def find_file(folder: Folder, task: Task, split: str) -> Source | None:
     """Returns a split's file in the folder of its task: all tasks' are called alike."""
-    source = folder.find(f"{task.folder}/{split}.tsv")
+    source = folder.find(name_of(task, split))
     if source is None or (source.member is None and source.path.parent.name != task.folder):
         return None
     return source
@@ -200,8 +205,8 @@ def reading_of(files: Sequence[tuple[Task, str, Source]]) -> Reading:
             glue_entries(*file, names) for file, names in zip(files, columns, strict=True)
         ),
         expected={
-            source.name: Expected(rows=task.rows[split], source="the published files")
-            for task, split, source in files
+            name_of(task, split): Expected(rows=task.rows[split], source="the published files")
+            for task, split, _ in files
         },
     )
 
@@ -233,7 +238,8 @@ def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str])
             else statement_row(task, split, line - first, columns, fields)
         )
         rows = row if isinstance(row, Drop) else ((STATEMENTS, row),)
-        yield Entry(key=f"{source.name}:{line}", group=source.name, rows=rows)
+        name = name_of(task, split)
+        yield Entry(key=f"{name}:{line}", group=name, rows=rows)
 
 
 GLUE = DataSet(

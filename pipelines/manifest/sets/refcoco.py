@@ -3,134 +3,136 @@
 import argparse
 import functools
 import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vlmill.models.convert.plain_pickle import BadPickle, load
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.entries import Picture as Named
+from vlmill.pipelines.manifest.detections import DETECTIONS, detection_entries
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import EXPRESSIONS, REGIONS
+from vlmill.schemas.tables import BOXES, EXPRESSIONS, REGIONS
 
-Box = tuple[float, float, float, float]
 EMPTY_STAYS = ("val", "test", "testA", "testB")  # a text without words is scored as published
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """An annotated object of ``instances.json``: x1, y1, x2, y2 inside its picture."""
+    """An annotated object of ``instances.json``; ``bbox`` as published, x, y, width, height."""
 
     image_id: int
     category_id: int
-    box: Box
-    clipped: bool
+    bbox: list[Any]
+    is_crowd: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """A picture's size in pixels."""
-
-    width: int
-    height: int
+Frames = Callable[[int], Frame]
+"""The size of a picture by its number, and how it is turned."""
 
 
-def picture_of(record: Any) -> tuple[int, Picture] | Drop:
-    """Reads an entry of ``images``."""
+def size_of(record: Any) -> tuple[int, tuple[int, int]] | Drop:
+    """Reads an entry of ``images``: a picture's number, and its width and height in pixels."""
     try:
         image_id, width, height = record["id"], record["width"], record["height"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"a picture without {error}")
     if any(type(value) is not int or value < 1 for value in (image_id, width, height)):
-        return Drop(Reason.BAD_ROW, f"picture {image_id!r} of {width!r} x {height!r}")
-    return image_id, Picture(width=width, height=height)
+        return Drop(Reason.BAD_ROW, f"picture {image_id!r} of {width!r} x {height!r}"[:200])
+    return image_id, (width, height)
 
 
-def instance_of(record: Any, pictures: Mapping[int, Picture]) -> tuple[int, Instance] | Drop:
-    """Reads an entry of ``annotations``: x, y, width and height become corners, clipped."""
+def instance_of(record: Any, sizes: Mapping[int, tuple[int, int]]) -> tuple[int, Instance] | Drop:
+    """Reads an entry of ``annotations``."""
     try:
         ann_id, image_id = record["id"], record["image_id"]
         category_id, bbox = record["category_id"], record["bbox"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"an annotation without {error}")
     if any(type(value) is not int for value in (ann_id, image_id, category_id)):
-        return Drop(Reason.BAD_ROW, f"annotation {ann_id!r}: ids must be whole numbers")
-    if image_id not in pictures:
+        return Drop(Reason.BAD_ROW, f"annotation {ann_id!r:.40}: ids must be whole numbers")
+    if not 0 <= category_id < MAX_CATEGORY:
+        return Drop(Reason.LABEL_UNKNOWN, f"annotation {ann_id}: category {category_id}")
+    if image_id not in sizes:
         return Drop(Reason.BAD_REFERENCE, f"annotation {ann_id}: picture {image_id} is not listed")
-    corners = corners_of(bbox, pictures[image_id])
-    if isinstance(corners, Drop):
-        return Drop(corners.reason, f"annotation {ann_id}: {corners.detail}")
-    box, clipped = corners
-    return ann_id, Instance(image_id=image_id, category_id=category_id, box=box, clipped=clipped)
-
-
-def corners_of(bbox: Any, picture: Picture) -> tuple[Box, bool] | Drop:
-    """Returns the corners of [x, y, width, height] inside the picture, and if they were cut."""
-    if not isinstance(bbox, list) or len(bbox) != 4:
-        return Drop(Reason.BAD_ROW, f"box {bbox!r}: want x, y, width, height"[:200])
-    if not all(isinstance(v, int | float) and math.isfinite(v) for v in bbox):
-        return Drop(Reason.BAD_ROW, f"box {bbox!r}: want four finite numbers"[:200])
-    x, y, width, height = map(float, bbox)
-    box = (
-        min(max(x, 0.0), float(picture.width)),
-        min(max(y, 0.0), float(picture.height)),
-        min(max(x + width, 0.0), float(picture.width)),
-        min(max(y + height, 0.0), float(picture.height)),
+    box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no bbox")
+    if isinstance(box, Drop):
+        return Drop(box.reason, f"annotation {ann_id}: {box.detail}")
+    return ann_id, Instance(
+        image_id=image_id,
+        category_id=category_id,
+        bbox=bbox,
+        is_crowd=bool(record.get("iscrowd")),
     )
-    if box[2] <= box[0] or box[3] <= box[1]:
-        return Drop(
-            Reason.EMPTY_BOX, f"box {bbox} has no area in {picture.width} x {picture.height}"
-        )
-    return box, box != (x, y, x + width, y + height)
+
+
+def corners_of(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
+    """Returns the corners of x, y, width, height inside the upright picture, and if cut."""
+    box = edges(bbox)
+    return box if isinstance(box, Drop) else clipped(box, frame)
 
 
 def expression_rows(
-    ref: Any, instances: Mapping[int, Instance], *, source: str, split_by: str
-) -> Iterator[tuple[str, dict[str, Any] | Drop]]:
-    """Reads an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts."""
+    ref: Any, instances: Mapping[int, Instance], frame_of: Frames, *, source: str, split_by: str
+) -> Iterator[tuple[str, dict[str, Any] | Drop, tuple[str, ...]]]:
+    """Reads an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts.
+
+    Yields the key of each, its row and what was mended in it.
+    """
     ref = named(ref)
     try:
         ref_id, ann_id, image_id = ref["ref_id"], ref["ann_id"], ref["image_id"]
         split, sentences = plain_text(ref["split"]), ref["sentences"]
     except (KeyError, TypeError) as error:
-        yield "?", Drop(Reason.BAD_ROW, f"a ref without {error}")
+        yield "?", Drop(Reason.BAD_ROW, f"a ref without {error}"), ()
         return
     if not isinstance(sentences, list) or not split:
-        yield f"{source}/ref/{ref_id!s:.40}", Drop(Reason.BAD_ROW, "want a split and sentences")
+        yield f"{source}/ref/{ref_id!s:.40}", Drop(Reason.BAD_ROW, "want split and sentences"), ()
         return
     instance = instances.get(ann_id) if type(ann_id) is int else None
+    placed: tuple[Box, bool] | Drop
+    if instance is None or instance.image_id != image_id:
+        detail = f"annotation {ann_id!s:.40} of picture {image_id!s:.40} is not there"
+        placed = Drop(Reason.BAD_REFERENCE, detail)
+    else:
+        placed = corners_of(instance.bbox, frame_of(image_id))
     for sentence in map(named, sentences):
-        row: dict[str, Any] | Drop
+        text = text_of_sentence(sentence, split)
         sent_id = sentence.get("sent_id") if isinstance(sentence, dict) else None
         key = f"{source}/{sent_id!s:.40}"
-        if type(sent_id) is not int:
-            row = Drop(Reason.BAD_ROW, f"ref {ref_id!s:.40}: a sentence without sent_id")
-        elif instance is None or instance.image_id != image_id:
-            row = Drop(
-                Reason.BAD_REFERENCE, f"annotation {ann_id!s:.40} of picture {image_id!s:.40}"
-            )
-        elif not (text := expression_of(sentence)) and split not in EMPTY_STAYS:
-            row = Drop(Reason.EMPTY_TEXT, f"ref {ref_id}")
-        else:
-            row = {
-                "expression_id": key,
-                "ref_id": str(ref_id),
-                "ann_id": str(ann_id),
-                "image_id": f"coco/{image_id:012d}",
-                "text": text,
-                "box": list(instance.box),
-                "category_id": instance.category_id,
-                "split": split,
-                "source": source,
-                "split_by": split_by,
-            }
-        yield key, row
+        if isinstance(text, Drop) or isinstance(placed, Drop) or instance is None:
+            drop = text if isinstance(text, Drop) else placed
+            assert isinstance(drop, Drop)
+            yield key, drop, ()
+            continue
+        row = {
+            "expression_id": key,
+            "ref_id": str(ref_id),
+            "ann_id": str(ann_id),
+            "image_id": f"coco/{image_id:012d}",
+            "text": text,
+            "box": list(placed[0]),
+            "category_id": instance.category_id,
+            "split": split,
+            "source": source,
+            "split_by": split_by,
+        }
+        yield key, row, ("box_clipped",) if placed[1] else ()
+
+
+def text_of_sentence(sentence: Any, split: str) -> str | Drop:
+    """Returns a sentence's text; without words it stays where it is scored."""
+    if not isinstance(sentence, dict) or type(sentence.get("sent_id")) is not int:
+        return Drop(Reason.BAD_ROW, "a sentence without sent_id")
+    text = expression_of(sentence)
+    if not text and split not in EMPTY_STAYS:
+        return Drop(Reason.EMPTY_TEXT)
+    return text
 
 
 def named(record: Any) -> Any:
@@ -159,9 +161,11 @@ def plain_text(value: Any) -> str:
 
 # The data sets
 
+FOLDER = "train2014"
+MAX_CATEGORY = 1 << 15
 MAX_PICKLE = 256 << 20
+REMEMBERED = 100_000  # frames of pictures, some 200 bytes each
 SPLITS_BY = ("unc", "umd", "google")
-DETECTIONS = "res101_coco_minus_refer_notime_dets.json"
 ROWS = {  # expressions; second hand, their sums are the totals
     ("refcoco", "unc"): {"train": 120_624, "val": 10_834, "testA": 5_657, "testB": 5_095},
     ("refcoco+", "unc"): {"train": 120_191, "val": 10_758, "testA": 5_726, "testB": 4_889},
@@ -186,13 +190,13 @@ def open_refcoco(source: str, folder: Folder, args: argparse.Namespace) -> Readi
     counts = ROWS.get((source, files.split_by), {})
     return Reading(
         sources=tuple(s for s in (files.refs, files.instances, files.detections) if s),
-        entries=lambda: refcoco_entries(files),
+        entries=lambda: refcoco_entries(folder, files),
         expected={
             split: Expected(rows=count, source="second hand", verified=False)
             for split, count in counts.items()
         },
-        picture_folders=("train2014",),
-        tables=(EXPRESSIONS, REGIONS) if files.detections else (EXPRESSIONS,),
+        picture_folders=(FOLDER,),
+        tables=(EXPRESSIONS, BOXES, *((REGIONS,) if files.detections else ())),
     )
 
 
@@ -217,56 +221,79 @@ def files_of(source: str, folder: Folder, split_by: str | None) -> Files:
     )
 
 
-def refcoco_entries(files: Files) -> Iterator[Entry]:
+def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
     """Yields the expressions in the order of the pickle, then the detections by picture.
 
     Memory: the annotations and the detections of the set's pictures, some 500 bytes for each.
     """
-    pictures: dict[int, Picture] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     instances: dict[int, Instance] = {}
-    yield from read_instances(files.instances, pictures, instances)
+    yield from read_instances(files.instances, sizes, instances)
+    frame = frames(folder, sizes)
     claims = Claims()
     for ref in read_refs(files.refs):
-        for key, row in expression_rows(
-            ref, instances, source=files.source, split_by=files.split_by
-        ):
-            yield expression_entry(key, row, instances, pictures, claims)
+        rows = expression_rows(ref, instances, frame, source=files.source, split_by=files.split_by)
+        for key, row, notes in rows:
+            if isinstance(row, Drop):
+                yield Entry(key=key, group="", rows=row)
+                continue
+            sent_id, image_id = int(key.rpartition("/")[2]), int(row["image_id"][5:])
+            repeated = claims.claim(sent_id, f"{row['ann_id']} {row['text']}")
+            yield Entry(
+                key=key,
+                group=row["split"],
+                rows=repeated or ((EXPRESSIONS, row),),
+                pictures=(picture_of(image_id, sizes[image_id]),),
+                notes=notes,
+            )
+    yield from box_entries(instances.values(), sizes, frame)
     if files.detections is not None:
-        yield from detection_entries(files.detections, pictures)
+        yield from detection_entries(files.detections, sizes, frame)
 
 
-def expression_entry(
-    key: str,
-    row: dict[str, Any] | Drop,
-    instances: Mapping[int, Instance],
-    pictures: Mapping[int, Picture],
-    claims: Claims,
-) -> Entry:
-    """Returns the entry of an expression, which a second one with its id is none of."""
-    if isinstance(row, Drop):
-        return Entry(key=key, group="", rows=row)
-    repeated = claims.claim(int(key.rpartition("/")[2]), f"{row['ann_id']} {row['text']}")
-    if repeated is not None:
-        return Entry(key=key, group=row["split"], rows=repeated)
-    instance = instances[int(row["ann_id"])]
-    size = pictures[instance.image_id]
-    return Entry(
-        key=key,
-        group=row["split"],
-        rows=((EXPRESSIONS, row),),
-        pictures=(picture_named(instance.image_id, size),),
-        notes=("clipped",) if instance.clipped else (),
-    )
+def box_entries(
+    instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], frame_of: Frames
+) -> Iterator[Entry]:
+    """Yields a row of ``boxes`` for each picture: all annotated objects, which are the candidates
+    of who does not detect. Those without area in their picture are left out and noted.
+    """
+    of_pictures: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
+    for instance in instances:
+        of_pictures[instance.image_id].append(instance)
+    for image_id, objects in of_pictures.items():
+        placed = [(corners_of(one.bbox, frame_of(image_id)), one) for one in objects]
+        inside = [(box[0], one) for box, one in placed if not isinstance(box, Drop)]
+        width, height = frame_of(image_id).upright_size
+        row = {
+            "image_id": f"coco/{image_id:012d}",
+            "width": width,
+            "height": height,
+            "boxes": [list(box) for box, _ in inside],
+            "class_ids": [one.category_id for _, one in inside],
+            "is_crowd": [one.is_crowd for _, one in inside],
+            "source": "coco",
+        }
+        notes = ("object_without_area",) * (len(objects) - len(inside))
+        yield Entry(key=f"boxes:{image_id}", group="", rows=((BOXES, row),), notes=notes)
 
 
-def picture_named(image_id: int, size: Picture) -> Named:
-    """Names a picture: all are of train2014, whatever ``file_name`` says."""
+def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
+    """Returns the frames of pictures by their numbers; files that are there say how to turn."""
+    if not folder.has_pictures((FOLDER,)):
+        return lambda image_id: Frame(*sizes[image_id])
+
+    @functools.lru_cache(REMEMBERED)
+    def of(image_id: int) -> Frame:
+        return frame_of(folder, picture_of(image_id, sizes[image_id])) or Frame(*sizes[image_id])
+
+    return of
+
+
+def picture_of(image_id: int, size: tuple[int, int]) -> Picture:
+    """Names a picture: all are of train2014, and ``file_name`` of a ref is no file."""
     name = f"COCO_train2014_{image_id:012d}.jpg"
-    return Named(
-        image_id=f"coco/{image_id:012d}",
-        paths=(f"train2014/{name}",),
-        width=size.width,
-        height=size.height,
+    return Picture(
+        image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]
     )
 
 
@@ -288,71 +315,21 @@ def read_refs(source: Source) -> list[Any]:
 
 
 def read_instances(
-    source: Source, pictures: dict[int, Picture], instances: dict[int, Instance]
+    source: Source, sizes: dict[int, tuple[int, int]], instances: dict[int, Instance]
 ) -> Iterator[Entry]:
     """Puts what ``instances.json`` has into both dicts; yields what is no entry."""
     for place, record in enumerate(JsonLists(source=source).elements("images")):
-        picture = picture_of(record)
-        if isinstance(picture, Drop):
-            yield Entry(key=f"{source.name}:images:{place}", group="", rows=picture)
+        size = size_of(record)
+        if isinstance(size, Drop):
+            yield Entry(key=f"{source.name}:images:{place}", group="", rows=size)
         else:
-            pictures[picture[0]] = picture[1]
+            sizes[size[0]] = size[1]
     for place, record in enumerate(JsonLists(source=source).elements("annotations")):
-        instance = instance_of(record, pictures)
+        instance = instance_of(record, sizes)
         if isinstance(instance, Drop):
             yield Entry(key=f"{source.name}:annotations:{place}", group="", rows=instance)
         else:
             instances[instance[0]] = instance[1]
-
-
-def detection_entries(source: Source, pictures: Mapping[int, Picture]) -> Iterator[Entry]:
-    """Yields a row of ``regions`` for each picture, without features; one may have no boxes."""
-    detections: dict[int, list[tuple[Box, int, float]]] = {image_id: [] for image_id in pictures}
-    for place, record in enumerate(JsonLists(source=source).elements()):
-        detection = detection_of(record, pictures)
-        if isinstance(detection, Drop):
-            yield Entry(key=f"{source.name}:{place}", group="", rows=detection)
-        else:
-            detections[detection[0]].append(detection[1])
-    for image_id, found in detections.items():
-        row = regions_row(image_id, pictures[image_id], found)
-        yield Entry(key=row["image_id"], group="", rows=((REGIONS, row),))
-
-
-def detection_of(
-    record: Any, pictures: Mapping[int, Picture]
-) -> tuple[int, tuple[Box, int, float]] | Drop:
-    """Reads a detection as its picture's id and (corners, category, score)."""
-    try:
-        image_id, box = record["image_id"], record["box"]
-        category_id, score = record["category_id"], record["score"]
-    except (KeyError, TypeError) as error:
-        return Drop(Reason.BAD_ROW, f"a detection without {error}")
-    if type(image_id) is not int or image_id not in pictures:
-        return Drop(Reason.BAD_REFERENCE, f"picture {image_id!s:.40} is not listed")
-    if type(category_id) is not int or not 0 <= category_id < 1 << 15:
-        return Drop(Reason.BAD_ROW, f"category {category_id!s:.40}")
-    if not isinstance(score, int | float) or not 0 <= score <= 1:
-        return Drop(Reason.BAD_ROW, f"score {score!s:.40}, want 0 to 1")
-    corners = corners_of(box, pictures[image_id])
-    if isinstance(corners, Drop):
-        return corners
-    return image_id, (corners[0], category_id, float(score))
-
-
-def regions_row(
-    image_id: int, size: Picture, detections: Sequence[tuple[Box, int, float]]
-) -> dict[str, Any]:
-    """Returns a picture's detections as a row of ``regions``, in the order of their file."""
-    return {
-        "image_id": f"coco/{image_id:012d}",
-        "width": size.width,
-        "height": size.height,
-        "num_boxes": len(detections),
-        "boxes": [list(box) for box, _, _ in detections],
-        "class_ids": [category_id for _, category_id, _ in detections],
-        "class_scores": [score for _, _, score in detections],
-    }
 
 
 def add_split_by(parser: argparse.ArgumentParser) -> None:
@@ -373,10 +350,12 @@ def _data_set(source: str, name: str) -> DataSet:
             f"{source} of the refer data (lichengunc/refer); pictures in train2014/ or --images; "
             f"detections/{source}_<split>/{DETECTIONS} of MAttNet, if it is there, is written as "
             "`regions` without features.\n\n"
-            "Rows of `expressions`, one for each text. Boxes are corners, of the stored picture as "
-            "published, clipped to it. extract-rois run --boxes takes both tables."
+            "Rows of `expressions`, one for each text, and of `boxes`, all annotated objects of "
+            "each picture: the candidates of the annotated track. Boxes are corners, cut to the "
+            "picture; of a picture that is there and lies on its side they are turned with it. "
+            "extract-rois run --boxes takes either."
         ),
-        tables=(EXPRESSIONS, REGIONS),
+        tables=(EXPRESSIONS, BOXES, REGIONS),
         open=functools.partial(open_refcoco, source),
         add_arguments=add_split_by,
         options=("split_by",),

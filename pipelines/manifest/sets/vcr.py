@@ -9,15 +9,19 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.boxes import Box, Frame, frame_of
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import json_lines
+from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turned_boxes
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
 
@@ -45,9 +49,9 @@ class Text:
 class Objects:
     """A picture's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2."""
 
-    boxes: tuple[tuple[float, ...], ...]
+    boxes: tuple[Box, ...]
     scores: tuple[float | None, ...]
-    segms: str | None  # JSON: polygons of each object
+    segms: Any  # for each object its polygons [[x, y], ...], or None
     width: int
     height: int
 
@@ -75,13 +79,52 @@ def objects_of(metadata: Any) -> Objects | Drop:
         if box[2] <= box[0] or box[3] <= box[1]:
             return Drop(Reason.EMPTY_BOX, f"metadata: the box {box[:4]} has no area")
     segms = metadata.get("segms")
+    if segms is not None and not is_polygons(segms, len(boxes)):
+        return Drop(Reason.BAD_ROW, "metadata: segms must be polygons [[x, y], ...] of each object")
     return Objects(
-        boxes=tuple(tuple(box[:4]) for box in boxes),
+        boxes=tuple((box[0], box[1], box[2], box[3]) for box in boxes),
         scores=tuple(box[4] if len(box) == 5 else None for box in boxes),
-        segms=None if segms is None else json.dumps(segms, allow_nan=False),
+        segms=segms,
         width=width,
         height=height,
     )
+
+
+def is_polygons(segms: Any, num_objects: int) -> bool:
+    """Whether these are, for each object, polygons of points; an object may have none."""
+    try:
+        return len(segms) == num_objects and all(
+            math.isfinite(x) and math.isfinite(y)
+            for polygons in segms
+            for polygon in polygons
+            for x, y in polygon
+        )
+    except (TypeError, ValueError):
+        return False
+
+
+def upright(objects: Objects, frame: Frame) -> Objects:
+    """Returns the objects of a picture as boxes and polygons of the upright one."""
+    if frame.orientation == UPRIGHT:
+        return objects
+    size = (frame.width, frame.height)
+    turned_size = size[::-1] if frame.orientation in LYING else size
+
+    def turned(boxes: Sequence[Sequence[float]]) -> list[list[float]]:
+        corners = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+        upright_corners: list[list[float]] = turned_boxes(
+            corners, frame.orientation, *turned_size
+        ).tolist()
+        return upright_corners
+
+    segms = objects.segms
+    if segms is not None:  # a point is a box without size
+        segms = [
+            [[corner[:2] for corner in turned([[x, y, x, y] for x, y in p])] for p in polygons]
+            for polygons in segms
+        ]
+    boxes = tuple((box[0], box[1], box[2], box[3]) for box in turned(objects.boxes))
+    return replace(objects, boxes=boxes, segms=segms, width=turned_size[0], height=turned_size[1])
 
 
 def choice_rows(record: Any, objects: Objects) -> list[dict[str, Any]] | Drop:
@@ -118,7 +161,7 @@ def _rows(record: Any, objects: Objects) -> list[dict[str, Any]]:
         "object_names": names,
         "boxes": [value for box in objects.boxes for value in box],
         "box_scores": list(objects.scores),
-        "segms": objects.segms,
+        "segms": None if objects.segms is None else json.dumps(objects.segms),
         "split": annot_id.partition("-")[0],
         "source": "vcr",
     }
@@ -220,47 +263,58 @@ def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
 def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry]:
     """Yields a line's rows, in the order of the files' lines."""
     read = lru_cache(REMEMBERED)(partial(read_objects, folder))
+    names = set[str]()
     for source in sources.values():
         for place, line in json_lines(source):
             key = f"{source.name}:{place}"
             rows, pictures = (line, ()) if isinstance(line, Drop) else line_rows(line, read)
+            if not isinstance(rows, Drop) and rows[0]["example_id"] in names:
+                rows = Drop(Reason.ID_CONFLICT, f"{rows[0]['example_id']} came earlier")
             if isinstance(rows, Drop):
                 yield Entry(key=key, group=source.name, rows=rows)
-            else:
-                rows_of_table = tuple((CHOICES, row) for row in rows)
-                yield Entry(key=key, group=source.name, rows=rows_of_table, pictures=pictures)
+                continue
+            names.add(rows[0]["example_id"])
+            of_table = tuple((CHOICES, row) for row in rows)
+            yield Entry(key=key, group=source.name, rows=of_table, pictures=pictures)
 
 
 def line_rows(
-    line: Mapping[str, Any], read: Callable[[str], Objects | Drop]
+    line: Mapping[str, Any], read: Callable[[str, str], Objects | Drop]
 ) -> tuple[list[dict[str, Any]] | Drop, tuple[Picture, ...]]:
-    """Returns the rows of a line and its picture; ``read`` gives the objects of a metadata file."""
+    """Returns the rows of a line and its picture; ``read`` gives the objects of both its files."""
     file, picture = line.get("metadata_fn"), line.get("img_fn")
     if not isinstance(file, str) or not isinstance(picture, str):
         return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files"), ()
-    objects = read(file)
+    objects = read(file, picture)
     rows = objects if isinstance(objects, Drop) else choice_rows(line, objects)
     if isinstance(objects, Drop) or isinstance(rows, Drop):
         return rows, ()
-    return rows, (
-        Picture(
-            image_id=rows[0]["image_id"],
-            paths=(f"{PICTURES_FOLDER}/{picture}",),
-            width=objects.width,
-            height=objects.height,
-        ),
+    return rows, (picture_named(rows[0]["image_id"], picture, objects),)
+
+
+def picture_named(image_id: str, file: str, objects: Objects) -> Picture:
+    """Names a picture below the folder of pictures."""
+    return Picture(
+        image_id=image_id,
+        paths=(f"{PICTURES_FOLDER}/{file}",),
+        width=objects.width,
+        height=objects.height,
     )
 
 
-def read_objects(folder: Folder, file: str) -> Objects | Drop:
-    """Reads a metadata file below the folder of pictures."""
+def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
+    """Reads a metadata file below the folder of pictures; its boxes turned with the picture."""
     content = folder.picture((f"{PICTURES_FOLDER}/{file}",))
     if isinstance(content, Drop):
         return content
     try:
-        return objects_of(json.loads(content))
+        objects = objects_of(json.loads(content))
     except (ValueError, RecursionError) as error:
         return Drop(Reason.BAD_ROW, f"{file}: no JSON ({error})")
+    if isinstance(objects, Drop):
+        return objects
+    frame = frame_of(folder, picture_named("", picture, objects))
+    return objects if frame is None else upright(objects, frame)
 
 
 VCR = DataSet(

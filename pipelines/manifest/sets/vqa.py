@@ -307,7 +307,6 @@ def _data_set(version: Version, years: str) -> DataSet:
         tables=(QUESTIONS,),
         open=functools.partial(open_vqa, version),
         add_arguments=add_labels,
-        options=("labels",),
     )
 
 

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest import detections
+from vlmill.pipelines.manifest.boxes import Frame
 from vlmill.pipelines.manifest.sets import glue, nlvr2, refcoco, vcr, vgqa, vqa
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS, QUESTIONS, STATEMENTS, table_of_rows
@@ -186,15 +188,24 @@ def test_lines_of_vcr_that_are_none(change: dict[str, Any], expected: Reason) ->
         ({"boxes": [[5, 2, 3, 4]]}, Reason.EMPTY_BOX),
         ({"width": 0}, Reason.BAD_ROW),
         ({"boxes": None}, Reason.BAD_ROW),
+        ({"segms": [[]]}, Reason.BAD_ROW),
+        ({"segms": [[[1, 2]], []]}, Reason.BAD_ROW),
     ],
 )
 def test_metadata_that_is_none(change: dict[str, Any], expected: Reason) -> None:
     assert reason(vcr.objects_of(METADATA | change)) is expected
 
 
+def test_boxes_and_polygons_are_turned_with_their_picture() -> None:
+    turned = vcr.upright(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
+    assert (turned.width, turned.height) == (1080, 1920)
+    assert turned.boxes[1] == (1080 - 4, 1, 1080 - 2, 3)
+    assert turned.segms == [[[[1060, 11], [1055, 90], [880, 60]]], []]
+
+
 # RefCOCO
 
-PICTURES = {380440: refcoco.Picture(width=640, height=480)}
+SIZES = {380440: (640, 480)}
 ANNOTATED = {"id": 491042, "image_id": 380440, "category_id": 1, "bbox": [600.0, 10.5, 50.0, 20.0]}
 REF = {
     "ref_id": 8,
@@ -212,18 +223,20 @@ REF = {
 
 
 def instances() -> dict[int, refcoco.Instance]:
-    entry = refcoco.instance_of(ANNOTATED, PICTURES)
+    entry = refcoco.instance_of(ANNOTATED, SIZES)
     assert not isinstance(entry, Drop)
     return dict([entry])
 
 
 def expressions(ref: Any) -> list[dict[str, Any] | Drop]:
-    rows = refcoco.expression_rows(ref, instances(), source="refcoco+", split_by="unc")
-    return [row for _, row in rows]
+    frame = Frame(640, 480)
+    rows = refcoco.expression_rows(
+        ref, instances(), lambda _: frame, source="refcoco+", split_by="unc"
+    )
+    return [row for _, row, _ in rows]
 
 
 def test_each_text_of_an_object_is_a_row() -> None:
-    assert instances()[491042].box == (600.0, 10.5, 640.0, 30.5) and instances()[491042].clipped
     rows = expressions(REF)
     assert isinstance(rows[0], dict) and isinstance(rows[1], dict)
     assert rows[0] == {
@@ -288,7 +301,27 @@ def test_refs_that_are_none(change: dict[str, Any], expected: Reason) -> None:
     ],
 )
 def test_boxes_that_are_none(bbox: list[Any], expected: Reason) -> None:
-    assert reason(refcoco.instance_of(ANNOTATED | {"bbox": bbox}, PICTURES)) is expected
+    assert reason(refcoco.corners_of(bbox, Frame(640, 480))) is expected
+    assert reason(refcoco.instance_of(ANNOTATED | {"bbox": None}, SIZES)) is Reason.BAD_ROW
+    assert reason(refcoco.instance_of(ANNOTATED | {"image_id": 1}, SIZES)) is Reason.BAD_REFERENCE
+
+
+def test_a_detection_is_of_a_listed_picture() -> None:
+    detection = {"image_id": 380440, "box": [12.0, 30, 800, 20], "category_id": 1, "score": 0.9}
+    frame = Frame(640, 480)
+    assert detections.detection_of(detection, SIZES, lambda _: frame) == (
+        380440,
+        ((12.0, 30.0, 640.0, 50.0), 1, 0.9),
+    )
+    for change, expected in (
+        ({"image_id": 1}, Reason.BAD_REFERENCE),
+        ({"score": 2}, Reason.BAD_ROW),
+        ({"category_id": -1}, Reason.BAD_ROW),
+        ({"box": [700, 0, 5, 5]}, Reason.EMPTY_BOX),
+        ({"box": 4}, Reason.BAD_ROW),
+    ):
+        dropped = detections.detection_of(detection | change, SIZES, lambda _: frame)
+        assert reason(dropped) is expected
 
 
 # NLVR2
