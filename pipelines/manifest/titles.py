@@ -3,8 +3,6 @@
 import re
 from dataclasses import dataclass
 
-import rjieba
-
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.texts.lists import TextLists
 from vlmill.schemas.rejects import Reason
@@ -30,6 +28,8 @@ def clean_title(title: str, rules: TitleRules) -> str | Drop:
     blocked = rules.lists.blocks(title)
     if blocked is not None:
         return Drop(Reason.BLOCKED_WORD, blocked)
+    import rjieba  # takes half a second
+
     words = [word for part in title.split() for word in rjieba.cut(part)]
     return " ".join(first_words(words))
 

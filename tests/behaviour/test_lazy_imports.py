@@ -51,7 +51,7 @@ TRAIN, EXTRACT = "vlmill.train.cli", "vlmill.extract.cli"
 WEB, NEGATIVES = "vlmill.pipelines.web_pairs", "vlmill.pipelines.hard_negatives"
 FILTER, SCORER = "vlmill.pipelines.fit_image_filter", "vlmill.pipelines.fit_scorer"
 REGIONS, MANIFEST = "vlmill.pipelines.regions", "vlmill.pipelines.manifest"
-NEAREST = "vlmill.pipelines.nearest_pictures"
+NEAREST, TABLES = "vlmill.pipelines.nearest_pictures", "vlmill.pipelines.tables"
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 PRETRAIN = (TRAIN, "pretrain", "imagebert-small", "--pairs", "a", "--output", "b")
 WHOLE = (EXTRACT, "run", "a", "--output", "b", "--global-cnn")
@@ -100,6 +100,10 @@ COMMANDS = {
     (*WHOLE, "resnet1"): 2,
     (*WHOLE, "resnet152", "--global-weights", "none.pth"): 2,
     (EXTRACT, "compare", "a.jpg", "--weights", "none.pth", "--config", "none.yaml"): 2,
+    (TABLES, "--help"): 0,
+    (TABLES, "concat", "none", "--output", "b"): 2,
+    (MANIFEST, "vg", "--help"): 0,
+    (MANIFEST, "vg", "--input", "none", "--output", "b"): 2,
     (WEB, "--help"): 0,
     (WEB, "--version"): 0,
     (WEB, "--output", "b"): 2,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 from tests.pipelines.manifest.layouts import (
     FLICKR,
     LAYOUTS,
@@ -18,6 +19,7 @@ from tests.pipelines.manifest.layouts import (
     write_json,
 )
 
+from vlmill.pipelines.manifest import published_report
 from vlmill.pipelines.manifest.job import main
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -26,6 +28,13 @@ from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import ALIASES, BOXES, EXPRESSIONS, IMAGES, PAIRS, REJECTS, Table
 
 Make = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Charts take ten times as long as the job on such small files; one test draws them."""
+    if "charts" not in request.node.name:
+        monkeypatch.setattr(published_report, "pair_charts", lambda _: Markup(""))
 
 
 @pytest.fixture
@@ -572,6 +581,14 @@ def test_a_wrong_folder_is_told_what_it_lacks(
     assert "letter.doc2" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
     assert main([name, "--input", str(tmp_path / "nowhere"), *flags[2:]]) == 2
+
+
+def test_the_report_has_counts_pictures_overlaps_and_charts(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "test.txt").write_text("coco/000000000042\n")
+    page = (make("coco", "--exclude", str(tmp_path / "test.txt")) / "report.html").read_text()
+    for said in ("data:image/jpeg;base64", "<svg", "414,113", "InterBERT", "test.txt"):
+        assert said in page
+    assert "warning: captions_train2014.json has 6 rows" in page
 
 
 def test_fetching_is_refused_until_there_is_a_client(
