@@ -64,7 +64,7 @@ test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind
 	$(TEST) --long --kills 50 --mutations 1000 tests/integration/test_kills.py tests/integration/test_mutations.py
 	$(TEST) --long -m long
 
-BENCHMARKS := world extract loader models hard_negatives nearest_pictures learning web_pairs
+BENCHMARKS := world extract loader manifest models hard_negatives nearest_pictures learning web_pairs
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \
 	echo "\# benchmarks/$$name.py" >&2; $(BIN)/python benchmarks/$$name.py $(1); done
 

@@ -289,8 +289,9 @@ def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
 
     Raises ValueError for a key that is no column: Arrow alone would drop it in silence.
     """
+    names = spec.fields.keys()
     for row in rows:
-        if unknown := sorted(row.keys() - set(spec.schema.names)):
+        if unknown := sorted(row.keys() - names):
             raise ValueError(f"{spec.name} has no column {', '.join(unknown)}")
     return conform(pa.Table.from_pylist(rows, schema=spec.schema), spec)
 

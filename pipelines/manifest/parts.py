@@ -135,6 +135,7 @@ class Run:
         self.tally = Tally()
         self._named: set[int] = set()
         self._verdicts: dict[int, Drop] = {}  # of pictures whose rows are dropped
+        self._with_pictures = job.with_pictures
 
     def take(self, entries: Sequence[Entry], part: Part | None) -> int:
         """Judges and writes entries (``part`` None: their part is there). Returns the rejects."""
@@ -159,7 +160,8 @@ class Run:
     def _first(self, entry: Entry) -> list[Picture]:
         """The entry's pictures that no entry before it has named."""
         self.tally.groups[entry.group] += 1
-        self.tally.notes.update(entry.notes)
+        if entry.notes:
+            self.tally.notes.update(entry.notes)
         if isinstance(entry.rows, Drop):
             return []
         named = []
@@ -170,7 +172,8 @@ class Run:
                     continue
                 self._named.add(key)
             named.append(picture)
-        self.tally.groups[PICTURES] += len(named)
+        if named:
+            self.tally.groups[PICTURES] += len(named)
         return named
 
     def _judge(self, entry: Entry) -> tuple[str, Drop | None]:
@@ -179,7 +182,7 @@ class Run:
         entered[ROWS] += 1
         if isinstance(entry.rows, Drop):
             return ROWS, entry.rows
-        verdicts = [v for p in entry.pictures if (v := self._verdicts.get(key64(p.image_id)))]
+        verdicts = self._verdicts_of(entry) if self._verdicts else []
         if job.overlaps.lists:
             entered[EXCLUDE] += 1
             drop = job.overlaps.judge(entry)
@@ -191,6 +194,10 @@ class Run:
             if verdicts:
                 return REQUIRE, verdicts[0]
         return "", None
+
+    def _verdicts_of(self, entry: Entry) -> list[Drop]:
+        keys = (key64(picture.image_id) for picture in entry.pictures)
+        return [verdict for key in keys if (verdict := self._verdicts.get(key)) is not None]
 
     def _pictures(
         self, pictures: Sequence[Picture], wanted: bool
@@ -217,7 +224,7 @@ class Run:
     def _write_picture(
         self, picture: Picture, row: dict[str, Any] | Drop | None, part: Part | None
     ) -> None:
-        if self.job.with_pictures:
+        if self._with_pictures:
             self.tally.entered[PICTURES] += 1
         if part is not None:
             for alias in picture.aliases:

@@ -93,7 +93,7 @@ def _entries_12m(source: Source) -> Iterator[Entry]:
 def _entry(name: str, source: Source, number: int, split: str, published: str, url: str) -> Entry:
     key = f"{source.name}:{number}"
     text, url = text_of(published), url.strip()
-    if (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
+    if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
         text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
     elif not 0 < len(url) <= MAX_URL or not url.isprintable():
         text = Drop(Reason.BAD_ROW, f"no URL: {url[:200]!a}")

@@ -93,9 +93,10 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
             continue
         picture = pictures.get(_number_of(one, listed))
         frame = _frame(folder, picture, with_files=with_files) if boxes else None
-        kept = _lowest_ids(listed)
-        for place, region in enumerate(listed):
-            rows = _rows(region, picture, frame, kept, claims, boxes=boxes)
+        texts = [_text(region) for region in listed]
+        kept = _lowest_ids(listed, texts)
+        for place, (region, text) in enumerate(zip(listed, texts, strict=True)):
+            rows = _rows(region, text, picture, frame, kept, claims, boxes=boxes)
             notes = () if isinstance(rows, Drop) else _notes(rows, region)
             yield Entry(
                 key=f"{key}.{place}",
@@ -121,20 +122,25 @@ def _frame(folder: Folder, picture: Picture | None, *, with_files: bool) -> Fram
     return Frame(picture.width, picture.height) if picture.width and picture.height else None
 
 
-def _lowest_ids(regions: list[Any]) -> dict[str, int]:
+def _text(region: object) -> str | Drop:
+    if not isinstance(region, dict) or whole_number(region.get("region_id")) is None:
+        return Drop(Reason.BAD_ROW, "a region without region_id")
+    return text_of(region.get("phrase"))
+
+
+def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
     """Of each text of a picture the lowest region_id, whose row stays."""
     lowest: dict[str, int] = {}
-    for region in regions:
-        if not isinstance(region, dict):
-            continue
-        number, text = whole_number(region.get("region_id")), text_of(region.get("phrase"))
-        if number is not None and isinstance(text, str):
+    for region, text in zip(regions, texts, strict=True):
+        if isinstance(text, str):
+            number = region["region_id"]
             lowest[text] = min(number, lowest.get(text, number))
     return lowest
 
 
 def _rows(
-    region: object,
+    region: Any,
+    text: str | Drop,
     picture: Picture | None,
     frame: Frame | None,
     kept: Mapping[str, int],
@@ -142,14 +148,12 @@ def _rows(
     *,
     boxes: bool,
 ) -> Rows | Drop:
-    number = whole_number(region.get("region_id")) if isinstance(region, dict) else None
-    if not isinstance(region, dict) or number is None:
-        return Drop(Reason.BAD_ROW, "a region without region_id")
-    if picture is None:
+    if isinstance(text, str) and picture is None:
         return Drop(Reason.BAD_ROW, f"its picture is not in {IMAGES}")
-    text = text_of(region.get("phrase"))
-    if isinstance(text, Drop):
+    if isinstance(text, Drop) or picture is None:
+        assert isinstance(text, Drop)
         return text
+    number = region["region_id"]
     drop = claims.claim(number, f"{picture.image_id}\0{text}")
     if drop is not None:
         return drop

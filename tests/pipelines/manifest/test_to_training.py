@@ -51,5 +51,5 @@ def test_all_pair_sets_are_joined_seen_and_trained_on(
     model = [f"model.{size}" for size in SIZES]
     flags = ["--pairs", joined, "--regions", regions, "--output", str(tmp_path / "trained")]
     assert train_vl(["pretrain", "imagebert-small", *model, *STEP, *flags]) == 0
-    (step,) = [row for row in read_log(tmp_path / "trained") if row.get("step") == 1]
+    (step,) = [row for row in read_log(tmp_path / "trained/log.jsonl") if row.get("step") == 1]
     assert step["loss"] > 0

@@ -1,4 +1,4 @@
-"""tables: what is joined, what stays of a condition, a draw and a removal, and a user's mistakes."""
+"""tables: what is joined, what stays of a condition, a draw, a removal; and a user's mistakes."""
 
 import hashlib
 import json
