@@ -1,8 +1,8 @@
 """Speed and memory of reading published data sets, beside `csv` and `json.load` alone.
 
 Generates files in the layouts of CC3M, COCO captions and Visual Genome, reads each with the
-manifest job in a process of its own, and beside it with the standard library alone, which keeps no row.
-Peak memory is that of the job on a quarter of the rows and on all of them.
+manifest job in a process of its own, and beside it with the standard library alone, which keeps no
+row. Peak memory is that of the job on a quarter of the rows and on all of them.
 
     python benchmarks/manifest.py --full
 """

@@ -21,7 +21,7 @@ from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
 Tables put together, and rows taken out of them. IN is a job's output folder with all its tables, or
-one table as a file or a glob; every table of every IN is written, shard by shard, but for `rejects`.
+one table as a file or a glob; every table of every IN is written, shard by shard, but `rejects`.
 """
 SHARED = """\
 Manifests and contracts are checked first; IN that was made of something that has changed since is a
@@ -53,7 +53,8 @@ examples:
   python -m vlmill.pipelines.tables concat cc sbu coco --output pretraining
   python -m vlmill.pipelines.tables filter mined --where 'score > 0.5' --output better
   python -m vlmill.pipelines.tables sample cc --rows 100000 --seed 1 --output small
-  python -m vlmill.pipelines.tables remove mined --urls asked.txt --checkpoints trained --output rest
+  python -m vlmill.pipelines.tables remove mined --urls asked.txt --output rest \\
+      --checkpoints trained
 
 writes DIR/NAME-*.parquet of each table, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.

@@ -102,8 +102,8 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
         other = producer_of(path)
         if arrays_of(path) != arrays:
             raise InputError(
-                f"{path} stores its arrays as {arrays_of(path)}, {paths[0]} as {arrays}; write them "
-                "alike before they are joined"
+                f"{path} stores its arrays as {arrays_of(path)}, {paths[0]} as {arrays}; write "
+                "them alike before they are joined"
             )
         key = "detector_fingerprint"
         if other.get(key) != producer.get(key):

@@ -204,8 +204,8 @@ WEBDATASET = DataSet(
     title="WebDataset tars, img2dataset's output",
     about="""\
 WebDataset shards (and img2dataset's folders) as pairs and images: members 000000007.jpg, .txt,
-.json of one key that follow each other are a sample; the caption is the .txt, else `caption` of the .json.
-image_id is <source>/<key>. A key that comes back is `duplicate` or `id_conflict`.""",
+.json of one key that follow each other are a sample; the caption is the .txt, else `caption` of the
+.json. image_id is <source>/<key>. A key that comes back is `duplicate` or `id_conflict`.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,
