@@ -163,10 +163,11 @@ def add_run(run: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--boxes",
         type=Path,
-        metavar="FILE",
+        metavar="BOXES",
         help="given boxes in place of proposals, all of them, in their order: JSON lines "
         '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
-        "with or without ending; or a folder of VCR's metadata files, named like the pictures",
+        "with or without ending; or a folder of VCR's metadata files, named like the pictures; or "
+        "the boxes, choices or expressions that `manifest` wrote",
     )
     run.add_argument(
         "--workers",

@@ -101,6 +101,18 @@ class Reason(StrEnum):
     ID_CONFLICT = "id_conflict"  # an earlier row has this id and another content
     UNSAFE_PATH = "unsafe_path"  # a name that leads out of the folder of pictures
 
+    # Published data sets (pipelines/manifest/sets)
+    BAD_ROW = "bad_row"  # a row of another layout than the others, or no JSON
+    BAD_UNICODE = "bad_unicode"  # control characters or lone surrogates: mended, and counted
+    EMPTY_TEXT = "empty_text"
+    IMAGE_MISSING = "image_missing"  # no such file in the folder of pictures
+    IMAGE_BROKEN = "image_broken"  # cut, damaged, or no picture that can be decoded
+    IMAGE_TOO_LARGE = "image_too_large"  # more bytes or pixels than the limit
+    PLACEHOLDER = "placeholder"  # the same bytes under many ids: "photo unavailable"
+    EMPTY_BOX = "empty_box"  # nothing of the box lies in its picture
+    BAD_REFERENCE = "bad_reference"  # an object number of which there is no object
+    LABEL_UNKNOWN = "label_unknown"  # an answer or a class that is not in the list
+
     # Regions and training
     NO_PICTURE = "no_picture"  # the pair names none, or the images table has no such row
     NO_REGIONS = "no_regions"  # the picture has no row in the regions table

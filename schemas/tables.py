@@ -61,7 +61,7 @@ IMAGES = Table(
 
 PAIRS = Table(
     name="pairs",
-    version="1.2",
+    version="1.3",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
@@ -75,9 +75,12 @@ PAIRS = Table(
             _field("page_url", _STRING),
             _field("image_url", _STRING),
             _field("license", _STRING),  # what the page says: a URL, or words (since 1.2)
+            _field("fold", _INT32),  # of COCO's test pictures, 0..4 (these since 1.3)
+            _field("caption_no", _INT32),  # which of its picture's captions, from 0
+            _field("doc", _INT32),  # which of its file's documents a text is of, from 0
         ]
     ),
-    later=frozenset({"license"}),
+    later=frozenset({"license", "fold", "caption_no", "doc"}),
 )
 
 NEGATIVES = Table(
@@ -169,6 +172,120 @@ OUTCOMES = Table(
     ),
 )
 
+_TAGS = pa.list_(pa.list_(_INT32))
+
+QUESTIONS = Table(
+    name="questions",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("question_id", _STRING, required=True),
+            _field("image_id", _STRING, required=True),
+            _field("question", _STRING, required=True),
+            _field("question_type", _STRING),
+            _field("answer_type", _STRING),  # yes/no, number, other
+            _field("answer", _STRING),  # the most frequent one, as published
+            _field("answers", pa.list_(_STRING)),  # of each annotator, as typed; null: not public
+            _field("label_ids", pa.list_(_INT32)),  # places in the list of labels
+            _field("label_scores", pa.list_(_FLOAT32)),  # 0..1, of each of label_ids
+            _field("split", _STRING),
+            _field("source", _STRING),  # vqa1, vqa2, vgqa
+        ]
+    ),
+)
+
+CHOICES = Table(
+    name="choices",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("example_id", _STRING, required=True),
+            _field("image_id", _STRING, required=True),
+            _field("question", _STRING, required=True),  # an object is the token [i], from 0
+            _field("choices", pa.list_(_STRING), required=True),
+            _field("label", pa.int8(), required=True),  # place of the right choice; -1: not public
+            _field("task", _STRING, required=True),  # q2a, qa2r
+            _field("object_names", pa.list_(_STRING), required=True),
+            _field("boxes", pa.list_(_FLOAT32), required=True),  # 4 a named object
+            _field("box_scores", pa.list_(_FLOAT32)),
+            _field("segms", _STRING),  # JSON: for each object its polygons [[x, y], ...]
+            # For each word of the text the objects it names, -1 for a plain word.
+            _field("question_tags", _TAGS, required=True),
+            _field("choice_tags", pa.list_(_TAGS), required=True),
+            _field("split", _STRING),
+            _field("source", _STRING),
+        ]
+    ),
+)
+
+EXPRESSIONS = Table(
+    name="expressions",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("expression_id", _STRING, required=True),
+            _field("ref_id", _STRING),  # of the object in its data set: several texts name it
+            _field("ann_id", _STRING),
+            _field("image_id", _STRING, required=True),
+            _field("text", _STRING, required=True),
+            _field("box", pa.list_(_FLOAT32), required=True),  # x1, y1, x2, y2
+            _field("category_id", _INT32),  # as published
+            _field("split", _STRING),
+            _field("source", _STRING),  # refcoco, refcoco+, refcocog, vg
+            _field("split_by", _STRING),  # unc, google, umd: who has cut the splits
+        ]
+    ),
+)
+
+STATEMENTS = Table(
+    name="statements",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("example_id", _STRING, required=True),
+            _field("image_ids", pa.list_(_STRING), required=True),  # two of NLVR2, none of GLUE
+            _field("text_a", _STRING, required=True),
+            _field("text_b", _STRING),
+            _field("label", _STRING),  # as published
+            _field("label_id", pa.int8(), required=True),  # -1: not public, or a score
+            _field("score", _FLOAT32),  # STS-B: 0..5
+            _field("split", _STRING),
+            _field("source", _STRING),  # nlvr2, glue/cola, ...
+        ]
+    ),
+)
+
+# Annotated objects of a picture: what training a detector reads.
+BOXES = Table(
+    name="boxes",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("width", _INT32, required=True),
+            _field("height", _INT32, required=True),
+            _field("boxes", pa.list_(pa.list_(_FLOAT32, 4)), required=True),
+            # Lines of a vocabulary, from 0; of RefCOCO as published, 1 to 90.
+            _field("class_ids", pa.list_(pa.int16()), required=True),
+            _field("is_crowd", pa.list_(pa.bool_())),  # a box around many of a kind; null: none is
+            _field("attribute_ids", pa.list_(pa.list_(pa.int16()))),  # of each box, any number
+            _field("split", _STRING),
+            _field("source", _STRING),
+        ]
+    ),
+)
+
+ALIASES = Table(
+    name="aliases",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("image_id", _STRING, required=True),
+            _field("alias", _STRING, required=True),  # coco/..., flickr/..., url-sha256/...
+        ]
+    ),
+)
+
 REJECTS = Table(
     name="rejects",
     version="1.0",
@@ -187,9 +304,13 @@ NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
+TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning reads
 TABLES = {
     t.name: t
-    for t in (IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, OUTCOMES, REJECTS)
+    for t in (
+        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, BOXES, ALIASES, OUTCOMES, REJECTS),
+        *TASK_TABLES,
+    )
 }
 
 
@@ -198,8 +319,9 @@ def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
 
     Raises ValueError for a key that is no column: Arrow alone would drop it in silence.
     """
+    names = spec.fields.keys()
     for row in rows:
-        if unknown := sorted(row.keys() - set(spec.schema.names)):
+        if unknown := sorted(row.keys() - names):
             raise ValueError(f"{spec.name} has no column {', '.join(unknown)}")
     return conform(pa.Table.from_pylist(rows, schema=spec.schema), spec)
 

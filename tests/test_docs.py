@@ -21,6 +21,7 @@ from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.manifest import job as manifest
 from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.pipelines.regions import command as regions
+from vlmill.pipelines.tables import command as tables
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.train import cli as train_cli
 from vlmill.train.convert.arguments import preset_changes
@@ -42,11 +43,17 @@ COMMANDS: dict[str, Main] = {
     "python -m vlmill.pipelines.manifest": manifest.main,
     "python -m vlmill.pipelines.nearest_pictures": nearest_pictures.main,
     "python -m vlmill.pipelines.regions": regions.main,
+    "python -m vlmill.pipelines.tables": tables.main,
     "python -m vlmill.pipelines.web_pairs": web_pairs.main,
     "extract-rois": extract_cli.parser().parse_args,
     "train-vl": train_cli.main,
 }
-SUBCOMMANDS = ("python -m vlmill.pipelines.manifest", "extract-rois", "train-vl")
+SUBCOMMANDS = (
+    "python -m vlmill.pipelines.manifest",
+    "python -m vlmill.pipelines.tables",
+    "extract-rois",
+    "train-vl",
+)
 # What starts several processes of one of the commands.
 LAUNCHED = re.compile(r"^(?:torchrun|accelerate launch) .*?-m vlmill\.train\.cli\b")
 

@@ -1,7 +1,7 @@
 """Boxes that are given with the pictures (VCR, RefCOCO+) replace the detector's proposals.
 
-They are of the picture as its file stores it. Where a query is made they are turned with it, by
-:func:`vlmill.schemas.pictures.orientation.turned_boxes`.
+Those of files are of the picture as it is stored. Where a query is made they are turned with it, by
+:func:`vlmill.schemas.pictures.orientation.turned_boxes`. Those of our tables are upright already.
 """
 
 import hashlib
@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from vlmill.extract.pictures.named import id_alike, id_of_file
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
 from vlmill.schemas.readers.row_index import IdIndex
 from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, Table
 
 Boxes = npt.NDArray[np.float32]
 MAX_BOXES = 1_000
@@ -33,6 +35,7 @@ class GivenBoxes:
 
     entries: Mapping[str, Boxes | str]
     digest: str
+    upright: bool = False  # the boxes are of the picture as it is seen, not as it is stored
 
     @cached_property
     def _index(self) -> IdIndex:
@@ -49,7 +52,7 @@ class GivenBoxes:
         )
 
     def boxes_of(self, image_id: str, path: str) -> Boxes:
-        """Returns a stored picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
+        """Returns a picture's boxes, float32 [n, 4], n may be 0. Raises Rejected."""
         key = self.key_of(image_id, path)
         if key is None:
             raise Rejected(Reason.NO_GIVEN_BOXES, "no entry by its id or its name")
@@ -60,13 +63,16 @@ class GivenBoxes:
 
 
 def read_boxes(path: Path) -> GivenBoxes:
-    """Reads ``--boxes``: JSON lines {"image_id", "boxes": [[x1, y1, x2, y2], ...]}, or a folder of
-    VCR's metadata files, each named like its picture. Raises InputError.
+    """Reads ``--boxes``: JSON lines {"image_id", "boxes": [[x1, y1, x2, y2], ...]}, a folder of
+    VCR's metadata files, each named like its picture, or a table of boxes, choices or expressions.
+
+    Raises InputError.
     """
     entries: dict[str, Boxes | str] = {}
     digest = hashlib.sha256()
+    table = table_of(path)
     try:
-        for name, boxes in entries_of(path):
+        for name, boxes in entries_of(path) if table is None else rows_of(path, table):
             if name in entries:
                 raise InputError(f"--boxes {path}: {name} has two entries; leave one")
             entries[name] = checked(boxes)
@@ -74,8 +80,50 @@ def read_boxes(path: Path) -> GivenBoxes:
     except OSError as error:
         raise InputError(f"--boxes {path}: {error}; give a file or a folder") from None
     if not entries:
-        raise InputError(f"--boxes {path} has no entry; give JSON lines or a folder of .json files")
-    return GivenBoxes(entries=entries, digest=digest.hexdigest()[:32])
+        raise InputError(
+            f"--boxes {path} has no entry; give JSON lines, a folder of .json files, or a table of "
+            "boxes, choices or expressions"
+        )
+    return GivenBoxes(entries=entries, digest=digest.hexdigest()[:32], upright=table is not None)
+
+
+def table_of(path: Path) -> Table | None:
+    """Returns which of our tables lies there, None for none of them."""
+    for table in (CHOICES, BOXES, EXPRESSIONS):
+        if path.is_dir() and any(path.glob(f"{table.name}-*.parquet")):
+            return table
+        if path.suffix == ".parquet" and path.name.startswith(table.name):
+            return table
+    return None
+
+
+def rows_of(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]]]:
+    """Yields each picture's boxes: all annotated ones, VCR's objects in their order, or those that
+    expressions name, each once, in the order of their first one. Raises InputError.
+    """
+    if table is BOXES:
+        for batch in iter_batches(path, table, columns=["image_id", "boxes"], flag="--boxes"):
+            rows = batch.to_pydict()
+            yield from zip(rows["image_id"], rows["boxes"], strict=True)
+        return
+    column = "boxes" if table is CHOICES else "box"
+    pictures: dict[str, dict[tuple[float, ...], None]] = {}
+    of_choices: dict[str, list[float]] = {}
+    for batch in iter_batches(path, table, columns=["image_id", column], flag="--boxes"):
+        ids, values = (batch.column(name).to_pylist() for name in ("image_id", column))
+        for image_id, numbers in zip(ids, values, strict=True):
+            if len(numbers) % 4 or (table is EXPRESSIONS and len(numbers) != 4):
+                raise InputError(
+                    f"--boxes {path}: {image_id} has a box of {len(numbers)} numbers; write the "
+                    "table again"
+                )
+            if table is EXPRESSIONS:
+                pictures.setdefault(image_id, {})[tuple(numbers)] = None
+            elif of_choices.setdefault(image_id, numbers) != numbers:
+                raise InputError(f"--boxes {path}: rows of {image_id} have different boxes")
+    yield from ((image_id, [list(box) for box in boxes]) for image_id, boxes in pictures.items())
+    for image_id, numbers in of_choices.items():
+        yield image_id, [numbers[at : at + 4] for at in range(0, len(numbers), 4)]
 
 
 def entries_of(path: Path) -> Iterator[tuple[str, Any]]:

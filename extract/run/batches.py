@@ -131,8 +131,9 @@ def query_of(ready: Ready, given_boxes: GivenBoxes | None) -> Query:
     assert ready.image_id is not None
     picture, boxes = ready.result, None
     if given_boxes is not None:
-        stored = given_boxes.boxes_of(ready.image_id, ready.picture.path)
-        boxes = turned_boxes(stored, ready.orientation, picture.width, picture.height)
+        boxes = given_boxes.boxes_of(ready.image_id, ready.picture.path)
+        if not given_boxes.upright:
+            boxes = turned_boxes(boxes, ready.orientation, picture.width, picture.height)
     return Query(image_id=ready.image_id, picture=picture, boxes=boxes)
 
 

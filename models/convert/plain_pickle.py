@@ -239,10 +239,13 @@ def loads(data: bytes) -> Any:
     return load(io.BytesIO(data), len(data))
 
 
-def load(file: io.BufferedIOBase, size: int) -> Any:
-    """Reads the first pickle in an open file of ``size`` bytes as plain data."""
+def load(file: io.BufferedIOBase, size: int, *, encoding: str = "latin1") -> Any:
+    """Reads the first pickle in an open file of ``size`` bytes as plain data.
+
+    ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes.
+    """
     try:
-        return PlainUnpickler(_Bounded(file, size), encoding="latin1").load()
+        return PlainUnpickler(_Bounded(file, size), encoding=encoding).load()
     except BadPickle:
         raise
     # A damaged pickle can fail in any instruction, with whatever error its operands give.

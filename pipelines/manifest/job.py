@@ -1,4 +1,4 @@
-"""Data sets as ``pairs`` and ``images``: python -m vlmill.pipelines.manifest --help"""
+"""Data sets as tables: python -m vlmill.pipelines.manifest --help"""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vlmill.pipelines.manifest.cost import estimate_of, measure
 from vlmill.pipelines.manifest.own import JOB, OwnJob, funnel_of, make_parts
+from vlmill.pipelines.manifest.published import add_arguments, run_published
 from vlmill.pipelines.manifest.report import write_report
 from vlmill.pipelines.manifest.rows import (
     FORMATS,
@@ -20,6 +21,7 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
+from vlmill.pipelines.manifest.sets import SETS
 from vlmill.schemas.console.command import (
     Parser,
     add_lock_seconds,
@@ -272,10 +274,21 @@ def counted(table: TableFile, places: Sequence[int]) -> int:
     return total
 
 
+def published(name: str) -> Dataset:
+    """The subcommand of a published data set."""
+    data_set = SETS[name]
+    return Dataset(
+        title=data_set.title,
+        add_arguments=lambda p: add_arguments(p, name, data_set),
+        run=lambda args: run_published(name, data_set, args),
+    )
+
+
 DATASETS = {
     "own": Dataset(
         title="your own captions and pictures", add_arguments=add_own_arguments, run=run_own
     ),
+    **{name: published(name) for name in SETS},
 }
 
 
@@ -283,7 +296,7 @@ def parser() -> Parser:
     """Returns the parser of all data sets."""
     top = Parser(
         prog="python -m vlmill.pipelines.manifest",
-        description="Data sets as pairs and images.",
+        description="Data sets as tables of pairs, pictures and examples of tasks.",
         epilog="example:\n  python -m vlmill.pipelines.manifest own --help",
     )
     commands = top.add_subparsers(dest="dataset", required=True, metavar="DATASET")

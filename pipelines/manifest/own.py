@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text
 from vlmill.pipelines.manifest.pictures import picture_row
 from vlmill.pipelines.manifest.rows import Row, TableFile, digest_of, read_rows
 from vlmill.schemas.console.progress import Progress
@@ -32,7 +33,6 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 
 JOB = "manifest own"
 ROWS, PICTURES = "rows", "pictures"  # stages of the funnel
-MAX_TEXT = 10_000  # characters; the longest captions of published sets have some hundred
 CHUNK = 16  # rows whose pictures are in memory together
 GROUP_BYTES = 16 << 20
 GROUP_ROWS = 10_000
@@ -155,14 +155,6 @@ class Ledger:
 
 def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def clean_text(text: str) -> str:
-    """NFC, runs of white space as one blank, ends stripped; control characters as U+FFFD."""
-    words = " ".join(unicodedata.normalize("NFC", text).split())
-    if words.isprintable():
-        return words
-    return "".join("\ufffd" if unicodedata.category(c) == "Cc" else c for c in words)
 
 
 def usable_id(value: str | None, column: str) -> str | Drop:

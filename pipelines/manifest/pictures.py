@@ -8,7 +8,6 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.pictures import examine_picture
 from vlmill.schemas.files.remote import RemotePath
-from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason
 
 MAX_BYTES = 64 * 2**20
@@ -19,6 +18,11 @@ ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
 _UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
 
 
+def is_unsafe(name: str) -> bool:
+    """Whether a name may lead out of the folder that it is joined to."""
+    return _UNSAFE.search(name) is not None
+
+
 def picture_path(root: Path, name: str) -> Path | Drop:
     """The file of a picture under ``root``, or why there is none.
 
@@ -27,7 +31,7 @@ def picture_path(root: Path, name: str) -> Path | Drop:
     missing = Drop(
         Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}"
     )
-    if _UNSAFE.search(name):
+    if is_unsafe(name):
         return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
     if isinstance(root, RemotePath):
         found = (path for path in (root / f"{name}{e}" for e in ENDINGS) if path.is_file())
@@ -50,17 +54,37 @@ def picture_row(root: Path, image_id: str) -> dict[str, Any] | Drop:
     content = _content(path)
     if isinstance(content, Drop):
         return content
-    facts = examine_picture(content, min_side_px=0, max_pixels=MAX_PIXELS)
+    return row_of(content, image_id, max_pixels=MAX_PIXELS)
+
+
+def row_of(
+    content: bytes, image_id: str, *, max_pixels: int, hashed: bool = False
+) -> dict[str, Any] | Drop:
+    """The row of ``images`` for a picture's bytes, decoded once; or why it has none.
+
+    ``hashed`` adds its perceptual hash as ``phash``, which is no column.
+    """
+    facts = examine_picture(content, min_side_px=0, max_pixels=max_pixels, hashed=hashed)
     if isinstance(facts, Drop):
         return facts
+    extra = {"phash": facts.phash} if hashed else {}
     return {
         "image_id": image_id,
         "bytes": content,
         "width": facts.width,
         "height": facts.height,
         "format": facts.format,
-        "sha256": image_id_of(content),
+        "sha256": facts.image_id,
+        **extra,
     }
+
+
+def picture_content(root: Path, name: str) -> bytes | Drop | None:
+    """The bytes of a published picture under ``root``; None if there is no such file."""
+    path = picture_path(root, name)
+    if isinstance(path, Drop):
+        return None if path.reason is Reason.MISSING_IMAGE else path
+    return _content(path)
 
 
 def _content(path: Path) -> bytes | Drop:

@@ -1,4 +1,4 @@
-"""report.html of ``manifest own``: funnel, sample pairs with their pictures, distributions.
+"""report.html of ``manifest``: funnel, sample pairs with their pictures, distributions.
 
 Memory is bounded by samples: the first rows of at most ``MAX_SHARDS`` shards, evenly spread.
 """
@@ -33,18 +33,18 @@ def write_report(
     folder: Path, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> None:
     """Writes ``folder/report.html`` from the tables there."""
-    sample = [_first_group(path) for path in _spread(folder, "pairs")]
-    rejects = [row for path in _spread(folder, "rejects") for row in _first_group(path)]
+    sample = [first_rows(path) for path in spread_shards(folder, "pairs")]
+    rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
     write_page(
         folder / "report.html",
         "Own pairs",
         [
             Section(title="Funnel", body=funnel_table(funnel), intro="in = out + dropped"),
-            Section(title="Sample pairs", body=_cards(folder, sample)),
-            Section(title="Distributions", body=_charts([r for rows in sample for r in rows])),
+            Section(title="Sample pairs", body=pair_cards(folder, sample)),
+            Section(title="Distributions", body=pair_charts([r for rows in sample for r in rows])),
             Section(
                 title="Sample rejects",
-                body=_rejects(rejects),
+                body=sample_rejects(rejects),
                 intro=f"Key: the file and the line (of Parquet: the row). At most "
                 f"{MAX_REJECTS_SHOWN} of each reason.",
             ),
@@ -54,40 +54,43 @@ def write_report(
     )
 
 
-def _spread(folder: Path, table: str) -> list[Path]:
+def spread_shards(folder: Path, table: str) -> list[Path]:
+    """At most ``MAX_SHARDS`` of a table's shards, evenly spread."""
     files = sorted(folder.glob(f"{table}-*.parquet"))
     step = max(1, -(-len(files) // MAX_SHARDS))
     return files[::step]
 
 
-def _first_group(path: Path) -> list[dict[str, Any]]:
+def first_rows(path: Path) -> list[dict[str, Any]]:
+    """The first rows of a shard."""
     with pq.ParquetFile(readable(path)) as file:
         batch = next(file.iter_batches(ROWS_OF_SHARD), None)
     rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
     return rows
 
 
-def _cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
+def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
+    """Pairs with their pictures, some of each shard."""
     pairs = [row for rows in sample for row in rows[: -(-MAX_CARDS // len(sample))]][:MAX_CARDS]
     if not pairs:
         return Markup("<p>No pair came out.</p>")
-    uris = _pictures(folder, {row["image_id"] for row in pairs})
+    uris = picture_uris(folder, {row["image_id"] for row in pairs})
     return picture_cards(
         [
             {
                 "uri": uris.get(row["image_id"], ""),
                 "text": row["text"],
-                "about": " ".join(filter(None, [row["image_id"][:100], row["split"]])),
+                "about": " ".join(filter(None, [(row["image_id"] or "")[:100], row["split"]])),
             }
             for row in pairs
         ]
     )
 
 
-def _pictures(folder: Path, image_ids: set[str]) -> dict[str, str]:
+def picture_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
     """Thumbnails, as far as the first row groups have them."""
     uris: dict[str, str] = {}
-    for path in _spread(folder, "images"):
+    for path in spread_shards(folder, "images"):
         with pq.ParquetFile(readable(path)) as file:
             if not file.num_row_groups:
                 continue
@@ -98,10 +101,11 @@ def _pictures(folder: Path, image_ids: set[str]) -> dict[str, str]:
     return uris
 
 
-def _charts(pairs: list[dict[str, Any]]) -> Markup:
+def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
+    """How long captions are, how many a picture has, and of which split."""
     words = [float(len(words_of(row["text"]))) for row in pairs]
     mean = sum(words) / len(words) if words else 0.0
-    captions = Counter(row["image_id"] for row in pairs)
+    captions = Counter(row["image_id"] for row in pairs if row["image_id"])
     charts = [
         histogram(words, title=f"Words of a caption (mean {mean:.1f})", x_label="words"),
         histogram(
@@ -116,7 +120,8 @@ def _charts(pairs: list[dict[str, Any]]) -> Markup:
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
-def _rejects(rejects: list[dict[str, Any]]) -> Markup:
+def sample_rejects(rejects: list[dict[str, Any]]) -> Markup:
+    """Some rejects of each reason."""
     seen: Counter[str] = Counter()
     rows = []
     for row in rejects:

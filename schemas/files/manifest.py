@@ -31,14 +31,16 @@ def write_manifest(
     job: str,
     settings: Mapping[str, Any],
     inputs: Sequence[Input] = (),
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Lists ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values).
 
-    ``inputs`` are what the job has read.
+    ``inputs`` are what the job has read, ``about`` what else it has to tell, by names of its own.
     """
     write_json(
         path_of(folder) / MANIFEST,
         {
+            **(about or {}),
             "manifest": 1,
             "software": SOFTWARE,
             "job": job,

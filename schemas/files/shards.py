@@ -42,8 +42,12 @@ class Shard:
     sha256: str
 
 
-def shard_name(table: Table, index: int, total: int) -> str:
-    """Names a shard, as in ``NAME-00000-of-00016.parquet``."""
+def shard_name(table: Table, index: int, total: int | None) -> str:
+    """Names a shard, as in ``NAME-00000-of-00016.parquet``; ``NAME-0-00000.parquet`` where the
+    number of shards is not known ahead (``total`` None).
+    """
+    if total is None:
+        return f"{table.name}-0-{index:05d}.parquet"
     if not 0 <= index < total:
         raise ValueError(f"shard {index} of {total}: the index must be in 0..{total - 1}")
     return f"{table.name}-{index:05d}-of-{total:05d}.parquet"
@@ -77,7 +81,7 @@ class ShardWriter:
         folder: str | Path,
         spec: Table,
         index: int,
-        total: int,
+        total: int | None,
         *,
         producer: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Any] | None = None,

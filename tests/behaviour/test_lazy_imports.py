@@ -51,7 +51,7 @@ TRAIN, EXTRACT = "vlmill.train.cli", "vlmill.extract.cli"
 WEB, NEGATIVES = "vlmill.pipelines.web_pairs", "vlmill.pipelines.hard_negatives"
 FILTER, SCORER = "vlmill.pipelines.fit_image_filter", "vlmill.pipelines.fit_scorer"
 REGIONS, MANIFEST = "vlmill.pipelines.regions", "vlmill.pipelines.manifest"
-NEAREST = "vlmill.pipelines.nearest_pictures"
+NEAREST, TABLES = "vlmill.pipelines.nearest_pictures", "vlmill.pipelines.tables"
 CRAWL = "vlmill.pipelines.crawl"
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 PRETRAIN = (TRAIN, "pretrain", "imagebert-small", "--pairs", "a", "--output", "b")
@@ -135,6 +135,10 @@ READERS = {
     (MANIFEST, "--version"): 0,
     (MANIFEST, "own", "--help"): 0,
     (MANIFEST, "own", "--input", "none.csv"): 2,
+    (MANIFEST, "vg", "--help"): 0,
+    (MANIFEST, "vg", "--input", "none", "--output", "b"): 2,
+    (TABLES, "--help"): 0,
+    (TABLES, "concat", "none", "--output", "b"): 2,
     (*PRETRAIN, "--regions", "none"): 2,
     (EXTRACT, "run", "none", "--output", "b"): 2,
     (EXTRACT, "verify", "none"): 2,

@@ -17,6 +17,7 @@ from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.nearest_pictures.command import main as nearest_pictures
 from vlmill.pipelines.regions.command import main as regions_job
+from vlmill.pipelines.tables.command import main as tables
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.files.lock import LOCK
@@ -129,7 +130,9 @@ WRITERS: dict[str, tuple[Callable[[list[str]], int], list[str]]] = {
         manifest,
         ["own", "--input", "x.csv", "--text-column", "t", "--image-column", "i"],
     ),
+    "manifest of a published set": (manifest, ["vg", "--input", "none"]),
     "nearest_pictures": (nearest_pictures, ["--regions", "none"]),
+    "tables": (tables, ["concat", "none"]),
     "regions": (regions_job, ["--images", "none"]),
     "run": (extract_rois, ["run", "none"]),
     "import": (extract_rois, ["import", "none"]),

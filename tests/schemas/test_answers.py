@@ -1,10 +1,20 @@
 """Processing of VQA's answers; parity with the recordings stands in tests/parity."""
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.schemas.answers import CONTRACTIONS, process_answer, soft_score
+from vlmill.schemas.answers import (
+    CONTRACTIONS,
+    labels_of,
+    process_answer,
+    soft_labels,
+    soft_score,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +58,40 @@ def test_contractions_are_words_without_an_apostrophe_too_few() -> None:
 def test_scores_are_the_mean_over_annotators_left_out(votes: int) -> None:
     others = [votes - (i < votes) for i in range(10)]
     assert soft_score(votes) == pytest.approx(sum(min(1, n / 3) for n in others) / 10)
+
+
+def test_labels_are_answers_of_enough_questions_in_the_order_they_came() -> None:
+    answers = ["Two", "a cat", "2", "cat", "The", "1, 2", "dog"]
+    assert labels_of(answers, least=2) == ["2", "cat"]
+    assert labels_of(answers, least=1) == ["2", "cat", "", "1 2", "dog"]
+
+
+def test_annotators_answers_are_compared_as_typed() -> None:
+    numbers = {"yes": 4, "no": 1, "": 0}
+    typed = ["yes"] * 3 + ["Yes"] * 4 + ["no"] + [""] * 2
+    assert soft_labels(typed, numbers) == ([0, 1, 4], [0.6, 0.3, pytest.approx(0.9)])
+    assert soft_labels(["Yes"], numbers) == ([], [])
+
+
+def test_labels_and_scores_of_the_published_tool() -> None:
+    root = os.environ.get("VLMILL_GOLDEN")
+    if root is None:
+        pytest.skip("VLMILL_GOLDEN names no folder of recordings")
+    folder = Path(root) / "evaluation" / "vqa-softscore"
+    expected = json.loads((folder / "expected.json").read_text())
+    targets = json.loads((folder / "targets.json").read_text())
+    recorded = {q["question_id"]: q["scores"] for part in targets.values() for q in part}
+    questions = [
+        question
+        for name in ("train", "val")
+        for question in json.loads((folder / f"{name}_annotations.json").read_text())
+    ]
+    answers = [question["multiple_choice_answer"] for question in questions]
+    labels = labels_of(answers, least=expected["min_occurrence"])
+    assert set(labels) == set(expected["occurrence"])
+    numbers = {label: number for number, label in enumerate(labels)}
+    for question in questions:
+        typed = [answer["answer"] for answer in question["answers"]]
+        ids, scores = soft_labels(typed, numbers)
+        by_label = dict(zip((labels[i] for i in ids), scores, strict=True))
+        assert by_label == pytest.approx(recorded[question["question_id"]])

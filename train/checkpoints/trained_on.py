@@ -5,16 +5,27 @@ they are read: an evaluation can tell what of its own pairs the model knows alre
 they stood in.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from vlmill.schemas.ids import key64
+from vlmill.schemas.readers.trained_on import (
+    TRAINED_IMAGES,
+    TRAINED_PAIRS,
+    count_known,
+    mapped_keys,
+)
 from vlmill.train.loading.arrays import Keys
 
-TRAINED_PAIRS, TRAINED_IMAGES = "trained_pairs.npy", "trained_images.npy"
+__all__ = [
+    "NO_KEYS",
+    "TRAINED_IMAGES",
+    "TRAINED_PAIRS",
+    "TrainedOn",
+    "count_known",
+    "read_trained_on",
+]
 NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
@@ -47,26 +58,7 @@ class TrainedOn:
 def read_trained_on(folder: Path, *, complete: bool) -> TrainedOn:
     """Maps what :meth:`TrainedOn.write` wrote. Raises OSError or ValueError for other files."""
     return TrainedOn(
-        pairs=_mapped(folder / TRAINED_PAIRS),
-        images=_mapped(folder / TRAINED_IMAGES),
+        pairs=mapped_keys(folder / TRAINED_PAIRS),
+        images=mapped_keys(folder / TRAINED_IMAGES),
         complete=complete,
     )
-
-
-def _mapped(path: Path) -> Keys:
-    try:
-        keys: Keys = np.load(path, mmap_mode="r", allow_pickle=False)
-    except EOFError:
-        raise ValueError(f"{path.name} is empty") from None
-    if keys.ndim != 1 or keys.dtype != np.uint64:
-        raise ValueError(f"{path.name} holds {keys.dtype} {list(keys.shape)}, want uint64 [N]")
-    return keys
-
-
-def count_known(ids: Iterable[str], keys: Keys) -> int:
-    """Returns how many of the ids have their hash among the sorted ``keys``."""
-    asked = np.fromiter(map(key64, ids), np.uint64)
-    if not len(keys):
-        return 0
-    at = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-    return int(np.count_nonzero(keys[at] == asked))

@@ -24,7 +24,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.rejects import Reason, Rejected
-from vlmill.schemas.tables import IMAGES, PAIRS
+from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, table_of_rows
 
 NAMES = ["0", "1", "2", "3-empty", "3", "4-cut", "4", "5-again", "5", "6"]
 
@@ -324,6 +324,45 @@ def test_a_folder_of_vcr_metadata(tmp_path: Path) -> None:
     (folder / "scene@3.json").write_text(json.dumps(content))
     given = read_boxes(tmp_path)
     assert given.boxes_of("hash", "vcr1images/movie/scene@3.jpg").tolist() == [[1.5, 2, 30, 40]]
+
+
+def test_boxes_of_expressions_are_each_object_once(tmp_path: Path) -> None:
+    boxes = {"a": [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]], "b": [[0, 0, 9, 9]]}
+    rows: list[dict[str, object]] = [
+        {"expression_id": f"{image_id}{k}", "image_id": image_id, "text": "x", "box": box}
+        for image_id, of_picture in boxes.items()
+        for k, box in enumerate(of_picture)
+    ]
+    write_shard(tmp_path / "out", EXPRESSIONS, table_of_rows(rows, EXPRESSIONS))
+    given = read_boxes(tmp_path / "out")
+    assert given.upright and given.boxes_of("b", "x.jpg").tolist() == [[0, 0, 9, 9]]
+    assert given.boxes_of("a", "x.jpg").tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_boxes_of_annotations_are_all_of_them(tmp_path: Path) -> None:
+    row: dict[str, object] = {"image_id": "a", "width": 9, "height": 9, "class_ids": [1, 1]}
+    row["boxes"] = [[1, 2, 3, 4], [1, 2, 3, 4]]
+    write_shard(tmp_path / "out", BOXES, table_of_rows([row], BOXES))
+    assert read_boxes(tmp_path / "out").boxes_of("a", "x.jpg").shape == (2, 4)
+
+
+def choice(example_id: str, image_id: str, boxes: list[float]) -> dict[str, object]:
+    return {
+        **{"example_id": example_id, "image_id": image_id, "boxes": boxes, "task": "q2a"},
+        **{"question": "who", "choices": ["a"] * 4, "label": 0, "object_names": ["person"]},
+        **{"question_tags": [[-1]], "choice_tags": [[[-1]]] * 4},
+    }
+
+
+def test_boxes_of_choices_are_the_objects_of_their_picture(tmp_path: Path) -> None:
+    rows = [choice("a", "p", [1, 2, 3, 4, 1, 2, 3, 4]), choice("b", "p", [1, 2, 3, 4, 1, 2, 3, 4])]
+    write_shard(tmp_path / "out", CHOICES, table_of_rows(rows, CHOICES))
+    given = read_boxes(tmp_path / "out")
+    assert given.boxes_of("p", "x.jpg").tolist() == [[1, 2, 3, 4], [1, 2, 3, 4]]  # as numbered
+    rows.append(choice("c", "p", [1, 2, 3, 4]))
+    write_shard(tmp_path / "other", CHOICES, table_of_rows(rows, CHOICES))
+    with pytest.raises(InputError, match="rows of p have different boxes"):
+        read_boxes(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Texts of published files: what is mended, and what is dropped."""
+
+import re
+import unicodedata
+import zlib
+from array import array
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.schemas.ids import key64
+from vlmill.schemas.rejects import Reason
+
+MAX_TEXT = 10_000  # characters; the longest captions of published sets have some hundred
+BAD_UNICODE = Reason.BAD_UNICODE.value
+_BROKEN = ("Cc", "Cs")  # control characters, lone surrogates
+
+
+def clean_text(text: str) -> str:
+    """NFC, runs of white space as one blank, ends stripped; control characters and lone
+    surrogates as U+FFFD.
+    """
+    words = " ".join(text.split())
+    if words.isascii() and words.isprintable():
+        return words
+    words = " ".join(unicodedata.normalize("NFC", words).split())
+    if words.isprintable():
+        return words
+    return "".join("\ufffd" if unicodedata.category(c) in _BROKEN else c for c in words)
+
+
+def text_of(value: object, limit: int = MAX_TEXT) -> str | Drop:
+    """A published text, cleaned; or why there is none."""
+    if not isinstance(value, str):
+        return Drop(Reason.BAD_ROW, f"its text is {type(value).__name__}, want a string")
+    text = clean_text(value)
+    if not text:
+        return Drop(Reason.EMPTY_TEXT)
+    if len(text) > limit:
+        return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {limit}")
+    return text
+
+
+def notes_of(text: str, published: str) -> tuple[str, ...]:
+    """What was mended in a published text: its ``bad_unicode``, if it had none of its own."""
+    mended = not text.isascii() and "\ufffd" in text
+    return (BAD_UNICODE,) if mended and "\ufffd" not in published else ()
+
+
+_STATIC = re.compile(
+    r"https?://(?:[\w-]+\.)?(?:static\.?flickr\.com|staticflickr\.com)/(?:[^?#]*/)?(\d+)_[^/?#]*$",
+    re.ASCII,
+)
+
+
+def flickr_id(url: str | None) -> str | None:
+    """The photo id of a static Flickr URL: the digits before the first ``_`` of its last part."""
+    match = _STATIC.match(url) if url else None
+    return match[1] if match else None
+
+
+class Claims:
+    """Ids that came earlier, with 16 bits of what came under them: 2 bytes a number where ids are
+    dense, some 300 at the most.
+    """
+
+    _LOW = 6
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, array[int]] = {}
+        self._blank = array("H", bytes(2 << self._LOW))
+
+    def claim(self, number: int, content: str) -> Drop | None:
+        """None for an id that is new; else why its row is dropped."""
+        block = self._blocks.get(number >> self._LOW)
+        if block is None:
+            block = self._blocks[number >> self._LOW] = self._blank[:]
+        place = number & ((1 << self._LOW) - 1)
+        mark = zlib.crc32(content.encode("utf-8", "surrogatepass")) % 0xFFFF + 1
+        earlier = block[place]
+        if not earlier:
+            block[place] = mark
+            return None
+        return _came_earlier(str(number), same=earlier == mark)
+
+
+class NamedClaims:
+    """Ids that are texts and came earlier, with 64 bits of what came under them: some 150 bytes
+    for each.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[int, int] = {}
+
+    def claim(self, name: str, content: str) -> Drop | None:
+        """None for an id that is new; else why its row is dropped."""
+        key, mark = key64(name), key64(content)
+        earlier = self._contents.get(key)
+        if earlier is None:
+            self._contents[key] = mark
+            return None
+        return _came_earlier(name, same=earlier == mark)
+
+
+def _came_earlier(name: str, *, same: bool) -> Drop:
+    if same:
+        return Drop(Reason.DUPLICATE, f"{name[:200]} came earlier, with the same content")
+    return Drop(Reason.ID_CONFLICT, f"{name[:200]} came earlier with another content")

@@ -1,0 +1,114 @@
+"""What a published data set is to the manifest job: files to open, and entries read from them.
+
+A data set is one file of ``sets/``: it says which tables it writes and opens its files as a
+:class:`Reading`, whose entries come in the order of the published rows, each the rows that it
+becomes or a :class:`~vlmill.pipelines.counting.funnel.Drop`. All else is shared: writing, pictures,
+exclusion, counts, reports, resuming.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.schemas.console.report import Section
+from vlmill.schemas.tables import Table
+
+Rows = tuple[tuple[Table, dict[str, Any]], ...]
+PICTURES = "pictures"
+"""The group under which the pictures that entries name are counted, each once."""
+
+
+# Not frozen: millions are made, and a frozen one takes three times as long.
+@dataclass(kw_only=True, slots=True)
+class Picture:
+    """A picture that an entry is about.
+
+    ``paths`` are names under the folder of pictures, the likeliest first; ``content`` its bytes
+    where the file of entries itself holds them. ``width`` and ``height`` are the published ones, of
+    the stored picture. ``aliases`` are its other names (``coco/000000203564``, ``flickr/2345``).
+    ``alone``: no other entry names it, so that nothing has to be remembered of it.
+    """
+
+    image_id: str
+    paths: tuple[str, ...] = ()
+    url: str | None = None
+    aliases: tuple[str, ...] = ()
+    width: int | None = None
+    height: int | None = None
+    content: bytes | None = None
+    alone: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """A published row. ``key`` names it (``captions_train2014.json:17``), ``group`` is what it is
+    counted with and compared with the published number; "" is not compared. ``rows`` are those of
+    tables, or why there are none. ``notes`` count what was mended (``bad_unicode``).
+    """
+
+    key: str
+    group: str
+    rows: Rows | Drop
+    pictures: tuple[Picture, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """A published count of rows. ``verified`` is False for second-hand figures: hints only."""
+
+    rows: int
+    source: str
+    verified: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A data set's files, opened: ``sources`` are all that decide its rows.
+
+    ``entries`` starts over each time it is called. ``expected`` has the published count of each
+    group that is there. ``picture_folders`` are where pictures lie below ``--input`` as published:
+    the table of images is written if one of them is there, if ``--images`` is given, or if
+    ``own_pictures``. ``repeated_bytes``: pictures may be placeholders, the same bytes under many
+    ids. ``tables`` narrows those of the data set; ``files`` are small files to write
+    beside the tables, by their names; ``says`` are lines to tell.
+    """
+
+    sources: tuple[Source, ...]
+    entries: Callable[[], Iterator[Entry]]
+    expected: Mapping[str, Expected] = field(default_factory=dict)
+    picture_folders: tuple[str, ...] = ()
+    own_pictures: bool = False
+    repeated_bytes: bool = False
+    tables: tuple[Table, ...] | None = None
+    files: Mapping[str, Any] = field(default_factory=dict)
+    says: tuple[str, ...] = ()
+
+
+def no_arguments(_: argparse.ArgumentParser) -> None:
+    """Adds no flags: the data set has none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A published data set. ``about`` is its help: files, where they come from, licence.
+
+    ``tables`` are those that it writes beside images, aliases and rejects; the first is the one
+    that its entries become. ``open`` raises InputError for a wrong folder. ``options`` are its own
+    flags' names, which decide the rows. ``examples`` gives sections of the report from the output;
+    without it pairs are shown, or the first rows of the first table. ``papers`` are what papers
+    say of the data set: whose words, and the words.
+    """
+
+    title: str
+    about: str
+    tables: tuple[Table, ...]
+    open: Callable[[Folder, argparse.Namespace], Reading]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
+    options: tuple[str, ...] = ()
+    examples: Callable[[Path], Sequence[Section]] | None = None
+    papers: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,47 @@
+"""Placeholders: the same bytes under many ids, as "photo unavailable" of a dead link.
+
+They are looked for before anything is written, so that all of them are rejected and not only those
+behind the twentieth. Only pictures are read of whose size there are many.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.entries import Picture, Reading
+from vlmill.pipelines.manifest.sources import Folder
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.ids import key64
+
+MOST_IDS = 20  # of the same bytes: a photo that people have stored again
+
+
+def find_placeholders(folder: Folder, reading: Reading) -> frozenset[str]:
+    """SHA-256 of bytes that more than 20 ids have. Memory: some 100 bytes for each picture."""
+    with Progress(total=None, unit="picture", label="placeholders") as progress:
+        sizes: dict[int, int] = {}  # of each picture that is there
+        for picture in _pictures(reading):
+            size = folder.picture_size(picture.paths)
+            progress.advance()
+            if size is not None:
+                sizes[key64(picture.image_id)] = size
+        common = {size for size, count in Counter(sizes.values()).items() if count > MOST_IDS}
+        digests = Counter[str]()
+        for picture in _pictures(reading) if common else ():
+            if sizes.get(key64(picture.image_id)) in common:
+                content = folder.picture(picture.paths)
+                if not isinstance(content, Drop):
+                    digests[hashlib.sha256(content).hexdigest()] += 1
+    return frozenset(digest for digest, count in digests.items() if count > MOST_IDS)
+
+
+def _pictures(reading: Reading) -> Iterator[Picture]:
+    """Each picture once."""
+    named = set[int]()
+    for entry in reading.entries():
+        for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():
+            key = key64(picture.image_id)
+            if key not in named:
+                named.add(key)
+                yield picture

@@ -1,0 +1,229 @@
+"""MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
+
+Both years hold the same pictures and captions, cut otherwise, so one year is read. Chen et al.
+2015; Karpathy and Fei-Fei 2015.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import Claims, flickr_id, notes_of, text_of
+from vlmill.pipelines.manifest.entries import (
+    PICTURES,
+    DataSet,
+    Entry,
+    Expected,
+    Picture,
+    Reading,
+)
+from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_entries
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+YEARS = {"2014": ("train2014", "val2014"), "2017": ("train2017", "val2017")}
+CAPTIONS = {"train2014": 414_113, "val2014": 202_654, "train2017": 591_753, "val2017": 25_014}
+IMAGES = {"train2014": 82_783, "val2014": 40_504, "train2017": 118_287, "val2017": 5_000}
+PAGE = "cocodataset.org"
+KARPATHY = "dataset_coco.json"
+MAX_NUMBER = 1 << 40  # COCO's ids have up to twelve digits
+
+
+def whole_number(value: object) -> int | None:
+    """A published id, None if it is no whole number."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
+    return value if fits and isinstance(value, int) else None
+
+
+def coco_id(number: object) -> str | None:
+    """``coco/`` and twelve digits: one name of a picture in all years and splits."""
+    whole = whole_number(number)
+    return None if whole is None else f"coco/{whole:012d}"
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--year", choices=sorted(YEARS), help="of the files (default: the one that is in DIR)"
+    )
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    there = {
+        year: {s: f for s in splits if (f := folder.find(f"annotations/captions_{s}.json"))}
+        for year, splits in YEARS.items()
+    }
+    years = [year for year, files in there.items() if files]
+    if args.year is None and len(years) > 1:
+        raise InputError(
+            f"--input {folder.root} has captions of 2014 and of 2017, which are the same ones, cut "
+            "otherwise; say which: --year 2014"
+        )
+    year = args.year or next(iter(years), "2014")
+    files = there[year]
+    if not files:
+        raise folder.lacks(f"annotations/captions_train{year}.json")
+    missing = [split for split in YEARS[year] if split not in files]
+    expected = {
+        source.name: Expected(rows=CAPTIONS[split], source=PAGE) for split, source in files.items()
+    }
+    expected[PICTURES] = Expected(rows=sum(IMAGES[s] for s in files), source=PAGE)
+    return Reading(
+        sources=tuple(files.values()),
+        entries=lambda: _entries(files),
+        expected=expected,
+        picture_folders=tuple(f"{prefix}{split}" for split in files for prefix in ("", "images/")),
+        says=tuple(f"note: captions_{s}.json is not there; its split is missing" for s in missing),
+    )
+
+
+def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
+    claims = Claims()
+    for split, source in files.items():
+        file = JsonLists(source=source)
+        licenses = {one.get("id"): one.get("url") for one in _objects(file, "licenses")}
+        pictures = dict(_pictures(file, split, licenses))
+        for number, annotation in enumerate(file.elements("annotations")):
+            yield _entry(source, number, split, annotation, pictures, claims)
+
+
+def _objects(file: JsonLists, member: str) -> Iterator[dict[str, Any]]:
+    names = file.members()
+    found = file.elements(member) if member in names else iter(())
+    yield from (one for one in found if isinstance(one, dict))
+
+
+Named = tuple[Picture, str | None]  # with its licence
+
+
+def _pictures(
+    file: JsonLists, split: str, licenses: Mapping[object, object]
+) -> Iterator[tuple[int, Named]]:
+    for image in _objects(file, "images"):
+        image_id, name = coco_id(image.get("id")), image.get("file_name")
+        if image_id is None or not isinstance(name, str):
+            continue  # an annotation of it finds no picture, and says so
+        url = image.get("coco_url") if isinstance(image.get("coco_url"), str) else None
+        photo = flickr_id(str(image.get("flickr_url") or ""))
+        license = licenses.get(image.get("license"))
+        picture = Picture(
+            image_id=image_id,
+            paths=(f"{split}/{name}", f"images/{split}/{name}"),
+            url=url,
+            aliases=(f"flickr/{photo}",) if photo else (),
+        )
+        yield image["id"], (picture, license if isinstance(license, str) else None)
+
+
+def _entry(
+    source: Source,
+    number: int,
+    split: str,
+    annotation: object,
+    pictures: Mapping[int, Named],
+    claims: Claims,
+) -> Entry:
+    key = f"{source.name}:{number}"
+    made = _pair(split, annotation, pictures, claims)
+    if isinstance(made, Drop):
+        return Entry(key=key, group=source.name, rows=made)
+    pair, picture, notes = made
+    return Entry(
+        key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
+    )
+
+
+def _pair(
+    split: str, annotation: object, pictures: Mapping[int, Named], claims: Claims
+) -> tuple[dict[str, Any], Picture, tuple[str, ...]] | Drop:
+    if not isinstance(annotation, dict):
+        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
+    own, of = whole_number(annotation.get("id")), whole_number(annotation.get("image_id"))
+    if own is None or of is None:
+        return Drop(Reason.BAD_ROW, "id and image_id must be whole numbers")
+    if of not in pictures:
+        return Drop(Reason.BAD_ROW, f"its picture {of} is not in the list of images")
+    text = text_of(annotation.get("caption"))
+    if isinstance(text, Drop):
+        return text
+    picture, license = pictures[of]
+    drop = claims.claim(own, f"{of}\0{text}")
+    if drop is not None:
+        return drop
+    pair = {
+        "pair_id": f"coco/{own}",
+        "image_id": picture.image_id,
+        "text": text,
+        "language": "en",
+        "source": "coco",
+        "split": split,
+        "text_source": "human",
+        "image_url": picture.url,
+        "license": license,
+    }
+    return pair, picture, notes_of(text, annotation["caption"])
+
+
+def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
+    source = folder.require(KARPATHY)
+    groups = {"train": "train+restval", "restval": "train+restval"}
+    captions = {"train+restval": 566_747, "val": 25_010, "test": 25_010}
+    expected = {
+        f"{KARPATHY} {group}": Expected(rows=rows, source="caption_datasets.zip")
+        for group, rows in captions.items()
+    }
+    expected[PICTURES] = Expected(rows=123_287, source="caption_datasets.zip")
+    file = SplitFile(
+        source=source,
+        pair_prefix="coco-karpathy",
+        name="coco",
+        groups=groups,
+        folds=True,
+        picture=_karpathy_picture,
+    )
+    return Reading(
+        sources=(source,),
+        entries=lambda: karpathy_entries(file),
+        expected=expected,
+        picture_folders=("train2014", "val2014"),
+    )
+
+
+def _karpathy_picture(image: Mapping[str, Any]) -> Picture | Drop:
+    image_id, folder, name = coco_id(image.get("cocoid")), image.get("filepath"), image["filename"]
+    if image_id is None or not isinstance(folder, str):
+        return Drop(Reason.BAD_ROW, f"image {name} without cocoid or filepath")
+    return Picture(image_id=image_id, paths=(f"{folder}/{name}", f"images/{folder}/{name}"))
+
+
+COCO = DataSet(
+    title="COCO captions, official files",
+    about="""\
+MS-COCO captions (Chen et al. 2015) as pairs: annotations/captions_{train,val}{2014,2017}.json and
+the folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY 4.0;
+pictures under their Flickr licence, in the column license). Both years have the same captions: one
+is read. image_id is coco/<twelve digits> in all years, pair_id coco/<annotation id>. val2017 is
+no split of Karpathy's: see `coco-karpathy`.""",
+    tables=(PAIRS,),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("year",),
+    papers=(
+        ("InterBERT, pretraining data", "587K train (117K images), 15K validation (3K)"),
+        ("Karpathy split of 2014", "113,287 + 5,000 + 5,000 images"),
+    ),
+)
+COCO_KARPATHY = DataSet(
+    title="COCO captions, Karpathy's splits",
+    about="""\
+MS-COCO captions in the splits of Karpathy and Fei-Fei (2015): dataset_coco.json of
+caption_datasets.zip, and train2014/, val2014/. Splits train, restval (trained on, too), val, test;
+pair_id is coco-karpathy/<sentid>, which is no COCO annotation id. Test pairs have fold 0..4 (blocks
+of 1,000 pictures) and caption_no: retrieval is measured on 1K folds and on all 5K.""",
+    tables=(PAIRS,),
+    open=_open_karpathy,
+    papers=(("Karpathy and Fei-Fei 2015", "82,783 + 30,504 / 5,000 / 5,000 images"),),
+)

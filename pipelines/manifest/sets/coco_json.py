@@ -1,0 +1,118 @@
+"""Anyone's captions in COCO's layout: {images, annotations}, whose ids may be texts."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.schemas.rejects import MAX_KEY, Reason
+from vlmill.schemas.tables import PAIRS
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--source", default="coco-json", metavar="NAME", help="of the pairs (default: coco-json)"
+    )
+    p.add_argument("--split", metavar="NAME", help="of all rows (default: null)")
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    sources = [
+        Source(path=p, name=p.name, size=p.stat().st_size)
+        for p in folder.files(".json", ".json.gz")
+    ]
+    sources = [
+        s for s in sources if {"images", "annotations"} <= set(JsonLists(source=s).members())
+    ]
+    if not sources:
+        raise folder.lacks("*.json with the members images and annotations")
+    lengths = {s.name: sum(1 for _ in JsonLists(source=s).elements("annotations")) for s in sources}
+    return Reading(
+        sources=tuple(sources),
+        entries=lambda: _entries(sources, args.source, args.split),
+        expected={
+            name: Expected(rows=rows, source="the list's length") for name, rows in lengths.items()
+        },
+        picture_folders=("images", "train", "val", "."),
+    )
+
+
+def _entries(sources: list[Source], name: str, split: str | None) -> Iterator[Entry]:
+    claims = NamedClaims()
+    for source in sources:
+        file = JsonLists(source=source)
+        pictures = dict(_pictures(file, name))
+        for number, annotation in enumerate(file.elements("annotations")):
+            key = f"{source.name}:{number}"
+            made = _pair(annotation, pictures, name, split, claims)
+            if isinstance(made, Drop):
+                yield Entry(key=key, group=source.name, rows=made)
+                continue
+            pair, picture = made
+            notes = notes_of(pair["text"], annotation["caption"])
+            yield Entry(
+                key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
+            )
+
+
+def _own_id(value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    text = str(value).strip()
+    return text if text.isprintable() and 0 < len(text) <= MAX_KEY // 2 else None
+
+
+def _pictures(file: JsonLists, name: str) -> Iterator[tuple[str, Picture]]:
+    for image in file.elements("images"):
+        own = _own_id(image.get("id")) if isinstance(image, dict) else None
+        if own is None or not isinstance(image.get("file_name"), str):
+            continue  # an annotation of it finds no picture, and says so
+        path = image["file_name"]
+        paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
+        yield own, Picture(image_id=f"{name}/{own}", paths=paths)
+
+
+def _pair(
+    annotation: object,
+    pictures: dict[str, Picture],
+    name: str,
+    split: str | None,
+    claims: NamedClaims,
+) -> tuple[dict[str, Any], Picture] | Drop:
+    if not isinstance(annotation, dict):
+        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
+    own, of = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
+    if own is None or of is None:
+        return Drop(Reason.BAD_ROW, "an annotation without id or image_id")
+    picture = pictures.get(of)
+    if picture is None:
+        return Drop(Reason.BAD_ROW, f"its picture {of[:200]} is not in the list of images")
+    text = text_of(annotation.get("caption"))
+    if isinstance(text, Drop):
+        return text
+    drop = claims.claim(own, f"{of}\0{text}")
+    if drop is not None:
+        return drop
+    return {
+        "pair_id": f"{name}/{own}",
+        "image_id": picture.image_id,
+        "text": text,
+        "source": name,
+        "split": split,
+    }, picture
+
+
+COCO_JSON = DataSet(
+    title="anyone's captions in COCO's layout",
+    about="""\
+JSON files {images: [{id, file_name}], annotations: [{id, image_id, caption}]} as pairs; ids may be
+texts. Pictures are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
+    tables=(PAIRS,),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("source", "split"),
+)

@@ -1,0 +1,174 @@
+"""Conceptual Captions, 3M and 12M: lines of captions and URLs.
+
+Pictures lie under whichever of the published tools' names is there: the decimal CRC-32 of the URL
+(ViLBERT), the row's number in eight digits (VL-BERT), or in folders of ten thousand (ViLT, VLMo).
+Sharma et al. 2018; Changpinyo et al. 2021.
+"""
+
+import argparse
+import hashlib
+import zlib
+from collections.abc import Iterator
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import clean_text, flickr_id, notes_of, text_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import lines_of
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+MAX_URL = 8_192
+TRAIN = ("Train_GCC-training.tsv", "GCC-training.tsv", "Train%2FGCC-training.tsv")
+VALIDATION = ("Validation_GCC-1.1.0-Validation.tsv", "GCC-1.1.0-Validation.tsv")
+LABELS = ("Image_Labels_Subset_Train_GCC-Labels-training.tsv",)
+FIELDS = ("caption", "url")
+PAGE = "ai.google.com/research/ConceptualCaptions"
+
+
+def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
+    files = {"train": folder.find(*TRAIN, *LABELS), "val": folder.find(*VALIDATION)}
+    there = {split: source for split, source in files.items() if source is not None}
+    if not there:
+        raise folder.lacks(f"{TRAIN[0]} or {VALIDATION[0]}")
+    published = {
+        **dict.fromkeys(TRAIN, 3_318_333),
+        **dict.fromkeys(VALIDATION, 15_840),
+        **dict.fromkeys(LABELS, 2_007_090),
+    }
+    missing = [
+        names[0] for split, names in (("train", TRAIN), ("val", VALIDATION)) if split not in there
+    ]
+    return Reading(
+        sources=tuple(there.values()),
+        entries=lambda: (e for split, s in there.items() for e in _entries_3m(s, split)),
+        expected={s.name: Expected(rows=published[s.name], source=PAGE) for s in there.values()},
+        picture_folders=(
+            "training",
+            "validation",
+            "train_image",
+            "val_image",
+            "images_train",
+            "images_val",
+        ),
+        says=tuple(f"note: {name} is not there; its split is missing" for name in missing),
+    )
+
+
+def _entries_3m(source: Source, split: str) -> Iterator[Entry]:
+    most = 5 if source.name in LABELS else 2
+    for number, line in lines_of(source):
+        fields = line if isinstance(line, Drop) else line.split("\t")
+        if not isinstance(fields, Drop) and len(fields) != most:
+            fields = Drop(Reason.BAD_ROW, f"{len(fields)} fields, want {most}")
+        if isinstance(fields, Drop):
+            yield Entry(key=f"{source.name}:{number}", group=source.name, rows=fields)
+            continue
+        yield _entry("cc", source, number, split, fields[0], fields[1])
+
+
+def _open_12m(folder: Folder, _: argparse.Namespace) -> Reading:
+    source = folder.require("cc12m.tsv")
+    return Reading(
+        sources=(source,),
+        entries=lambda: _entries_12m(source),
+        expected={source.name: Expected(rows=12_423_374, source=PAGE)},
+        picture_folders=("images",),
+    )
+
+
+def _entries_12m(source: Source) -> Iterator[Entry]:
+    """The URL stands first, and a caption may hold tabs."""
+    for number, line in lines_of(source):
+        url, tab, text = ("", "", "") if isinstance(line, Drop) else line.partition("\t")
+        drop = (
+            line if isinstance(line, Drop) else Drop(Reason.BAD_ROW, "no tab") if not tab else None
+        )
+        if drop is not None:
+            yield Entry(key=f"{source.name}:{number}", group=source.name, rows=drop)
+            continue
+        yield _entry("cc12m", source, number, "train", text, url)
+
+
+def _entry(name: str, source: Source, number: int, split: str, published: str, url: str) -> Entry:
+    key = f"{source.name}:{number}"
+    text, url = text_of(published), url.strip()
+    if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
+        text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
+    elif not 0 < len(url) <= MAX_URL or not url.isprintable():
+        text = Drop(Reason.BAD_ROW, f"no URL: {url[:200]!a}")
+    if isinstance(text, Drop):
+        return Entry(key=key, group=source.name, rows=text)
+    numbered = f"{number:08d}"
+    image_id = f"cc/{split}/{numbered}" if name == "cc" else f"{name}/{numbered}"
+    pair = {
+        "pair_id": f"{image_id}#0",
+        "image_id": image_id,
+        "text": text,
+        "language": "en",
+        "source": name,
+        "split": split,
+        "text_source": "alt",
+        "image_url": url,
+    }
+    picture = Picture(
+        image_id=image_id,
+        paths=_paths(name, split, number, url),
+        url=url,
+        aliases=url_aliases(url),
+        alone=True,
+    )
+    return Entry(
+        key=key,
+        group=source.name,
+        rows=((PAIRS, pair),),
+        pictures=(picture,),
+        notes=notes_of(text, published),
+    )
+
+
+def url_aliases(url: str) -> tuple[str, ...]:
+    """The names under which other lists have a picture of this URL."""
+    digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
+    photo = flickr_id(url)
+    return (f"url-sha256/{digest}", *((f"flickr/{photo}",) if photo else ()))
+
+
+def _paths(name: str, split: str, number: int, url: str) -> tuple[str, ...]:
+    folder = "training" if split == "train" else "validation"
+    crc = zlib.crc32(url.encode("utf-8", "surrogatepass"))
+    if name != "cc":
+        return (f"images/{number:08d}", f"images/{crc}")
+    return (
+        f"{folder}/{crc}",
+        f"{split}_image/{number:08d}.jpg",
+        f"images_{split}/{number // 1000:04d}/{number:07d}",
+    )
+
+
+PAPERS = (
+    ("InterBERT, pretraining data", "3.3M train, 14K validation"),
+    ("ViLBERT, released code", "3,136,161 pairs of pictures that could still be downloaded"),
+    ("12-in-1, released code", "3,119,449"),
+)
+CC3M = DataSet(
+    title="Conceptual Captions 3M",
+    about="""\
+Conceptual Captions (Sharma et al. 2018) as pairs: Train_GCC-training.tsv and
+Validation_GCC-1.1.0-Validation.tsv, from ai.google.com/research/ConceptualCaptions (free for any
+purpose; the pictures belong to their owners). Pictures, if they were downloaded, under the names of
+ViLBERT's, VL-BERT's or ViLT's tools; those of img2dataset: see `webdataset`.
+image_id is cc/<split>/<row from 0, eight digits>.""",
+    tables=(PAIRS,),
+    open=_open_3m,
+    papers=PAPERS,
+)
+CC12M = DataSet(
+    title="Conceptual 12M",
+    about="""\
+Conceptual 12M (Changpinyo et al. 2021) as pairs: cc12m.tsv, lines of URL and caption, from
+github.com/google-research-datasets/conceptual-12m (free for any purpose; the pictures belong to
+their owners). <PERSON> in captions is kept. image_id is cc12m/<row from 0, eight digits>.""",
+    tables=(PAIRS,),
+    open=_open_12m,
+)

@@ -1,0 +1,205 @@
+"""Flickr30k (Young et al. 2014): Karpathy's splits, or the published captions without splits."""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
+from vlmill.pipelines.manifest.entries import (
+    PICTURES,
+    DataSet,
+    Entry,
+    Expected,
+    Picture,
+    Reading,
+)
+from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_entries
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import json_lines, lines_of
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+KARPATHY, TOKEN, CSV = "dataset_flickr30k.json", "results_20130124.token", "results.csv"
+# ViLBERT's files of lines, by the split that each is.
+LINES = {
+    "train": "all_data_final_train_2014.jsonline",
+    "val": "all_data_final_val_set0_2014.jsonline",
+    "test": "all_data_final_test_set0_2014.jsonline",
+}
+FOLDERS = ("flickr30k-images", "flickr30k_images", "images")
+PUBLISHED = {"train": 145_000, "val": 5_070, "test": 5_000}
+LINES_OF_ALL = 158_915
+MOST_CAPTIONS = 64  # of a picture; it has five
+_NAME = re.compile(r"(\d+)\.jpg", re.ASCII)
+_LOST_BAR = re.compile(r"\s*(\d+)\s+(.*)", re.DOTALL | re.ASCII)
+
+Captions = Iterator[tuple[int, tuple[str, str, str] | Drop]]  # row -> file name, number, text
+
+
+def _open(folder: Folder, _: argparse.Namespace) -> Reading:
+    if (source := folder.find(KARPATHY)) is not None:
+        return _open_karpathy(source)
+    if (source := folder.find(TOKEN)) is not None:
+        return _open_plain(source, _token_rows)
+    if (source := folder.find(CSV, f"flickr30k_images/{CSV}")) is not None:
+        return _open_plain(source, _csv_rows)
+    files = {split: s for split, name in LINES.items() if (s := folder.find(name))}
+    if not files:
+        raise folder.lacks(f"{KARPATHY} or {TOKEN}")
+    return Reading(
+        sources=tuple(files.values()),
+        entries=lambda: (e for split, source in files.items() for e in _lines(source, split)),
+        expected={
+            LINES[s]: Expected(rows=PUBLISHED[s], source="Karpathy's splits", verified=False)
+            for s in files
+        },
+        picture_folders=FOLDERS,
+    )
+
+
+def _open_karpathy(source: Source) -> Reading:
+    expected = {
+        f"{KARPATHY} {split}": Expected(rows=rows, source="caption_datasets.zip")
+        for split, rows in PUBLISHED.items()
+    }
+    expected[PICTURES] = Expected(rows=31_014, source="caption_datasets.zip")
+    file = SplitFile(
+        source=source,
+        pair_prefix="flickr30k",
+        name="flickr30k",
+        groups={},
+        folds=False,
+        picture=lambda image: _picture(image["filename"]),
+    )
+    return Reading(
+        sources=(source,),
+        entries=lambda: karpathy_entries(file),
+        expected=expected,
+        picture_folders=FOLDERS,
+        says=(
+            "note: the papers say 1,000 validation pictures, the file has 1,014; all are written",
+        ),
+    )
+
+
+def _open_plain(source: Source, rows: Callable[[Source], Captions]) -> Reading:
+    return Reading(
+        sources=(source,),
+        entries=lambda: _plain_entries(source, rows(source)),
+        expected={
+            source.name: Expected(rows=LINES_OF_ALL, source="Young et al. 2014"),
+            PICTURES: Expected(rows=31_783, source="Young et al. 2014"),
+        },
+        picture_folders=FOLDERS,
+    )
+
+
+def _picture(name: object) -> Picture | Drop:
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        return Drop(Reason.BAD_ROW, f"{name!a} is not <photo id>.jpg"[:200])
+    return Picture(
+        image_id=f"flickr30k/{match[1]}",
+        paths=tuple(f"{folder}/{name}" for folder in FOLDERS),
+        aliases=(f"flickr/{match[1]}",),
+    )
+
+
+def _token_rows(source: Source) -> Captions:
+    for number, line in lines_of(source):
+        if isinstance(line, Drop):
+            yield number, line
+            continue
+        place, tab, text = line.partition("\t")
+        name, hash_sign, k = place.partition("#")
+        fits = tab and hash_sign and k.isdecimal()
+        yield number, (name, k, text) if fits else Drop(Reason.BAD_ROW, "no <name>#<k>, tab, text")
+
+
+def _csv_rows(source: Source) -> Captions:
+    """``name| number| text``; of one published row the second bar is missing."""
+    for number, line in lines_of(source):
+        if isinstance(line, Drop):
+            yield number - 1, line
+            continue
+        if number == 0:
+            continue  # the header
+        fields = [field.strip() for field in line.split("|", 2)]
+        if len(fields) == 2 and (lost := _LOST_BAR.fullmatch(fields[1])):
+            fields = [fields[0], lost[1], lost[2]]
+        fits = len(fields) == 3 and fields[1].isdecimal()
+        row = (fields[0], fields[1], fields[2]) if fits else None
+        yield number - 1, row or Drop(Reason.BAD_ROW, "no name| number| text")
+
+
+def _plain_entries(source: Source, rows: Captions) -> Iterator[Entry]:
+    claims = Claims()
+    for number, row in rows:
+        key = f"{source.name}:{number}"
+        if isinstance(row, Drop):
+            yield Entry(key=key, group=source.name, rows=row)
+            continue
+        name, k, published = row
+        yield _entry(key, source.name, _picture(name), int(k), published, None, claims)
+
+
+def _lines(source: Source, split: str) -> Iterator[Entry]:
+    claims = Claims()
+    for number, row in json_lines(source):
+        key = f"{source.name}:{number}"
+        texts = None if isinstance(row, Drop) else row.get("sentences")
+        if isinstance(row, Drop) or not isinstance(texts, list):
+            drop = row if isinstance(row, Drop) else Drop(Reason.BAD_ROW, "no list of sentences")
+            yield Entry(key=key, group=source.name, rows=drop)
+            continue
+        picture = _picture(row.get("img_path"))
+        for k, text in enumerate(texts):
+            yield _entry(f"{key}.{k}", source.name, picture, k, text, split, claims)
+
+
+def _entry(
+    key: str,
+    group: str,
+    picture: Picture | Drop,
+    k: int,
+    published: object,
+    split: str | None,
+    claims: Claims,
+) -> Entry:
+    text = text_of(published)
+    drop = next((one for one in (picture, text) if isinstance(one, Drop)), None)
+    if drop is None and k >= MOST_CAPTIONS:
+        drop = Drop(Reason.BAD_ROW, f"caption number {k}, want less than {MOST_CAPTIONS}")
+    if isinstance(picture, Picture) and drop is None:
+        photo = int(picture.image_id.rpartition("/")[2])
+        drop = claims.claim(photo * MOST_CAPTIONS + k, str(text))
+    if drop is not None:
+        return Entry(key=key, group=group, rows=drop)
+    assert isinstance(picture, Picture) and isinstance(text, str)
+    pair: dict[str, Any] = {
+        "pair_id": f"{picture.image_id}#{k}",
+        "image_id": picture.image_id,
+        "text": text,
+        "language": "en",
+        "source": "flickr30k",
+        "split": split,
+        "text_source": "human",
+    }
+    notes = notes_of(text, str(published))
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+
+
+FLICKR30K = DataSet(
+    title="Flickr30k",
+    about="""\
+Flickr30k (Young et al. 2014) as pairs: dataset_flickr30k.json of caption_datasets.zip (Karpathy's
+splits), or results_20130124.token, results.csv (no splits), or ViLBERT's all_data_final_*.jsonline;
+pictures in flickr30k-images/, on request from shannon.cs.illinois.edu/DenotationGraph (research
+only, Flickr's terms). image_id is flickr30k/<photo id of Flickr>. 21 captions are known not to
+belong to their picture: published scores include them, and so does this.""",
+    tables=(PAIRS,),
+    open=_open,
+    papers=(("InterBERT, ViLBERT", "29,000 / 1,000 / 1,000 images, five captions each"),),
+)

@@ -1,0 +1,257 @@
+"""GLUE: eight tasks on texts, as tab-separated files that know no quoting.
+
+Columns are found by their names in the header, as their places differ between the files of a task.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import clean_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import tsv_rows
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import STATEMENTS
+
+COLA_COLUMNS = ("source", "label", "mark", "sentence")  # train and dev have no header
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task's columns. ``labels`` are its classes in the order of their numbers; none: a score."""
+
+    folder: str
+    text_a: str
+    text_b: str | None = None
+    label: str = "label"
+    labels: tuple[str, ...] = ("0", "1")
+    rows: Mapping[str, int]  # by the name of the file, as published
+
+    @property
+    def source(self) -> str:
+        """Returns the source of its statements: ``glue/cola``."""
+        return f"glue/{self.folder.lower()}"
+
+
+_NLI = ("entailment", "not_entailment")
+TASKS = (
+    Task(
+        folder="CoLA",
+        text_a="sentence",
+        rows={"train": 8_551, "dev": 1_043, "test": 1_063},
+    ),
+    Task(folder="SST-2", text_a="sentence", rows={"train": 67_349, "dev": 872, "test": 1_821}),
+    Task(
+        folder="MRPC",
+        text_a="#1 String",
+        text_b="#2 String",
+        label="Quality",
+        rows={"train": 3_668, "dev": 408, "test": 1_725},
+    ),
+    Task(
+        folder="STS-B",
+        text_a="sentence1",
+        text_b="sentence2",
+        label="score",
+        labels=(),
+        rows={"train": 5_749, "dev": 1_500, "test": 1_379},
+    ),
+    Task(
+        folder="QQP",
+        text_a="question1",
+        text_b="question2",
+        label="is_duplicate",
+        rows={"train": 363_846, "dev": 40_430, "test": 390_965},
+    ),
+    Task(
+        folder="MNLI",
+        text_a="sentence1",
+        text_b="sentence2",
+        label="gold_label",
+        labels=("entailment", "neutral", "contradiction"),
+        rows={
+            "train": 392_702,
+            "dev_matched": 9_815,
+            "dev_mismatched": 9_832,
+            "test_matched": 9_796,
+            "test_mismatched": 9_847,
+        },
+    ),
+    Task(
+        folder="QNLI",
+        text_a="question",
+        text_b="sentence",
+        labels=_NLI,
+        rows={"train": 104_743, "dev": 5_463, "test": 5_463},
+    ),
+    Task(
+        folder="RTE",
+        text_a="sentence1",
+        text_b="sentence2",
+        labels=_NLI,
+        rows={"train": 2_490, "dev": 277, "test": 3_000},
+    ),
+)
+
+
+def header_of(task: Task, split: str) -> tuple[str, ...] | None:
+    """Returns the columns of a file that has no header; None for one whose first line is one."""
+    return COLA_COLUMNS if task.folder == "CoLA" and not split.startswith("test") else None
+
+
+def required_columns(task: Task, split: str) -> list[str]:
+    """Returns the columns that a file must have."""
+    label = [] if split.startswith("test") else [task.label]
+    return [task.text_a, *([task.text_b] if task.text_b else []), *label]
+
+
+def statement_row(
+    task: Task, split: str, number: int, columns: Sequence[str], fields: Sequence[str]
+) -> dict[str, Any] | Drop:
+    """Reads a line as a row of ``statements``. ``number`` counts the rows of the file from 0."""
+    if len(fields) != len(columns):
+        return Drop(Reason.BAD_ROW, f"{len(fields)} fields instead of {len(columns)}")
+    values = dict(zip(columns, fields, strict=True))
+    text_a = clean_text(values[task.text_a])
+    text_b = clean_text(values[task.text_b]) if task.text_b else None
+    if split == "train" and (not text_a or text_b == ""):  # elsewhere every row is scored
+        return Drop(Reason.EMPTY_TEXT, f"row {number}")
+    label = None if split.startswith("test") else values[task.label].strip()
+    judged = label_columns(task, label)
+    if isinstance(judged, Drop):
+        return judged
+    return {
+        "example_id": f"{task.source}/{split}/{number}",
+        "image_ids": [],
+        "text_a": text_a,
+        "text_b": text_b,
+        "split": split,
+        "source": task.source,
+        **judged,
+    }
+
+
+def label_columns(task: Task, label: str | None) -> dict[str, Any] | Drop:
+    """Returns the columns of a label as published; of a test set, whose labels are not, -1."""
+    if label is None:
+        return {"label": None, "label_id": -1, "score": None}
+    if task.labels:
+        if label not in task.labels:
+            wanted = ", ".join(task.labels)
+            return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is none of {wanted}")
+        return {"label": label, "label_id": task.labels.index(label), "score": None}
+    try:
+        score = float(label)
+    except ValueError:
+        score = -1.0
+    if not 0 <= score <= 5:
+        return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is no score from 0 to 5")
+    return {"label": label, "label_id": -1, "score": score}
+
+
+# The data set
+
+
+def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
+    """Opens the files of the tasks that are there. Raises InputError."""
+    files = [
+        (task, split, source)
+        for task in TASKS
+        for split in task.rows
+        if (source := find_file(folder, task, split)) is not None
+    ]
+    if any(task.folder == "MRPC" for task, _, _ in files) or not has_raw_mrpc(folder):
+        if files:
+            return reading_of(files)
+        raise folder.lacks(f"folder of a task ({', '.join(t.folder for t in TASKS)})")
+    raise InputError(
+        f"--input {folder.root}: MRPC has the raw files msr_paraphrase_*.txt; make its train.tsv, "
+        "dev.tsv and test.tsv of them with GLUE's download script, or move the folder MRPC away"
+    )
+
+
+def has_raw_mrpc(folder: Folder) -> bool:
+    """Whether MRPC is there as it was before GLUE, without its split."""
+    return any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))
+
+
+def name_of(task: Task, split: str) -> str:
+    """Returns a file's name with its folder."""
+    return f"{task.folder}/{split}.tsv"
+
+
+def find_file(folder: Folder, task: Task, split: str) -> Source | None:
+    """Returns a split's file in the folder of its task: all tasks' are called alike."""
+    source = folder.find(name_of(task, split))
+    if source is None or (source.member is None and source.path.parent.name != task.folder):
+        return None
+    return source
+
+
+def reading_of(files: Sequence[tuple[Task, str, Source]]) -> Reading:
+    """Returns the reading of some tasks' files; each has the columns that its task needs.
+
+    Raises InputError for a file that lacks one.
+    """
+    columns = [columns_of(task, split, source) for task, split, source in files]
+    return Reading(
+        sources=tuple(source for _, _, source in files),
+        entries=lambda: chain.from_iterable(
+            glue_entries(*file, names) for file, names in zip(files, columns, strict=True)
+        ),
+        expected={
+            name_of(task, split): Expected(rows=task.rows[split], source="the published files")
+            for task, split, _ in files
+        },
+    )
+
+
+def columns_of(task: Task, split: str, source: Source) -> tuple[str, ...]:
+    """Returns the names of a file's columns. Raises InputError if one is missing."""
+    names = header_of(task, split)
+    if names is None:
+        _, first = next(tsv_rows(source), (0, []))
+        names = () if isinstance(first, Drop) else tuple(name.strip() for name in first)
+    if missing := [name for name in required_columns(task, split) if name not in names]:
+        there = ", ".join(names)[:200] or "none"
+        raise InputError(
+            f"{source.said} has no column {', '.join(missing)} (it has {there}); is it the task's "
+            "file of GLUE?"
+        )
+    return names
+
+
+def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str]) -> Iterator[Entry]:
+    """Yields the statements of a file in the order of its lines, numbered without the header."""
+    first = 0 if header_of(task, split) else 1
+    for line, fields in tsv_rows(source):
+        if line < first:
+            continue
+        row = (
+            fields
+            if isinstance(fields, Drop)
+            else statement_row(task, split, line - first, columns, fields)
+        )
+        rows = row if isinstance(row, Drop) else ((STATEMENTS, row),)
+        name = name_of(task, split)
+        yield Entry(key=f"{name}:{line}", group=name, rows=rows)
+
+
+GLUE = DataSet(
+    title="GLUE: eight tasks on texts",
+    about=(
+        f"files: train.tsv, dev.tsv, test.tsv in the folders {', '.join(t.folder for t in TASKS)} "
+        "(those that are there; or their zip archives). From gluebenchmark.com; each task has its "
+        "own licence.\n\n"
+        "Rows of `statements` without pictures. label_id goes by the names of the classes: "
+        "entailment 0, neutral 1, contradiction 2 of MNLI; entailment 0, not_entailment 1 of QNLI "
+        "and RTE; STS-B has a score. Tests have no labels (-1)."
+    ),
+    tables=(STATEMENTS,),
+    open=open_glue,
+)

@@ -1,0 +1,108 @@
+"""LAION's lists: Parquet files of URLs and alt texts, without pictures."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import notes_of, text_of
+from vlmill.pipelines.manifest.columns import TEXTS, guessed, num_rows, parquet_rows, schema_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL, url_aliases
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+URLS = ("URL", "url", "image_url")
+SCORES = ("similarity", "SIMILARITY")
+LANGUAGES = ("LANGUAGE", "language", "lang")
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--text-column", metavar="C", help=f"default: the one of {', '.join(TEXTS)}")
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    sources = [Source(path=p, name=p.name, size=p.stat().st_size) for p in folder.files(".parquet")]
+    if not sources:
+        raise folder.lacks("*.parquet with the columns URL and TEXT")
+    columns = {source.name: _columns(source, args.text_column) for source in sources}
+    return Reading(
+        sources=tuple(sources),
+        entries=lambda: (e for s in sources for e in _entries(s, columns[s.name])),
+        expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
+        picture_folders=("images",),
+    )
+
+
+def _columns(source: Source, text: str | None) -> dict[str, str]:
+    """The file's names of what is read."""
+    schema: pa.Schema = schema_of(source)
+    columns = {
+        "text": guessed(schema.names, TEXTS, text, "--text-column", source.said),
+        "url": guessed(schema.names, URLS, None, "a column of URLs:", source.said),
+    }
+    for name, usual in (("score", SCORES), ("language", LANGUAGES)):
+        there = [column for column in usual if column in schema.names]
+        columns |= {name: there[0]} if there else {}
+    return columns
+
+
+def _entries(source: Source, columns: Mapping[str, str]) -> Iterator[Entry]:
+    stem = source.name.rpartition(".")[0]
+    for number, row in enumerate(parquet_rows(source, tuple(columns.values()))):
+        values = {name: row[column] for name, column in columns.items()}
+        image_id = f"laion/{stem}/{number}"
+        pair = _pair(image_id, values)
+        key = f"{source.name}:{number}"
+        if isinstance(pair, Drop):
+            yield Entry(key=key, group=source.name, rows=pair)
+            continue
+        url = pair["image_url"]
+        picture = Picture(
+            image_id=image_id,
+            paths=(f"images/{stem}/{number}", f"images/{number:09d}.jpg"),
+            url=url,
+            aliases=url_aliases(url),
+            alone=True,
+        )
+        notes = notes_of(pair["text"], str(values["text"]))
+        yield Entry(
+            key=key, group=source.name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes
+        )
+
+
+def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
+    url, score, language = values["url"], values.get("score"), values.get("language")
+    text = Drop(Reason.EMPTY_TEXT) if values["text"] is None else text_of(values["text"])
+    if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isprintable():
+        return Drop(Reason.BAD_ROW, "no URL")
+    if isinstance(text, Drop):
+        return text
+    return {
+        "pair_id": f"{image_id}#0",
+        "image_id": image_id,
+        "text": text,
+        "language": language if isinstance(language, str) and language else None,
+        "source": "laion",
+        "split": "train",
+        "text_source": "alt",
+        # NaN is what some of the files hold where nothing was measured.
+        "score": score if isinstance(score, float) and score == score else None,
+        "image_url": url,
+    }
+
+
+LAION = DataSet(
+    title="LAION's lists of URLs",
+    about="""\
+LAION's metadata (Schuhmann et al. 2022) as pairs: Parquet files with URL, TEXT and, if there,
+similarity (-> score) and LANGUAGE, from laion.ai (CC BY 4.0; the pictures belong to their owners).
+image_id is laion/<file>/<row from 0>. Pictures that img2dataset has downloaded: `webdataset`.""",
+    tables=(PAIRS,),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("text_column",),
+)

@@ -1,0 +1,125 @@
+"""NLVR2: is a statement true of two pictures?"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import clean_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import json_lines
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import STATEMENTS
+
+LABELS = {"False": 0, "True": 1}
+SIDES = ("img0", "img1")  # left, right
+
+
+def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
+    """Reads a line of NLVR2 as a row of ``statements``; a label of another spelling is a reject."""
+    try:
+        identifier, sentence, label = record["identifier"], record["sentence"], record.get("label")
+    except (KeyError, TypeError, AttributeError) as error:
+        return Drop(Reason.BAD_ROW, f"a statement without {error}")
+    pair = pair_of(identifier)
+    if pair is None or pair.split("-")[0] != split or not isinstance(sentence, str):
+        return Drop(
+            Reason.BAD_ROW, f"identifier {identifier!a}: want {split}-SET-PAIR-SENTENCE and a text"
+        )
+    if label is not None and label not in LABELS:
+        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, want True or False")
+    text = clean_text(sentence)
+    if not text:
+        return Drop(Reason.EMPTY_TEXT, identifier)
+    return {
+        "example_id": f"nlvr2/{identifier}",
+        "image_ids": [f"nlvr2/{pair}-{side}" for side in SIDES],
+        "text_a": text,
+        "label": label,
+        "label_id": -1 if label is None else LABELS[label],
+        "split": split,
+        "source": "nlvr2",
+    }
+
+
+def pair_of(identifier: Any) -> str | None:
+    """Returns split, set and pair of an identifier SPLIT-SET-PAIR-SENTENCE; None if it is none."""
+    parts = identifier.split("-") if isinstance(identifier, str) else []
+    if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
+        return None
+    return "-".join(parts[:3])
+
+
+# The data set
+
+ROWS = {"train": 86_373, "dev": 6_982, "test1": 6_967, "test2": 6_970}
+FOLDERS = ("images/train", "dev", "test1", "test2")
+
+
+def open_nlvr2(folder: Folder, args: argparse.Namespace) -> Reading:
+    """Opens NLVR2's files. Raises InputError."""
+    found = {split: folder.find(f"data/{split}.json", f"nlvr2/data/{split}.json") for split in ROWS}
+    sources = {split: source for split, source in found.items() if source is not None}
+    if not sources:
+        raise folder.lacks("data/train.json, data/dev.json, data/test1.json or data/test2.json")
+    return Reading(
+        sources=tuple(sources.values()),
+        entries=lambda: nlvr2_entries(sources),
+        expected={
+            source.name: Expected(rows=ROWS[split], source="the data set's repository")
+            for split, source in sources.items()
+        },
+        picture_folders=FOLDERS,
+    )
+
+
+def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
+    """Yields the statements in the order of the files' lines."""
+    contents: dict[str, str] = {}
+    for split, source in sources.items():
+        for place, line in json_lines(source):
+            key = f"{source.name}:{place}"
+            row = line if isinstance(line, Drop) else statement_row(line, split)
+            if isinstance(row, Drop):
+                yield Entry(key=key, group=source.name, rows=row)
+                continue
+            content = f"{row['label']} {row['text_a']}"
+            earlier = contents.setdefault(row["example_id"], content)
+            if earlier is not content:
+                reason = Reason.DUPLICATE if earlier == content else Reason.ID_CONFLICT
+                drop = Drop(reason, f"{row['example_id']} came earlier")
+                yield Entry(key=key, group=source.name, rows=drop)
+                continue
+            assert not isinstance(line, Drop)
+            pictures = tuple(picture_of(i, split, line) for i in row["image_ids"])
+            rows = ((STATEMENTS, row),)
+            yield Entry(key=key, group=source.name, rows=rows, pictures=pictures)
+
+
+def picture_of(image_id: str, split: str, record: Mapping[str, Any]) -> Picture:
+    """Names a statement's picture: those of training lie in numbered folders."""
+    name = image_id.partition("/")[2] + ".png"
+    folder = f"images/train/{record.get('directory')}" if split == "train" else split
+    side = "left_url" if image_id.endswith(SIDES[0]) else "right_url"
+    url = record.get(side)
+    return Picture(
+        image_id=image_id,
+        paths=(f"{folder}/{name}", f"images/{folder}/{name}"),
+        url=url if isinstance(url, str) else None,
+    )
+
+
+NLVR2 = DataSet(
+    title="NLVR2: is a statement true of two pictures?",
+    about=(
+        "files: data/train.json, dev.json, test1.json, test2.json of the data set's repository "
+        "(lil-lab/nlvr), pictures in images/train/<directory>/, dev/, test1/, test2/ or --images. "
+        "Sentences and labels: CC BY 4.0; the pictures are sent on request.\n\n"
+        "Rows of `statements` with two image_ids, the left one first; test1 is test-P, test2 "
+        "test-U. The pictures' endings say PNG and their bytes often something else, which is "
+        "no fault."
+    ),
+    tables=(STATEMENTS,),
+    open=open_nlvr2,
+)

@@ -1,0 +1,264 @@
+"""LAIT and TaoMultimodal, which were never released: own files in the columns that papers imply.
+
+LAIT (ImageBERT, arXiv:2001.07966, section 3) is what our web_pairs writes; TaoMultimodal
+(InterBERT, arXiv:2003.13198) is item titles in Chinese with the item's picture.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, notes_of, text_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
+from vlmill.pipelines.manifest.rows import column_names, places_of, read_rows, table_file
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.titles import TitleRules, clean_title
+from vlmill.pipelines.texts.lists import read_lists
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.ids import image_id_of, pair_id_of
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.rejects import MAX_KEY, Reason
+from vlmill.schemas.tables import PAIRS
+
+ENDINGS = (".tsv", ".csv", ".parquet")
+LAIT_COLUMNS = ("image", "text", "text_source", "score", "page_url", "image_url")
+TAO_COLUMNS = ("item_id", "title", "image", "split")
+WEB = ("http://", "https://")
+
+Values = dict[str, str | None]
+
+
+def _sources(folder: Folder) -> list[Source]:
+    paths = folder.files(*ENDINGS)
+    if not paths:
+        raise folder.lacks(f"file that ends in {', '.join(ENDINGS)}")
+    return [Source(path=p, name=p.name, size=p.stat().st_size) for p in paths]
+
+
+def _columns(source: Source, known: tuple[str, ...], required: tuple[str, ...]) -> list[str]:
+    """The known columns that the file has. Raises InputError where a required one is missing."""
+    names = column_names(table_file(source.path))
+    missing = [name for name in required if name not in names]
+    if missing:
+        there = ", ".join(names)[:300]
+        raise InputError(f"--input {source.path}: no column {', '.join(missing)}; it has {there}")
+    return [name for name in known if name in names]
+
+
+def _ignored(sources: list[Source], known: tuple[str, ...]) -> tuple[str, ...]:
+    names = dict.fromkeys(n for s in sources for n in column_names(table_file(s.path)))
+    unknown = [name for name in names if name not in known]
+    return (f"note: columns that are not read: {', '.join(unknown)}",) if unknown else ()
+
+
+def _rows(
+    source: Source, columns: list[str], make: Callable[[Values, str], Entry]
+) -> Iterator[Entry]:
+    table = table_file(source.path)
+    places = places_of(table, [("column", name) for name in columns])
+    for number, (_, fields) in enumerate(read_rows(table, places)):
+        key = f"{source.name}:{number}"
+        if isinstance(fields, Drop):
+            reason = Reason.BAD_ROW if fields.reason is Reason.BAD_RECORD else fields.reason
+            drop = Drop(reason, fields.detail)
+            yield Entry(key=key, group=source.name, rows=drop)
+        else:
+            yield make(dict(zip(columns, fields, strict=True)), key)
+
+
+# LAIT
+
+
+def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
+    if any(folder.root.glob("pairs-*.parquet")) and any(folder.root.glob("images-*.parquet")):
+        return _open_web_pairs(folder.root)
+    sources = _sources(folder)
+    columns = {s.name: _columns(s, LAIT_COLUMNS, ("image", "text")) for s in sources}
+
+    def entries() -> Iterator[Entry]:
+        claims = NamedClaims()
+        for source in sources:
+            yield from _rows(
+                source, columns[source.name], lambda v, key: _lait_entry(folder, claims, v, key)
+            )
+
+    return Reading(
+        sources=tuple(sources),
+        entries=entries,
+        own_pictures=True,
+        says=_ignored(sources, LAIT_COLUMNS),
+    )
+
+
+def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
+    """image_id is the SHA-256 of the bytes: a picture that is not there has none."""
+    group = key.rpartition(":")[0]
+    published, place = values["text"] or "", (values["image"] or "").strip()
+    text, content = text_of(published), folder.picture((place,))
+    drop = next((one for one in (text, content) if isinstance(one, Drop)), None)
+    score = _number(values.get("score"))
+    drop = drop or (score if isinstance(score, Drop) else None)
+    if drop is not None:
+        return Entry(key=key, group=group, rows=drop)
+    assert isinstance(content, bytes) and isinstance(text, str)
+    image_id = image_id_of(content)
+    pair_id = pair_id_of(image_id, text)
+    drop = claims.claim(pair_id, text)
+    if drop is not None:
+        return Entry(key=key, group=group, rows=drop)
+    url = _text(values.get("image_url"))
+    pair = {
+        "pair_id": pair_id,
+        "image_id": image_id,
+        "text": text,
+        "source": "lait",
+        "split": "train",
+        "text_source": _text(values.get("text_source")),
+        "score": score,
+        "page_url": _text(values.get("page_url")),
+        "image_url": url,
+    }
+    picture = Picture(image_id=image_id, paths=(place,), url=url)
+    notes = notes_of(text, published)
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+
+
+def _text(value: str | None) -> str | None:
+    return clean_text(value or "") or None
+
+
+def _number(value: str | None) -> float | Drop | None:
+    if not (value or "").strip():
+        return None
+    try:
+        number = float(value or "")
+    except ValueError:
+        number = float("nan")
+    finite = abs(number) < float("inf")
+    return number if finite else Drop(Reason.BAD_ROW, f"score {value!a}, want a number"[:200])
+
+
+def _open_web_pairs(folder: Path) -> Reading:
+    """What our web_pairs has written is LAIT as it stands."""
+    images = ImageReader(folder, flag="--input")
+    paths = sorted([*folder.glob("pairs-*.parquet"), *folder.glob("images-*.parquet")])
+
+    def entries() -> Iterator[Entry]:
+        for batch in iter_batches(folder, PAIRS, flag="--input"):
+            for row in batch.to_pylist():
+                yield _web_pair(images, row)
+
+    return Reading(
+        sources=tuple(Source(path=p, name=p.name, size=p.stat().st_size) for p in paths),
+        entries=entries,
+        own_pictures=True,
+    )
+
+
+def _web_pair(images: ImageReader, row: dict[str, Any]) -> Entry:
+    image_id = row["image_id"]
+    content = images[image_id] if image_id in images else None  # noqa: SIM401  (no mapping)
+    picture = Picture(
+        image_id=image_id, content=content, paths=(f"{image_id}",), url=row["image_url"]
+    )
+    pair = row | {"source": "lait", "split": row["split"] or "train"}
+    return Entry(key=row["pair_id"], group="pairs", rows=((PAIRS, pair),), pictures=(picture,))
+
+
+# TaoMultimodal
+
+
+def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--tao-clean",
+        action="store_true",
+        help="the paper's rules: drop titles without a Chinese character, cut into words, at most "
+        "36 characters by whole words, drop those with a word of --blocked-words",
+    )
+    p.add_argument(
+        "--blocked-words",
+        type=Path,
+        metavar="FILE",
+        help="with --tao-clean: words and phrases of spam, one a line",
+    )
+
+
+def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
+    if args.blocked_words is not None and not args.tao_clean:
+        raise InputError("--blocked-words: only --tao-clean reads it; add that flag")
+    blocked = [] if args.blocked_words is None else [str(args.blocked_words)]
+    rules = TitleRules(lists=read_lists(blocked, None)) if args.tao_clean else None
+    sources = _sources(folder)
+    columns = {s.name: _columns(s, TAO_COLUMNS, ("item_id", "title", "image")) for s in sources}
+
+    def entries() -> Iterator[Entry]:
+        claims = NamedClaims()
+        for source in sources:
+            yield from _rows(
+                source, columns[source.name], lambda v, key: _tao_entry(rules, claims, v, key)
+            )
+
+    return Reading(
+        sources=tuple(sources),
+        entries=entries,
+        picture_folders=("img", "images"),
+        says=_ignored(sources, TAO_COLUMNS),
+    )
+
+
+def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, key: str) -> Entry:
+    group = key.rpartition(":")[0]
+    item, place = clean_text(values["item_id"] or ""), (values["image"] or "").strip()
+    published = values["title"] or ""
+    text = text_of(published)
+    if not item or len(item) > MAX_KEY:
+        text = Drop(Reason.BAD_ROW, "no item_id")
+    if rules is not None and isinstance(text, str):
+        text = clean_title(text, rules)
+    drop = text if isinstance(text, Drop) else claims.claim(item, f"{text}\0{place}")
+    if drop is not None:
+        return Entry(key=key, group=group, rows=drop)
+    assert isinstance(text, str)
+    url = place if place.startswith(WEB) else None
+    pair = {
+        "pair_id": f"tao/{item}#0",
+        "image_id": f"tao/{item}",
+        "text": text,
+        "language": "zh",
+        "source": "tao",
+        "split": clean_text(values.get("split") or "") or "train",
+        "text_source": "title",
+        "image_url": url,
+    }
+    paths = () if url else (place,)
+    picture = Picture(image_id=f"tao/{item}", paths=paths, url=url, alone=True)
+    notes = notes_of(text, published)
+    return Entry(key=key, group=group, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+
+
+LAIT = DataSet(
+    title="LAIT, from own files",
+    about="""\
+LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads what our web_pairs wrote, or TSV,
+CSV and Parquet files with the columns image (a file under DIR) and text, and optionally
+text_source, score, page_url, image_url. image_id is the SHA-256 of the picture's bytes.""",
+    tables=(PAIRS,),
+    open=_open_lait,
+    papers=(("ImageBERT", "10M pairs, of which 2M are used; texts of 13 words on average"),),
+)
+TAO = DataSet(
+    title="TaoMultimodal, from own files",
+    about="""\
+TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
+files with the columns item_id, title, image (a file under DIR, or a URL), and optionally split.
+image_id is tao/<item_id>. Regions of the paper: `extract-rois run --preset tao` with a detector of
+33 classes.""",
+    tables=(PAIRS,),
+    open=_open_tao,
+    add_arguments=_add_tao_arguments,
+    options=("tao_clean", "blocked_words"),
+    papers=(("InterBERT, section on TaoMultimodal", "3.1M pairs, 200K more for fine-tuning"),),
+)

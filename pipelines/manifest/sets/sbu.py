@@ -1,0 +1,159 @@
+"""SBU captioned photos (Ordonez et al. 2011): a million Flickr photos with their titles.
+
+The new file is one object of three lists of equal length, the old two text files of which line i
+belongs to line i. Ids are Flickr's photo ids, and photos come again with other texts.
+"""
+
+import argparse
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+NEW, VILT = "sbu-captions-all.json", "annot.json"
+OLD = "SBU_captioned_photo_dataset_urls.txt", "SBU_captioned_photo_dataset_captions.txt"
+LISTS = ("image_urls", "captions")
+PUBLISHED = 1_000_000
+
+Fields = tuple[object, object]  # URL or path, caption; a Drop where a line cannot be read
+
+
+def _open(folder: Folder, _: argparse.Namespace) -> Reading:
+    new, vilt = folder.find(NEW), folder.find(VILT)
+    urls, captions = (folder.find(f"dataset/{name}") for name in OLD)
+    if new is not None:
+        sources: tuple[Source, ...] = (new,)
+        check_columns(new)
+        name = NEW
+    elif urls is not None and captions is not None:
+        sources, name = (urls, captions), OLD[1]
+        check_lines(urls, captions)
+    elif vilt is not None:
+        sources, name = (vilt,), VILT
+    else:
+        raise folder.lacks(f"{NEW}, or {OLD[0]} and {OLD[1]}")
+    return Reading(
+        sources=sources,
+        entries=lambda: _entries(sources, name),
+        expected={
+            name: Expected(rows=PUBLISHED, source="www.cs.virginia.edu/~vicente/sbucaptions")
+        },
+        picture_folders=("images", "sbu_images", "images_train", "dataset"),
+        repeated_bytes=True,
+    )
+
+
+def check_columns(source: Source) -> None:
+    """Raises InputError if the lists of the new file are of different length."""
+    file = JsonLists(source=source)
+    if file.is_list():
+        raise InputError(
+            f"{source.said} is a list of objects; the published file is one object with the lists "
+            f"{', '.join(LISTS)} (a list made for img2dataset: read its output by `webdataset`)"
+        )
+    counts = {name: sum(1 for _ in file.elements(name)) for name in LISTS}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"{source.said}: its lists differ in length ({said}); fetch it again")
+
+
+def check_lines(urls: Source, captions: Source) -> None:
+    """Raises InputError if the two text files do not have equally many lines."""
+    counts = [sum(1 for _ in lines_of(source)) for source in (urls, captions)]
+    if counts[0] != counts[1]:
+        raise InputError(
+            f"{urls.said} has {counts[0]} lines and {captions.said} {counts[1]}: line i of one no "
+            "longer belongs to line i of the other; fetch both again"
+        )
+
+
+def _entries(sources: tuple[Source, ...], name: str) -> Iterator[Entry]:
+    seen = dict[int, int]()
+    for number, (place, caption) in enumerate(_rows(sources, name)):
+        yield _entry(name, number, place, caption, seen)
+
+
+def _rows(sources: tuple[Source, ...], name: str) -> Iterator[Fields]:
+    if name == NEW:
+        file = JsonLists(source=sources[0])
+        yield from zip_longest(*(file.elements(column) for column in LISTS))
+    elif name == VILT:
+        for row in JsonLists(source=sources[0]).elements():
+            pair = isinstance(row, list) and len(row) == 2
+            yield (row[0], row[1]) if pair else (Drop(Reason.BAD_ROW, "no [path, caption]"), "")
+    else:
+        columns = (lines_of(source) for source in sources)
+        yield from ((url, text) for (_, url), (_, text) in zip(*columns, strict=True))
+
+
+def _entry(name: str, number: int, place: object, caption: object, seen: dict[int, int]) -> Entry:
+    key = f"{name}:{number}"
+    text = caption if isinstance(caption, Drop) else text_of(caption)
+    if isinstance(place, Drop) or not isinstance(place, str) or not place.strip():
+        text = place if isinstance(place, Drop) else Drop(Reason.BAD_ROW, "no URL")
+    if isinstance(text, Drop):
+        return Entry(key=key, group=name, rows=text)
+    assert isinstance(place, str)
+    place = place.strip()
+    photo = flickr_id(place)
+    image_id = f"sbu/{photo}" if photo else f"sbu/row-{number}"
+    url = None if name == VILT else place
+    pair = {
+        "pair_id": f"{image_id}#{_count(seen, photo)}",
+        "image_id": image_id,
+        "text": text,
+        "language": "en",
+        "source": "sbu",
+        "split": "train",
+        "text_source": "title",
+        "image_url": url,
+    }
+    picture = Picture(
+        image_id=image_id,
+        paths=_paths(place, number),
+        url=url,
+        aliases=(f"flickr/{photo}",) if photo else (),
+        alone=not photo,
+    )
+    notes = notes_of(text, str(caption))
+    return Entry(key=key, group=name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
+
+
+def _count(seen: dict[int, int], photo: str | None) -> int:
+    """How often the photo came before: which of its captions this is."""
+    if photo is None:
+        return 0
+    number = seen.get(int(photo), 0)
+    seen[int(photo)] = number + 1
+    return number
+
+
+def _paths(place: str, number: int) -> tuple[str, ...]:
+    stem = place.rpartition("/")[2].split("?")[0] or "none"
+    return (
+        f"images/{stem}",
+        f"sbu_images/{stem}",
+        f"dataset/{stem}",
+        f"images_train/{number // 1000:04d}/{number:07d}",
+        f"{number // 1000:04d}/{number % 1000:03d}.jpg",
+    )
+
+
+SBU = DataSet(
+    title="SBU captioned photos",
+    about="""\
+SBU Captions (Ordonez et al. 2011) as pairs: sbu-captions-all.json, or the two .txt of the older
+archive (SBUCaptionedPhotoDataset.tar.gz), from www.cs.virginia.edu/~vicente/sbucaptions (no licence
+is stated; Flickr's terms). Pictures under the last part of their URL. image_id is sbu/<photo id of
+Flickr>. Bytes that come under more than 20 ids are Flickr's "photo unavailable": `placeholder`.""",
+    tables=(PAIRS,),
+    open=_open,
+    papers=(("InterBERT, pretraining data", "890K train, 10K validation, which is not said"),),
+)

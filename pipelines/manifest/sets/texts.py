@@ -1,0 +1,120 @@
+"""Text corpora as pairs without a picture, in the order of their lines.
+
+Neighbouring lines belong together: VL-BERT fills a sample up with the lines that follow. Files are
+VL-BERT's (``wiki.doc``, ``bc1g.doc``), VLMo's (``wikibk.0.txt``), BookCorpus's, or anyone's.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import notes_of, text_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import lines_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import PAIRS
+
+# The source of a file by its name; of others it is --source.
+SOURCES = (
+    (re.compile(r"wikibk[._].*", re.IGNORECASE), "wikibk"),
+    (re.compile(r"wiki.*", re.IGNORECASE), "wikipedia"),
+    (re.compile(r"(bc1g|books?).*", re.IGNORECASE), "books"),
+)
+ENDINGS = (".txt", ".doc", ".txt.gz", ".doc.gz")
+BOOKS = ("books_large_p1.txt", "books_large_p2.txt")
+NUM_BOOK_LINES = 74_004_228
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--source",
+        metavar="NAME",
+        help="source of all rows (default: wikipedia, books or wikibk by a file's name, else text)",
+    )
+    p.add_argument("--language", default="en", metavar="CODE", help="default: en")
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    paths = [*folder.files(*ENDINGS), *folder.files("wikibk_val_0")]
+    sources = [Source(path=path, name=path.name, size=path.stat().st_size) for path in paths]
+    if not sources:
+        raise folder.lacks("*.txt or *.doc")
+    check_stems(folder.root, [source.name for source in sources])
+    books = all(folder.find(name) for name in BOOKS)
+    note = "note: the two files of BookCorpus are said to have 74,004,228 lines in all"
+    return Reading(
+        sources=tuple(sources),
+        entries=lambda: (e for s in sources for e in _entries(s, args.source, args.language)),
+        expected={"books_large": Expected(rows=NUM_BOOK_LINES, source="BookCorpus", verified=False)}
+        if books
+        else {},
+        says=(note,) if books else (),
+    )
+
+
+def check_stems(root: Path, names: Sequence[str]) -> None:
+    """Raises InputError for two files of one stem, whose rows would share their ids."""
+    stems: dict[tuple[str, str], str] = {}
+    for name in names:
+        key = stem_of(name), source_of(name)
+        if key in stems:
+            raise InputError(
+                f"--input {root}: {stems[key]} and {name} would give their rows the same ids; "
+                "rename one"
+            )
+        stems[key] = name
+
+
+def stem_of(name: str) -> str:
+    """A file's name without its endings: ``wikibk.0`` of ``wikibk.0.txt.gz``."""
+    bare = name.removesuffix(".gz")
+    return bare.rpartition(".")[0] if bare.endswith((".txt", ".doc")) else bare
+
+
+def source_of(name: str) -> str:
+    """The source of a file's rows, by its name."""
+    return next((source for pattern, source in SOURCES if pattern.fullmatch(name)), "text")
+
+
+def _entries(source: Source, said: str | None, language: str) -> Iterator[Entry]:
+    stem, name = stem_of(source.name), said or source_of(source.name)
+    split = "val" if "_val_" in source.name else "train"
+    group = "books_large" if source.name in BOOKS else source.name
+    doc, text_in_doc = 0, False
+    for number, line in lines_of(source):
+        if isinstance(line, str) and not line.strip():
+            doc, text_in_doc = doc + text_in_doc, False  # blank lines part documents
+            continue
+        text_in_doc = True
+        key = f"{source.name}:{number}"
+        text = line if isinstance(line, Drop) else text_of(line)
+        if isinstance(text, Drop):
+            yield Entry(key=key, group=group, rows=text)
+            continue
+        pair = {
+            "pair_id": f"{name}/{stem}/{number}",
+            "text": text,
+            "language": language,
+            "source": name,
+            "split": split,
+            "doc": doc,
+        }
+        notes = notes_of(text, str(line))
+        yield Entry(key=key, group=group, rows=((PAIRS, pair),), notes=notes)
+
+
+TEXTS = DataSet(
+    title="text corpora",
+    about="""\
+Texts without pictures as pairs whose image_id is null, in the order of their lines: every .txt and
+.doc of DIR. VL-BERT's wiki.doc and bc1g.doc, VLMo's wikibk.N.txt, BookCorpus's books_large_p1.txt
+and p2. pair_id is <source>/<file>/<line from 0>; blank lines are no rows and part documents (the
+column doc). Lines of over 10,000 characters are remains of markup: `too_long`.""",
+    tables=(PAIRS,),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("source", "language"),
+)

@@ -1,0 +1,331 @@
+"""VCR: questions about tagged people and things, four answers and four rationales each.
+
+A text names an object by its number; the token is ``[0]``, or ``[0,1]`` for several. The trainer
+puts names there, which are random in some papers. Wrong choices are right answers of other
+questions of the same fold, so a new split must not cut through one.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.boxes import Box, Frame, frame_of
+from vlmill.pipelines.manifest.cleaning import clean_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import json_lines
+from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turned_boxes
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import CHOICES
+
+NUM_CHOICES = 4
+NO_TAG = -1
+MARK = "[MARK]"  # between a question and the answer that a rationale is for
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Words with the objects that each names, [-1] for a plain one."""
+
+    words: tuple[str, ...]
+    tags: tuple[tuple[int, ...], ...]
+
+    def __add__(self, other: "Text") -> "Text":
+        return Text(words=self.words + other.words, tags=self.tags + other.tags)
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """A picture's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2."""
+
+    boxes: tuple[Box, ...]
+    scores: tuple[float | None, ...]
+    segms: Any  # for each object its polygons [[x, y], ...], or None
+    width: int
+    height: int
+
+
+class BadRow(ValueError):
+    """Raised for a row that is not as published, with the reason."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+def objects_of(metadata: Any) -> Objects | Drop:
+    """Reads a picture's metadata file."""
+    try:
+        width, height = int(metadata["width"]), int(metadata["height"])
+        boxes = [[float(value) for value in box] for box in metadata["boxes"]]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return Drop(Reason.BAD_ROW, f"metadata: {error!r}")
+    if width < 1 or height < 1:
+        return Drop(Reason.BAD_ROW, f"metadata: a picture of {width} x {height}")
+    for box in boxes:
+        if not 4 <= len(box) <= 5 or not all(map(math.isfinite, box)):
+            return Drop(Reason.BAD_ROW, f"metadata: a box of {box}, want x1, y1, x2, y2, score")
+        if box[2] <= box[0] or box[3] <= box[1]:
+            return Drop(Reason.EMPTY_BOX, f"metadata: the box {box[:4]} has no area")
+    segms = metadata.get("segms")
+    if segms is not None and not is_polygons(segms, len(boxes)):
+        return Drop(Reason.BAD_ROW, "metadata: segms must be polygons [[x, y], ...] of each object")
+    return Objects(
+        boxes=tuple((box[0], box[1], box[2], box[3]) for box in boxes),
+        scores=tuple(box[4] if len(box) == 5 else None for box in boxes),
+        segms=segms,
+        width=width,
+        height=height,
+    )
+
+
+def is_polygons(segms: Any, num_objects: int) -> bool:
+    """Whether these are, for each object, polygons of points; an object may have none."""
+    try:
+        return len(segms) == num_objects and all(
+            math.isfinite(x) and math.isfinite(y)
+            for polygons in segms
+            for polygon in polygons
+            for x, y in polygon
+        )
+    except (TypeError, ValueError):
+        return False
+
+
+def upright(objects: Objects, frame: Frame) -> Objects:
+    """Returns the objects of a picture as boxes and polygons of the upright one."""
+    if frame.orientation == UPRIGHT:
+        return objects
+    size = (frame.width, frame.height)
+    turned_size = size[::-1] if frame.orientation in LYING else size
+
+    def turned(boxes: Sequence[Sequence[float]]) -> list[list[float]]:
+        corners = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+        upright_corners: list[list[float]] = turned_boxes(
+            corners, frame.orientation, *turned_size
+        ).tolist()
+        return upright_corners
+
+    segms = objects.segms
+    if segms is not None:  # a point is a box without size
+        segms = [
+            [[corner[:2] for corner in turned([[x, y, x, y] for x, y in p])] for p in polygons]
+            for polygons in segms
+        ]
+    boxes = tuple((box[0], box[1], box[2], box[3]) for box in turned(objects.boxes))
+    return replace(objects, boxes=boxes, segms=segms, width=turned_size[0], height=turned_size[1])
+
+
+def choice_rows(record: Any, objects: Objects) -> list[dict[str, Any]] | Drop:
+    """Reads a line of VCR as rows of ``choices``.
+
+    One asks for the answer (q2a) and one, given the right answer, for its rationale (qa2r). Where
+    labels are not public there are four of the second kind, one for each answer.
+    """
+    try:
+        return _rows(record, objects)
+    except BadRow as error:
+        return Drop(error.reason, error.detail)
+    except (KeyError, TypeError) as error:
+        return Drop(Reason.BAD_ROW, f"a question without {error}")
+
+
+def _rows(record: Any, objects: Objects) -> list[dict[str, Any]]:
+    names = record["objects"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadRow(Reason.BAD_ROW, "objects must be a list of names")
+    if len(names) != len(objects.boxes):
+        raise BadRow(Reason.BAD_ROW, f"{len(names)} objects and {len(objects.boxes)} boxes")
+    question = text_of(record["question"], len(names))
+    answers = _choices(record, "answer_choices", len(names))
+    rationales = _choices(record, "rationale_choices", len(names))
+    answer, rationale = _label(record, "answer_label"), _label(record, "rationale_label")
+    if (answer < 0) != (rationale < 0):
+        raise BadRow(Reason.BAD_ROW, "one of answer_label and rationale_label is missing")
+    annot_id, img_id = record["annot_id"], record["img_id"]
+    if not isinstance(annot_id, str) or not isinstance(img_id, str):
+        raise BadRow(Reason.BAD_ROW, "annot_id and img_id must be text")
+    shared = {
+        "image_id": f"vcr/{img_id}",
+        "object_names": names,
+        "boxes": [value for box in objects.boxes for value in box],
+        "box_scores": list(objects.scores),
+        "segms": None if objects.segms is None else json.dumps(objects.segms),
+        "split": annot_id.partition("-")[0],
+        "source": "vcr",
+    }
+    if None in objects.scores:
+        shared["box_scores"] = None
+    rows = [_row(f"vcr/{annot_id}/q2a", "q2a", question, answers, answer) | shared]
+    mark = Text(words=(MARK,), tags=((NO_TAG,),))
+    if answer >= 0:
+        with_answer = question + mark + answers[answer]
+        rows.append(
+            _row(f"vcr/{annot_id}/qa2r", "qa2r", with_answer, rationales, rationale) | shared
+        )
+        return rows
+    for number, text in enumerate(answers):
+        example_id = f"vcr/{annot_id}/qa2r/{number}"
+        rows.append(_row(example_id, "qa2r", question + mark + text, rationales, -1) | shared)
+    return rows
+
+
+def _row(
+    example_id: str, task: str, question: Text, choices: Sequence[Text], label: int
+) -> dict[str, Any]:
+    return {
+        "example_id": example_id,
+        "task": task,
+        "question": str(question),
+        "choices": [str(choice) for choice in choices],
+        "label": label,
+        "question_tags": [list(tags) for tags in question.tags],
+        "choice_tags": [[list(tags) for tags in choice.tags] for choice in choices],
+    }
+
+
+def text_of(tokens: Any, num_objects: int) -> Text:
+    """Reads a list of words and lists of object numbers. Raises BadRow."""
+    if not isinstance(tokens, list) or not tokens:
+        raise BadRow(Reason.EMPTY_TEXT, "a text must be a list of words and object numbers")
+    words: list[str] = []
+    tags: list[tuple[int, ...]] = []
+    for token in tokens:
+        if isinstance(token, str):
+            parts = clean_text(token).split()
+            words += parts
+            tags += [(NO_TAG,)] * len(parts)
+            continue
+        if not isinstance(token, list) or not token or any(type(t) is not int for t in token):
+            raise BadRow(Reason.BAD_ROW, f"{token!r} is neither a word nor object numbers"[:200])
+        if beyond := [number for number in token if not 0 <= number < num_objects]:
+            detail = f"object {beyond[0]} of {num_objects}"
+            raise BadRow(Reason.BAD_REFERENCE, detail)
+        words.append(f"[{','.join(map(str, token))}]")
+        tags.append(tuple(token))
+    if not words:
+        raise BadRow(Reason.EMPTY_TEXT, "a text without words")
+    return Text(words=tuple(words), tags=tuple(tags))
+
+
+def _choices(record: Any, key: str, num_objects: int) -> list[Text]:
+    choices = record[key]
+    if not isinstance(choices, list) or len(choices) != NUM_CHOICES:
+        count = len(choices) if isinstance(choices, list) else "no"
+        raise BadRow(Reason.BAD_ROW, f"{count} {key}, want {NUM_CHOICES}")
+    return [text_of(choice, num_objects) for choice in choices]
+
+
+def _label(record: Any, key: str) -> int:
+    label = record.get(key, NO_TAG)
+    if type(label) is not int or not -1 <= label < NUM_CHOICES:
+        raise BadRow(Reason.LABEL_UNKNOWN, f"{key} is {label!r}, want 0 to {NUM_CHOICES - 1}")
+    return label
+
+
+# The data set
+
+PICTURES_FOLDER = "vcr1images"
+ROWS = {"train": 212_923, "val": 26_534, "test": 25_263}
+REMEMBERED = 64  # metadata files: the questions of a picture stand together
+
+
+def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
+    """Opens VCR's files. Raises InputError."""
+    found = {split: folder.find(f"{split}.jsonl") for split in SPLITS}
+    sources = {split: source for split, source in found.items() if source is not None}
+    if not sources:
+        raise folder.lacks("train.jsonl, val.jsonl or test.jsonl")
+    if not folder.has_pictures((PICTURES_FOLDER,)):
+        raise folder.lacks(f"{PICTURES_FOLDER}/, whose .json files have the boxes")
+    return Reading(
+        sources=tuple(sources.values()),
+        entries=lambda: vcr_entries(folder, sources),
+        expected={
+            source.name: Expected(rows=ROWS[split], source="second hand", verified=False)
+            for split, source in sources.items()
+        },
+        picture_folders=(PICTURES_FOLDER,),
+    )
+
+
+def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry]:
+    """Yields a line's rows, in the order of the files' lines."""
+    read = lru_cache(REMEMBERED)(partial(read_objects, folder))
+    names = set[str]()
+    for source in sources.values():
+        for place, line in json_lines(source):
+            key = f"{source.name}:{place}"
+            rows, pictures = (line, ()) if isinstance(line, Drop) else line_rows(line, read)
+            if not isinstance(rows, Drop) and rows[0]["example_id"] in names:
+                rows = Drop(Reason.ID_CONFLICT, f"{rows[0]['example_id']} came earlier")
+            if isinstance(rows, Drop):
+                yield Entry(key=key, group=source.name, rows=rows)
+                continue
+            names.add(rows[0]["example_id"])
+            of_table = tuple((CHOICES, row) for row in rows)
+            yield Entry(key=key, group=source.name, rows=of_table, pictures=pictures)
+
+
+def line_rows(
+    line: Mapping[str, Any], read: Callable[[str, str], Objects | Drop]
+) -> tuple[list[dict[str, Any]] | Drop, tuple[Picture, ...]]:
+    """Returns the rows of a line and its picture; ``read`` gives the objects of both its files."""
+    file, picture = line.get("metadata_fn"), line.get("img_fn")
+    if not isinstance(file, str) or not isinstance(picture, str):
+        return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files"), ()
+    objects = read(file, picture)
+    rows = objects if isinstance(objects, Drop) else choice_rows(line, objects)
+    if isinstance(objects, Drop) or isinstance(rows, Drop):
+        return rows, ()
+    return rows, (picture_named(rows[0]["image_id"], picture, objects),)
+
+
+def picture_named(image_id: str, file: str, objects: Objects) -> Picture:
+    """Names a picture below the folder of pictures."""
+    return Picture(
+        image_id=image_id,
+        paths=(f"{PICTURES_FOLDER}/{file}",),
+        width=objects.width,
+        height=objects.height,
+    )
+
+
+def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
+    """Reads a metadata file below the folder of pictures; its boxes turned with the picture."""
+    content = folder.picture((f"{PICTURES_FOLDER}/{file}",))
+    if isinstance(content, Drop):
+        return content
+    try:
+        objects = objects_of(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        return Drop(Reason.BAD_ROW, f"{file}: no JSON ({error})")
+    if isinstance(objects, Drop):
+        return objects
+    frame = frame_of(folder, picture_named("", picture, objects))
+    return objects if frame is None else upright(objects, frame)
+
+
+VCR = DataSet(
+    title="VCR: questions with four answers, and their rationales",
+    about=(
+        "files: train.jsonl, val.jsonl, test.jsonl (or vcr1annots.zip) and vcr1images/ (or its "
+        "zip) with a .jpg and a .json for each picture. From visualcommonsense.com, after its form "
+        "has been signed: research only.\n\n"
+        "Two rows of `choices` for each question, one that asks for the answer (task q2a) and one "
+        "for its rationale (qa2r); of test, whose labels are not public, five."
+    ),
+    tables=(CHOICES,),
+    open=open_vcr,
+)

@@ -1,0 +1,187 @@
+"""Visual Genome's objects and attributes in the 1600-400-20 vocabularies: what the detector of
+bottom-up attention was trained on (Anderson et al. 2018).
+
+The vocabularies were cut by hand and cannot be made again: they are files of its repository.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sets.coco import whole_number
+from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.splits import detector_splits
+from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import BOXES
+
+OBJECTS, ATTRIBUTES = "objects_vocab.txt", "attributes_vocab.txt"
+ANNOTATIONS = ("attributes.json", "objects.json")
+MAX_ATTRIBUTES = 16  # of an object
+SPLITS = {"train": 98_077, "val": 5_000, "test": 5_000}
+# Words in front of a name that are attributes of it; the repository's list (setup_vg.py).
+ADJECTIVES = frozenset(
+    (
+        *("white", "black", "blue", "green", "red", "brown", "yellow", "small", "large", "silver"),
+        *("wooden", "orange", "gray", "grey", "metal", "pink", "tall", "long", "dark"),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Numbers of names, from 0; synonyms share their line's."""
+
+    objects: Mapping[str, int]
+    attributes: Mapping[str, int]
+
+
+def read_names(source: Source) -> dict[str, int]:
+    """The names of a vocabulary's lines, synonyms after commas. Raises InputError for a bad line.
+
+    The last line has no newline.
+    """
+    names: dict[str, int] = {}
+    for number, line in lines_of(source):
+        words = [] if isinstance(line, Drop) else [word.strip() for word in line.split(",")]
+        if not words or not all(words):
+            raise InputError(f"{source.said}: line {number} has an empty name")
+        for word in words:
+            names.setdefault(word.lower(), number)
+    return names
+
+
+def split_name(name: str, objects: Mapping[str, int]) -> tuple[str, list[str]]:
+    """An object's name as the vocabulary has it, and the attributes that stood in front of it."""
+    name = " ".join(name.lower().split()).removesuffix(".").strip()
+    words = name.split(" ")
+    if name not in objects and len(words) > 1 and ADJECTIVES.issuperset(words[:-1]):
+        return words[-1], words[:-1]
+    return name, []
+
+
+def split_attributes(published: str) -> list[str]:
+    """An attribute's words: "tall and green" is two, "black and white" one."""
+    text = " ".join(published.lower().split()).removesuffix(".").strip()
+    return [text] if text == "black and white" else text.split(" and ")
+
+
+def _open(folder: Folder, _: argparse.Namespace) -> Reading:
+    images, annotations = folder.require(IMAGES), folder.require(*ANNOTATIONS)
+    names = [folder.require(name, f"1600-400-20/{name}") for name in (OBJECTS, ATTRIBUTES)]
+    lists = [folder.require(f"{split}.txt") for split in SPLITS]
+    vocabulary = Vocabulary(objects=read_names(names[0]), attributes=read_names(names[1]))
+    note = "note: attributes.json is not there; objects.json has no attributes"
+    return Reading(
+        sources=(images, annotations, *names, *lists),
+        entries=lambda: _entries(folder, images, annotations, vocabulary),
+        expected={
+            f"{annotations.name} {split}": Expected(rows=rows, source="bottom-up-attention")
+            for split, rows in SPLITS.items()
+        },
+        picture_folders=FOLDERS,
+        says=(note,) if annotations.name == ANNOTATIONS[1] else (),
+    )
+
+
+def _entries(
+    folder: Folder, images: Source, annotations: Source, vocabulary: Vocabulary
+) -> Iterator[Entry]:
+    pictures, member = read_pictures(images), annotations.name.partition(".")[0]
+    splits, seen = dict(detector_splits(folder)), set[int]()
+    for place, one in enumerate(JsonLists(source=annotations).elements()):
+        key = f"{annotations.name}:{place}"
+        number = whole_number(one.get("image_id", one.get("id"))) if isinstance(one, dict) else None
+        listed = one.get(member) if isinstance(one, dict) else None
+        picture = pictures.get(number) if number is not None else None
+        drop = None
+        if number is None or not isinstance(listed, list):
+            drop = Drop(Reason.BAD_ROW, f"an element without image_id or {member}")
+        elif picture is None:
+            drop = Drop(Reason.BAD_ROW, f"its picture {number} is not in {IMAGES}")
+        elif number in seen:
+            drop = Drop(Reason.DUPLICATE, f"picture {number} came earlier")
+        split = splits.get(number) if number is not None else None
+        group = f"{annotations.name} {split or 'of no split'}"
+        if drop is not None or picture is None or listed is None or number is None:
+            assert drop is not None
+            yield Entry(key=key, group=group, rows=drop)
+            continue
+        seen.add(number)
+        yield _entry(folder, key, group, picture, split, listed, vocabulary)
+
+
+def _entry(
+    folder: Folder,
+    key: str,
+    group: str,
+    picture: Picture,
+    split: str | None,
+    listed: list[Any],
+    vocabulary: Vocabulary,
+) -> Entry:
+    frame, left_out = frame_of(folder, picture), Counter[str]()
+    row: dict[str, Any] = {"boxes": [], "class_ids": [], "attribute_ids": []}
+    for one in listed:
+        made = _object(one, vocabulary)
+        box = made if isinstance(made, Drop) else clipped(made[0], frame)
+        if isinstance(made, Drop) or isinstance(box, Drop):
+            left_out[(made if isinstance(made, Drop) else box).reason.value] += 1  # type: ignore[union-attr]
+            continue
+        row["boxes"].append(list(box[0]))
+        row["class_ids"].append(made[1])
+        row["attribute_ids"].append(made[2])
+    notes = tuple(f"objects left out, {reason}" for reason in left_out.elements())
+    if not row["boxes"] or frame is None:
+        why = "no size" if frame is None else f"none of {len(listed)} objects in the vocabulary"
+        drop = Drop(Reason.LABEL_UNKNOWN if frame is not None else Reason.BAD_ROW, why)
+        return Entry(key=key, group=group, rows=drop, notes=notes)
+    width, height = frame.upright_size
+    row |= {"image_id": picture.image_id, "width": width, "height": height}
+    row |= {"split": split, "source": "vg"}
+    return Entry(key=key, group=group, rows=((BOXES, row),), pictures=(picture,), notes=notes)
+
+
+Made = tuple[tuple[float, float, float, float], int, list[int]]  # box, class, attributes
+
+
+def _object(one: object, vocabulary: Vocabulary) -> Made | Drop:
+    names = one.get("names") if isinstance(one, dict) else None
+    if not isinstance(one, dict) or not isinstance(names, list) or not names:
+        return Drop(Reason.BAD_ROW, "an object without names")
+    name, in_front = split_name(str(names[0]), vocabulary.objects)
+    number = vocabulary.objects.get(name)
+    if number is None:
+        return Drop(Reason.LABEL_UNKNOWN, name[:200])
+    box = edges([one.get(side) for side in ("x", "y", "w", "h")])
+    if isinstance(box, Drop):
+        return box
+    published = one.get("attributes") or []
+    words = [*in_front, *(w for a in published if isinstance(a, str) for w in split_attributes(a))]
+    known = (vocabulary.attributes.get(word) for word in words)
+    attributes = list(dict.fromkeys(one for one in known if one is not None))
+    return box, number, attributes[:MAX_ATTRIBUTES]
+
+
+VG_DETECTOR = DataSet(
+    title="Visual Genome, boxes for training a detector",
+    about="""\
+Visual Genome's objects (Krishna et al. 2017) as `boxes`, a row a picture with the boxes, classes
+and attributes that training a detector reads: attributes.json (or objects.json), image_data.json
+from visualgenome.org; objects_vocab.txt, attributes_vocab.txt (1600 and 400 names), train.txt,
+val.txt and test.txt from data/genome of peteanderson80/bottom-up-attention, which keep Karpathy's
+validation and test pictures out of training. class_ids and attribute_ids are lines of the
+vocabularies, from 0.""",
+    tables=(BOXES,),
+    open=_open,
+    papers=(
+        ("bottom-up attention", "98,077 / 5,000 / 5,000 images; 1,600 classes, 400 attributes"),
+    ),
+)

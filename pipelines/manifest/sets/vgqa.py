@@ -1,0 +1,114 @@
+"""Visual Genome's questions, as more training data for VQA."""
+
+import argparse
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import Claims, clean_text
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
+from vlmill.pipelines.manifest.labels import LABELS_FILE, add_labels, read_labels
+from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
+from vlmill.pipelines.manifest.sets.vqa import one_line
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.schemas.answers import label_of
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import QUESTIONS
+
+
+def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] | Drop:
+    """Reads an entry of Visual Genome's ``qas`` as a row of ``questions``.
+
+    Its one answer, without the period and processed as VQA's, is the label of score 1; a question
+    whose answer is no label is dropped: it could teach nothing.
+    """
+    try:
+        qa_id, image_id = record["qa_id"], record["image_id"]
+        text, answer = record["question"], record["answer"]
+    except (KeyError, TypeError) as error:
+        return Drop(Reason.BAD_ROW, f"a question without {error}")
+    if type(qa_id) is not int or type(image_id) is not int:
+        return Drop(Reason.BAD_ROW, "qa_id and image_id must be whole numbers")
+    if not isinstance(text, str) or not isinstance(answer, str):
+        return Drop(Reason.BAD_ROW, f"question {qa_id}: question and answer must be text")
+    question, typed = clean_text(text), one_line(answer)
+    if not question:
+        return Drop(Reason.EMPTY_TEXT, f"question {qa_id} of picture {image_id}")
+    label = label_of(typed.removesuffix(".").lower())
+    if label not in numbers:
+        return Drop(Reason.LABEL_UNKNOWN, f"question {qa_id}: {typed!a} is none of the labels")
+    return {
+        "question_id": f"vgqa/{qa_id}",
+        "image_id": f"vg/{image_id}",
+        "question": question,
+        "answer": typed,
+        "answers": [typed],
+        "label_ids": [numbers[label]],
+        "label_scores": [1.0],
+        "source": "vgqa",
+    }
+
+
+# The data set
+
+QUESTIONS_FILE = "question_answers.json"
+NUM_QUESTIONS = 1_445_322  # of version 1.2, second hand
+
+
+def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:
+    """Opens the files. Raises InputError."""
+    images, questions = folder.require(IMAGES), folder.require(QUESTIONS_FILE)
+    labels = read_labels(args.labels)
+    numbers = {label: number for number, label in enumerate(labels)}
+    return Reading(
+        sources=(images, questions),
+        entries=lambda: vgqa_entries(images, questions, numbers),
+        expected={
+            questions.name: Expected(rows=NUM_QUESTIONS, source="second hand", verified=False)
+        },
+        picture_folders=FOLDERS,
+        files={LABELS_FILE: labels},
+        says=(f"labels: {len(labels)} of {args.labels}",),
+    )
+
+
+def vgqa_entries(images: Source, questions: Source, numbers: Mapping[str, int]) -> Iterator[Entry]:
+    """Yields the questions in the order of their file."""
+    pictures, claims = read_pictures(images), Claims()
+    for place, one in enumerate(JsonLists(source=questions).elements()):
+        key = f"{questions.name}:{place}"
+        listed = one.get("qas") if isinstance(one, dict) else None
+        if not isinstance(listed, list):
+            drop = Drop(Reason.BAD_ROW, "an element without its list qas")
+            yield Entry(key=key, group=f"{questions.name} ?", rows=drop)
+            continue
+        for number, record in enumerate(listed):
+            row = vg_question_row(record, numbers)
+            if isinstance(row, Drop):
+                yield Entry(key=f"{key}.{number}", group=questions.name, rows=row)
+                continue
+            picture = pictures.get(record["image_id"])
+            drop = claims.claim(record["qa_id"], f"{row['image_id']} {row['question']}")
+            if picture is None:
+                drop = Drop(Reason.BAD_REFERENCE, f"its picture is not in {IMAGES}")
+            yield Entry(
+                key=f"{key}.{number}",
+                group=questions.name,
+                rows=drop or ((QUESTIONS, row),),
+                pictures=(picture,) if picture is not None else (),
+            )
+
+
+VGQA = DataSet(
+    title="Visual Genome's questions, as more data for VQA",
+    about="""\
+Visual Genome's questions and answers: question_answers.json, image_data.json, VG_100K/ and
+VG_100K_2/, from visualgenome.org (CC BY 4.0). Rows of `questions`; a question whose answer is none
+of --labels is dropped. To measure on VQA's validation or test pictures, leave those out that Visual
+Genome shares with them: --exclude (the aliases of both sets are compared).""",
+    tables=(QUESTIONS,),
+    open=open_vgqa,
+    add_arguments=functools.partial(add_labels, required=True),
+)

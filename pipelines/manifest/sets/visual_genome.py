@@ -1,0 +1,219 @@
+"""Visual Genome (Krishna et al. 2017): region descriptions as pairs, and as boxes with texts.
+
+A folder mixes versions of the files (1.2 for regions, attributes and questions, 1.4 for objects).
+A picture with a COCO id is another file than COCO's, often of another size: it keeps its own
+image_id, and an alias joins the two.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.boxes import Frame, clipped, edges, frame_of
+from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
+from vlmill.pipelines.manifest.entries import (
+    PICTURES,
+    DataSet,
+    Entry,
+    Expected,
+    Picture,
+    Reading,
+    Rows,
+)
+from vlmill.pipelines.manifest.sets.coco import coco_id, whole_number
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import EXPRESSIONS, PAIRS
+
+REGIONS, REGIONS_V1 = "region_descriptions.json", "region_descriptions_v1.json"
+IMAGES = "image_data.json"
+FOLDERS = ("VG_100K", "VG_100K_2")
+NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
+PAGE = "visualgenome.org"
+
+
+def read_pictures(source: Source) -> dict[int, Picture]:
+    """The pictures of ``image_data.json`` by their number, with their other names."""
+    pictures: dict[int, Picture] = {}
+    for image in JsonLists(source=source).elements():
+        if not isinstance(image, dict):
+            continue  # its regions find no picture, and say so
+        number = whole_number(image.get("image_id", image.get("id")))
+        if number is not None and number not in pictures:
+            pictures[number] = _picture(number, image)
+    return pictures
+
+
+def _picture(number: int, image: Mapping[str, Any]) -> Picture:
+    url = image["url"] if isinstance(image.get("url"), str) else ""
+    own = "/".join(url.split("?")[0].split("/")[-2:])
+    paths = dict.fromkeys([own, *(f"{folder}/{number}.jpg" for folder in FOLDERS)])
+    coco, photo = coco_id(image.get("coco_id")), whole_number(image.get("flickr_id"))
+    return Picture(
+        image_id=f"vg/{number}",
+        paths=tuple(path for path in paths if path),
+        url=url or None,
+        aliases=(*((coco,) if coco else ()), *((f"flickr/{photo}",) if photo else ())),
+        width=whole_number(image.get("width")),
+        height=whole_number(image.get("height")),
+    )
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--boxes", action="store_true", help="also write the regions as `expressions`: box and text"
+    )
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    images, regions = folder.require(IMAGES), folder.require(REGIONS, REGIONS_V1)
+    return Reading(
+        sources=(images, regions),
+        entries=lambda: _entries(folder, images, regions, boxes=args.boxes),
+        expected={
+            regions.name: Expected(rows=NUM_REGIONS, source=f"{PAGE}, version 1.2"),
+            PICTURES: Expected(rows=NUM_IMAGES, source=PAGE),
+        },
+        picture_folders=FOLDERS,
+        tables=(PAIRS, EXPRESSIONS) if args.boxes else (PAIRS,),
+    )
+
+
+def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) -> Iterator[Entry]:
+    pictures, claims = read_pictures(images), Claims()
+    with_files = boxes and folder.has_pictures(FOLDERS)
+    for number, one in enumerate(JsonLists(source=regions).elements()):
+        key = f"{regions.name}:{number}"
+        listed = one.get("regions") if isinstance(one, dict) else None
+        if not isinstance(one, dict) or not isinstance(listed, list):
+            drop = Drop(Reason.BAD_ROW, "an element without its list of regions")
+            yield Entry(key=key, group=f"{regions.name} ?", rows=drop)
+            continue
+        picture = pictures.get(_number_of(one, listed))
+        frame = _frame(folder, picture, with_files=with_files) if boxes else None
+        texts = [_text(region) for region in listed]
+        kept = _lowest_ids(listed, texts)
+        for place, (region, text) in enumerate(zip(listed, texts, strict=True)):
+            rows = _rows(region, text, picture, frame, kept, claims, boxes=boxes)
+            notes = () if isinstance(rows, Drop) else _notes(rows, region)
+            yield Entry(
+                key=f"{key}.{place}",
+                group=regions.name,
+                rows=rows,
+                pictures=(picture,) if picture is not None else (),
+                notes=notes,
+            )
+
+
+def _number_of(one: Mapping[str, Any], regions: list[Any]) -> int:
+    """The picture's number: the element's ``id``, or that which its regions say."""
+    values = [one.get("id"), one.get("image_id")]
+    values += [region.get("image_id") for region in regions[:1] if isinstance(region, dict)]
+    return next((n for value in values if (n := whole_number(value)) is not None), -1)
+
+
+def _frame(folder: Folder, picture: Picture | None, *, with_files: bool) -> Frame | None:
+    if picture is None:
+        return None
+    if with_files:
+        return frame_of(folder, picture)
+    return Frame(picture.width, picture.height) if picture.width and picture.height else None
+
+
+def _text(region: object) -> str | Drop:
+    if not isinstance(region, dict) or whole_number(region.get("region_id")) is None:
+        return Drop(Reason.BAD_ROW, "a region without region_id")
+    return text_of(region.get("phrase"))
+
+
+def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
+    """Of each text of a picture the lowest region_id, whose row stays."""
+    lowest: dict[str, int] = {}
+    for region, text in zip(regions, texts, strict=True):
+        if isinstance(text, str):
+            number = region["region_id"]
+            lowest[text] = min(number, lowest.get(text, number))
+    return lowest
+
+
+def _rows(
+    region: Any,
+    text: str | Drop,
+    picture: Picture | None,
+    frame: Frame | None,
+    kept: Mapping[str, int],
+    claims: Claims,
+    *,
+    boxes: bool,
+) -> Rows | Drop:
+    if isinstance(text, str) and picture is None:
+        return Drop(Reason.BAD_ROW, f"its picture is not in {IMAGES}")
+    if isinstance(text, Drop) or picture is None:
+        assert isinstance(text, Drop)
+        return text
+    number = region["region_id"]
+    drop = claims.claim(number, f"{picture.image_id}\0{text}")
+    if drop is not None:
+        return drop
+    pair = _pair(number, text, picture)
+    same = kept[text] != number
+    repeated = Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
+    if not boxes:
+        return repeated if same else ((PAIRS, pair),)
+    box = edges([region.get(name) for name in ("x", "y", "width", "height")])
+    inside = box if isinstance(box, Drop) else clipped(box, frame)
+    if isinstance(inside, Drop):
+        return inside
+    expression = {
+        "expression_id": f"vg/{number}",
+        "image_id": picture.image_id,
+        "text": text,
+        "box": list(inside[0]),
+        "source": "vg",
+    }
+    # The same words of another box: an expression of its own, and no second pair.
+    return ((EXPRESSIONS, expression),) if same else ((PAIRS, pair), (EXPRESSIONS, expression))
+
+
+def _pair(number: int, text: str, picture: Picture) -> dict[str, Any]:
+    return {
+        "pair_id": f"vg/{number}",
+        "image_id": picture.image_id,
+        "text": text,
+        "language": "en",
+        "source": "vg",
+        "split": "train",
+        "text_source": "human",
+        "image_url": picture.url,
+    }
+
+
+def _notes(rows: Rows, region: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = notes_of(rows[0][1]["text"], region["phrase"])
+    for table, row in rows:
+        if table is EXPRESSIONS:
+            published = edges([region.get(n) for n in ("x", "y", "width", "height")])
+            whole = not isinstance(published, Drop) and list(published) == row["box"]
+            notes += () if whole else ("box_changed",)
+    return notes
+
+
+VISUAL_GENOME = DataSet(
+    title="Visual Genome, region descriptions",
+    about="""\
+Visual Genome (Krishna et al. 2017) as pairs: region_descriptions.json, image_data.json, VG_100K/
+and VG_100K_2/ (images.zip, images2.zip), from visualgenome.org (CC BY 4.0). A pair is a region's
+phrase with its whole picture; equal phrases of a picture are one pair, that of the lowest region_id.
+--boxes adds `expressions`, each phrase with its box, cut to the picture. image_id is vg/<number>;
+`aliases` has coco/... and flickr/... of pictures that are there, too: see --exclude-split.""",
+    tables=(PAIRS, EXPRESSIONS),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("boxes",),
+    papers=(
+        ("Krishna et al. 2017", "108,077 images, 5.4M region descriptions"),
+        ("ViLT, VLMo", "the regions of all pictures, COCO's val and test pictures included"),
+    ),
+)

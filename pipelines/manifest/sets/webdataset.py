@@ -1,0 +1,213 @@
+"""WebDataset tars and img2dataset's folders: a picture, its caption and metadata under one key."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.tars import MAX_MEMBER, Member, members_of, opened_tar
+from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.names import PICTURE_ENDINGS
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+TARS = (".tar", ".tar.gz", ".tgz")
+Parts = dict[str, bytes | Drop]  # of a sample: ending -> content
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--source", default="webdataset", metavar="NAME", help="of the pairs (default: webdataset)"
+    )
+    p.add_argument("--split", metavar="NAME", help="of all rows (default: null)")
+    p.add_argument(
+        "--txt-lines", action="store_true", help="each line of a .txt is a caption of its own"
+    )
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    paths = folder.files(*TARS) or img2dataset_folders(folder.root)
+    if not paths:
+        raise folder.lacks("*.tar, nor folders 00000/ of img2dataset")
+    sources = tuple(Source(path=p, name=p.name, size=_size(p)) for p in paths)
+    expected = {s.name: e for s in sources if (e := _successes(s)) is not None}
+    return Reading(
+        sources=sources,
+        entries=lambda: _entries(sources, args),
+        expected=expected,
+        own_pictures=True,
+    )
+
+
+def img2dataset_folders(root: Path) -> list[Path]:
+    """The folders of its `files` format: five digits."""
+    return sorted(p for p in root.iterdir() if p.is_dir() and p.name.isdecimal())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(1 for _ in path.iterdir())
+
+
+def _successes(source: Source) -> Expected | None:
+    """The pictures that img2dataset says it has downloaded into a shard."""
+    path = source.path.parent / f"{source.path.name.split('.')[0]}_stats.json"
+    try:
+        rows = json.loads(path.read_bytes()[:MAX_MEMBER])["successes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # no shard of img2dataset's, or one that it has not finished
+    return Expected(rows=rows, source=path.name) if isinstance(rows, int) else None
+
+
+def _entries(sources: tuple[Source, ...], args: argparse.Namespace) -> Iterator[Entry]:
+    claims = NamedClaims()
+    for source in sources:
+        samples = _tar_samples(source) if source.path.is_file() else _folder_samples(source)
+        for key, parts in samples:
+            yield _entry(source, key, parts, args, claims)
+
+
+def _tar_samples(source: Source) -> Iterator[tuple[str, Parts]]:
+    """Consecutive members with one key are a sample."""
+    with opened_tar(source.path) as tar:
+        yield from grouped(members_of(tar))
+
+
+def _folder_samples(source: Source) -> Iterator[tuple[str, Parts]]:
+    files = sorted(path for path in source.path.iterdir() if path.is_file())
+    yield from grouped(Member(path.name, _content(path)) for path in files)
+
+
+def _content(path: Path) -> bytes | Drop:
+    size = path.stat().st_size
+    if size > MAX_MEMBER:
+        return Drop(Reason.IMAGE_TOO_LARGE, f"{size} bytes, at most {MAX_MEMBER}")
+    return path.read_bytes()
+
+
+def grouped(members: Iterator[Member]) -> Iterator[tuple[str, Parts]]:
+    """Members by consecutive keys: a name up to the first dot of its last part.
+
+    Names that begin with ``__`` or have no dot are no samples.
+    """
+    current, parts = "", Parts()
+    for member in members:
+        folder, slash, name = member.name.rpartition("/")
+        stem, dot, ending = name.partition(".")
+        if name.startswith("__") or not dot or not stem:
+            continue
+        key = folder + slash + stem
+        if key != current:
+            if parts:
+                yield current, parts
+            current, parts = key, {}
+        parts.setdefault(ending.lower(), member.content)
+    if parts:
+        yield current, parts
+
+
+def _entry(
+    source: Source, key: str, parts: Parts, args: argparse.Namespace, claims: NamedClaims
+) -> Entry:
+    name = f"{source.name}:{key}"
+    image_id = f"{args.source}/{key}"
+    content = next((parts[e] for e in parts if f".{e}" in PICTURE_ENDINGS), None)
+    about = _metadata(parts)
+    texts = _texts(parts, about, lines=args.txt_lines)
+    drop = next((one for one in (content, about, texts) if isinstance(one, Drop)), None)
+    if drop is None and content is None:
+        drop = Drop(Reason.BAD_ROW, f"no picture among .{', .'.join(parts)}"[:200])
+    if drop is None:
+        assert isinstance(content, bytes) and isinstance(texts, list)
+        drop = claims.claim(image_id, f"{image_id_of(content)}\0{texts}")
+    if drop is not None:
+        return Entry(key=name, group=source.name, rows=drop)
+    assert isinstance(content, bytes) and isinstance(about, dict) and isinstance(texts, list)
+    url = about["url"] if isinstance(about.get("url"), str) else None
+    rows = [_pair(image_id, k, text, url, args) for k, text in enumerate(texts)]
+    picture = Picture(
+        image_id=image_id,
+        content=content,
+        url=url,
+        aliases=url_aliases(url) if url else (),
+        alone=True,
+    )
+    notes = tuple(note for text in texts for note in notes_of(text, text)) + _padded(about)
+    return Entry(
+        key=name,
+        group=source.name,
+        rows=tuple((PAIRS, row) for row in rows),
+        pictures=(picture,),
+        notes=notes,
+    )
+
+
+def _pair(
+    image_id: str, k: int, text: str, url: str | None, args: argparse.Namespace
+) -> dict[str, Any]:
+    return {
+        "pair_id": f"{image_id}#{k}",
+        "image_id": image_id,
+        "text": text,
+        "source": args.source,
+        "split": args.split,
+        "image_url": url,
+    }
+
+
+def _metadata(parts: Parts) -> dict[str, Any] | Drop:
+    content = parts.get("json", b"{}")
+    if isinstance(content, Drop):
+        return content
+    try:
+        about = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return Drop(Reason.BAD_ROW, f"its .json is no JSON: {error}")
+    return about if isinstance(about, dict) else Drop(Reason.BAD_ROW, "its .json is no object")
+
+
+def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[str] | Drop:
+    """The captions: of the .txt, or of the metadata where there is none."""
+    content = parts.get("txt", parts.get("caption"))
+    if isinstance(content, Drop):
+        return content
+    if content is not None:
+        try:
+            published: object = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return Drop(Reason.BAD_ENCODING, "its .txt is not UTF-8")
+    else:
+        published = about.get("caption") if isinstance(about, dict) else None
+        if published is None:
+            return Drop(Reason.EMPTY_TEXT, "neither a .txt nor a caption in its .json")
+    several = lines and isinstance(published, str)
+    each = [one for one in str(published).split("\n") if one.strip()] if several else [published]
+    texts = [text_of(one) for one in each]
+    whole = [text for text in texts if isinstance(text, str)]
+    dropped = next((text for text in texts if isinstance(text, Drop)), None)
+    return whole or dropped or Drop(Reason.EMPTY_TEXT)
+
+
+def _padded(about: dict[str, Any]) -> tuple[str, ...]:
+    """img2dataset's default makes every picture a square with white borders."""
+    width, height, before = (about.get(n) for n in ("width", "height", "original_width"))
+    padded = before is not None and width == height and before != width
+    return ("padded or resized by img2dataset (boxes and sizes are of that square)",) * padded
+
+
+WEBDATASET = DataSet(
+    title="WebDataset tars, img2dataset's output",
+    about="""\
+WebDataset shards (and img2dataset's folders) as pairs and images: members 000000007.jpg, .txt,
+.json of one key that follow each other are a sample; the caption is the .txt, else `caption` of the
+.json. image_id is <source>/<key>. A key that comes back is `duplicate` or `id_conflict`.""",
+    tables=(PAIRS,),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("source", "split", "txt_lines"),
+)

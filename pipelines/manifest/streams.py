@@ -1,0 +1,245 @@
+"""Rows of large published files, one at a time: JSON lists, JSON lines, plain lines.
+
+Memory is bounded by one element of a list or one line, whatever the file's size. A JSON file that
+is cut or is no JSON raises InputError with its byte; a broken line is yielded as a Drop.
+"""
+
+import codecs
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.sources import Source
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+
+CHUNK = 1 << 20
+MAX_ELEMENT = 64 << 20  # characters of one element of a list, or of a value outside of lists
+MAX_LINE = 1 << 20  # bytes; a line of VCR has some thousand
+LONGEST_WORD = 16  # characters: -Infinity, and the escape of a surrogate pair
+BOM = b"\xef\xbb\xbf"
+_BLANKS = " \t\n\r"
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
+class _Text:
+    """A file's characters, of which ``buffer[at:]`` have not been used."""
+
+    def __init__(self, source: Source, file: BinaryIO) -> None:
+        self.source, self._file = source, file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.buffer, self.at, self._used, self.ended = "", 0, 0, False
+
+    def more(self, size: int = CHUNK) -> None:
+        """Reads on; ``ended`` if there is nothing left."""
+        content = self._file.read(size)
+        try:
+            text = self._decoder.decode(content, final=not content)
+        except UnicodeDecodeError as error:
+            raise self.broken(f"no UTF-8 ({error.reason})") from None
+        self._used += self.at
+        self.buffer, self.at, self.ended = self.buffer[self.at :] + text, 0, not content
+
+    def peek(self) -> str:
+        """The next character that is no blank, or "" at the end."""
+        while True:
+            while self.at < len(self.buffer) and self.buffer[self.at] in _BLANKS:
+                self.at += 1
+            if self.at < len(self.buffer) or self.ended:
+                return self.buffer[self.at : self.at + 1]
+            self.more()
+
+    def take(self, wanted: str) -> str:
+        """The next character, which must be one of ``wanted``."""
+        char = self.peek()
+        if not char or char not in wanted:
+            what = repr(char) if char else "the end of the file"
+            raise self.broken(f"{what} where one of {wanted} must stand")
+        self.at += 1
+        return char
+
+    def value(self) -> Any:
+        """The next JSON value."""
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self.buffer, self.at)
+                if end < len(self.buffer) or self.ended:  # a number may go on
+                    self.at = end
+                    return value
+            except json.JSONDecodeError as error:
+                if self.ended or not self._may_be_cut(error):
+                    self.at = min(error.pos, len(self.buffer))
+                    raise self.broken(error.msg) from None
+            except (ValueError, RecursionError) as error:
+                raise self.broken(str(error)) from None
+            if len(self.buffer) - self.at > MAX_ELEMENT:
+                raise self.broken(f"a value of more than {MAX_ELEMENT} characters")
+            self.more(max(CHUNK, len(self.buffer) - self.at))
+
+    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        """Whether more characters may mend it: a string without an end, or an error at the end."""
+        near = len(self.buffer) - error.pos <= LONGEST_WORD
+        return near or error.msg.startswith("Unterminated string")
+
+    def broken(self, why: str) -> InputError:
+        """What to raise where the file is no JSON."""
+        place = self._used + self.at
+        return InputError(
+            f"{self.source.said} is broken or cut at character {place}: {why}; fetch it again"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLists:
+    """A JSON file that is a list, or an object of which some members are long lists."""
+
+    source: Source
+
+    def elements(self, member: str | None = None) -> Iterator[Any]:
+        """Yields the elements of the list that the file is (None), or of its member.
+
+        Raises InputError if there is no such list.
+        """
+        with self.source.open() as file:
+            text = _Text(self.source, file)
+            if member is None:
+                if text.peek() != "[":
+                    raise self._other_layout("a list")
+                yield from _elements(text)
+                if text.peek():
+                    raise text.broken("something stands behind the list")
+                return
+            yield from self._member(text, member)
+
+    def members(self) -> list[str]:
+        """The names of the object's members; none if the file is a list."""
+        with self.source.open() as file:
+            text, names = _Text(self.source, file), []
+            for name in _names(text) if text.peek() == "{" else ():
+                _skip(text)
+                names.append(name)
+            return names
+
+    def is_list(self) -> bool:
+        """Whether the file begins like a list."""
+        with self.source.open() as file:
+            return _Text(self.source, file).peek() == "["
+
+    def _member(self, text: _Text, member: str) -> Iterator[Any]:
+        if text.peek() != "{":
+            raise self._other_layout(f"an object with the member {member}")
+        names = []
+        for name in _names(text):
+            names.append(name)
+            if name != member:
+                _skip(text)
+            elif text.peek() != "[":
+                raise self._other_layout(f"a list as its member {member}")
+            else:
+                yield from _elements(text)
+        if member not in names:
+            raise self._other_layout(f"the member {member}; it has {', '.join(names)[:200]}")
+
+    def _other_layout(self, wanted: str) -> InputError:
+        return InputError(
+            f"{self.source.said} is of another layout: it has not {wanted}; is it another version "
+            "of the file?"
+        )
+
+
+def _names(text: _Text) -> Iterator[str]:
+    """The names of an object's members; whoever asks for the next has taken the value."""
+    text.take("{")
+    if text.peek() == "}":
+        text.take("}")
+        return
+    while True:
+        name = text.value()
+        if not isinstance(name, str):
+            raise text.broken("a member without a name")
+        text.take(":")
+        yield name
+        if text.take(",}") == "}":
+            return
+
+
+def _elements(text: _Text) -> Iterator[Any]:
+    text.take("[")
+    if text.peek() == "]":
+        text.take("]")
+        return
+    while True:
+        yield text.value()
+        if text.take(",]") == "]":
+            return
+
+
+def _skip(text: _Text) -> None:
+    """Passes a value; a list by its elements."""
+    if text.peek() == "[":
+        for _ in _elements(text):
+            pass
+    else:
+        text.value()
+
+
+def lines_of(source: Source) -> Iterator[tuple[int, str | Drop]]:
+    r"""A file's lines with their numbers from 0, without their ends; a line ends at ``\n`` alone.
+
+    A line that is too long or is not UTF-8 is a Drop.
+    """
+    with source.open() as file:
+        number = 0
+        while line := file.readline(MAX_LINE + 1):
+            if number == 0:
+                line = line.removeprefix(BOM)
+            yield number, _line(line, file)
+            number += 1
+
+
+def _line(line: bytes, file: BinaryIO) -> str | Drop:
+    if len(line) > MAX_LINE:
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE)
+        return Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
+    try:
+        return line.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        return Drop(Reason.BAD_ENCODING, f"byte {error.start} of the line is not UTF-8")
+
+
+def json_lines(source: Source) -> Iterator[tuple[int, dict[str, Any] | Drop]]:
+    """The objects of a file of JSON lines with their lines' numbers from 0; blank lines are none.
+
+    A line that is no JSON object is a Drop.
+    """
+    for number, line in lines_of(source):
+        if isinstance(line, Drop):
+            yield number, line
+        elif line.strip():
+            yield number, _object(line)
+
+
+def _object(line: str) -> dict[str, Any] | Drop:
+    try:
+        value = _DECODER.decode(line)
+    except (ValueError, RecursionError) as error:
+        return Drop(Reason.BAD_ROW, f"no JSON: {error}")
+    if not isinstance(value, dict):
+        return Drop(Reason.BAD_ROW, f"a {type(value).__name__}, want a JSON object")
+    return value
+
+
+def tsv_rows(source: Source) -> Iterator[tuple[int, list[str] | Drop]]:
+    """The fields of a TSV's lines, without any quoting, with the lines' numbers from 0."""
+    for number, line in lines_of(source):
+        yield number, line if isinstance(line, Drop) else line.split("\t")

@@ -1,0 +1,193 @@
+"""Which rows stay: pure functions of a row, or of what an earlier pass has seen."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlmill.pipelines.tables.inputs import IDS, TableInput
+from vlmill.pipelines.tables.where import Condition
+from vlmill.schemas.files.reading import read_group
+from vlmill.schemas.ids import key64
+from vlmill.schemas.readers.trained_on import Keys, known_keys
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import Table
+
+Bools = npt.NDArray[np.bool_]
+Dropped = Mapping[Reason, Bools]
+"""By reason, which rows go: bool [rows] each, no row in two of them."""
+Choose = Callable[[Table, pa.Table], Dropped]
+NO_KEYS: Keys = np.empty(0, np.uint64)
+
+
+def groups(entry: TableInput, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Columns of a table's row groups, in order. Raises InputError for a damaged file."""
+    for path in entry.paths:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield read_group(file, path, group, entry.table, columns)
+
+
+def keys_of(column: pa.ChunkedArray) -> Keys:
+    """64-bit keys of texts: uint64 [rows], 0 of a null."""
+    values = column.to_pylist()
+    return np.fromiter((0 if v is None else key64(v) for v in values), np.uint64, len(values))
+
+
+def as_mask(values: object) -> Bools:
+    """An Arrow array of booleans as numpy's."""
+    mask: Bools = np.asarray(values, dtype=np.bool_)
+    return mask
+
+
+# concat
+
+
+@dataclass(kw_only=True)
+class FirstOfEach:
+    """Drops rows whose id came earlier. Memory: some 150 bytes an id."""
+
+    seen: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
+        """Keeps the first row of each id; one with another content is an id_conflict."""
+        dropped = {
+            reason: np.zeros(rows.num_rows, dtype=np.bool_)
+            for reason in (Reason.DUPLICATE, Reason.ID_CONFLICT)
+        }
+        seen = self.seen.setdefault(table.name, {})
+        ids = row_ids(table, rows)
+        for row, (key, mark) in enumerate(zip(ids, content_marks(table, rows), strict=True)):
+            if key in seen:
+                same = seen[key] == mark
+                dropped[Reason.DUPLICATE if same else Reason.ID_CONFLICT][row] = True
+            else:
+                seen[key] = mark
+        return dropped
+
+
+def row_ids(table: Table, rows: pa.Table) -> list[int]:
+    """64-bit keys of a table's ids; of a table without ids, of its whole rows."""
+    name = IDS.get(table.name)
+    return content_marks(table, rows) if name is None else keys_of(rows.column(name)).tolist()
+
+
+def content_marks(table: Table, rows: pa.Table) -> list[int]:
+    """64-bit keys of each row's content; a picture is its bytes, wherever they came from."""
+    names = table.schema.names
+    if table.name == "images":
+        names = ["bytes", "uri"] if rows.column("sha256").null_count else ["sha256"]
+    columns = [_texts(rows.column(name)) for name in names]
+    return [key64("\0".join(values)) for values in zip(*columns, strict=True)]
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    if pa.types.is_large_binary(column.type):
+        return [str(zlib.crc32(v.as_buffer())) if v.is_valid else "" for v in column]
+    return [repr(value) for value in column.to_pylist()]
+
+
+# filter, sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Drops rows of the main table of which a condition does not hold."""
+
+    condition: Condition
+
+    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
+        """Keeps the rows of which it holds."""
+        return {Reason.EXCLUDED: ~as_mask(self.condition.mask(rows))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Drops rows of the main table whose id's hash with the seed lies above a limit: which rows
+    stay depends on neither their order nor their number of shards.
+    """
+
+    seed: int
+    limit: int  # 0..2**64 - 1
+
+    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
+        """Keeps the drawn rows."""
+        drawn = draws(self.seed, rows.column(IDS[table.name]))
+        return {Reason.EXCLUDED: drawn > np.uint64(self.limit)}
+
+
+def draws(seed: int, ids: pa.ChunkedArray) -> Keys:
+    """A number for each id, uint64 [rows]: the same ids give the same ones."""
+    return np.fromiter((key64(f"{seed}\0{name}") for name in ids.to_pylist()), np.uint64)
+
+
+def limit_of(seed: int, entry: TableInput, rows: int) -> int:
+    """The limit below which exactly ``rows`` ids lie; all of them if there are not more."""
+    name = IDS[entry.table.name]
+    parts = [draws(seed, group.column(name)) for group in groups(entry, [name])]
+    drawn = np.concatenate([NO_KEYS, *parts])
+    if rows >= len(drawn):
+        return (1 << 64) - 1
+    return int(np.partition(drawn, rows - 1)[rows - 1])
+
+
+# What goes with them
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """Drops rows that are about no picture and no pair that stays: sorted keys of each.
+
+    ``pairs`` None: the main table was none of pairs, negatives stay.
+    """
+
+    images: Keys
+    pairs: Keys | None
+
+    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
+        """Keeps the rows of the pictures and pairs that stay."""
+        stays = np.ones(rows.num_rows, dtype=np.bool_)
+        if table.name == "negatives" and self.pairs is not None:
+            stays = known_keys(keys_of(rows.column("pair_id")), self.pairs)
+        elif "image_id" in table.fields:
+            stays = known_keys(keys_of(rows.column("image_id")), self.images)
+        return {Reason.EXCLUDED: ~stays}
+
+
+def about(entry: TableInput, choose: Choose) -> About:
+    """The pictures and pairs of the main table's rows that stay. Memory: 8 bytes each."""
+    images, pairs = [NO_KEYS], [NO_KEYS]
+    columns = [name for name in entry.table.schema.names if name not in _LARGE]
+    for group in groups(entry, columns):
+        stays = group.filter(pa.array(~gone(choose(entry.table, group), group.num_rows)))
+        images.append(np.unique(picture_keys(stays)))
+        if "pair_id" in columns:
+            pairs.append(keys_of(stays.column("pair_id")))
+    return About(
+        images=np.unique(np.concatenate(images)),
+        pairs=np.unique(np.concatenate(pairs)) if "pair_id" in columns else None,
+    )
+
+
+# Columns of which no condition can ask: arrays and pictures.
+_LARGE = frozenset(("bytes", "features", "class_probs", "class_prob_ids", "global_feature"))
+
+
+def gone(dropped: Dropped, rows: int) -> Bools:
+    """All rows that go, for whatever reason."""
+    mask = np.zeros(rows, dtype=np.bool_)
+    for one in dropped.values():
+        mask |= one
+    return mask
+
+
+def picture_keys(rows: pa.Table) -> Keys:
+    """64-bit keys of the pictures that rows name, in one column or in lists."""
+    if "image_ids" in rows.schema.names:
+        lists = rows.column("image_ids").combine_chunks()
+        return keys_of(pa.chunked_array([lists.flatten()]))
+    return keys_of(rows.column("image_id"))

@@ -1,0 +1,242 @@
+"""Tables put together, and rows taken out: python -m vlmill.pipelines.tables --help"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.tables.choice import Choose, Drawn, FirstOfEach, Holding, about, limit_of
+from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
+from vlmill.pipelines.tables.job import Job, run_job
+from vlmill.pipelines.tables.removal import Removal, read_wanted, removal_of, seen_by
+from vlmill.pipelines.tables.where import Condition
+from vlmill.schemas.console.command import Parser, run_command, say
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import file_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.manifest import read_manifest
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.tables import TABLES
+
+DESCRIPTION = """\
+Tables put together, and rows taken out of them. IN is a job's output folder with all its tables, or
+one table as a file or a glob; every table of every IN is written, shard by shard, but `rejects`.
+"""
+SHARED = """\
+Manifests and contracts are checked first; IN that was made of something that has changed since is a
+warning. A killed run is continued by the same command, to the same rows. Memory: a row group, and
+what is said above.
+"""
+CONCAT = """\
+Tables of the same name one after the other, in the order of IN. Of rows with the same id the first
+stays; the others are rejects, `duplicate` or, with another content, `id_conflict`. Regions of
+different detectors are refused. Memory: some 150 bytes an id.
+"""
+FILTER = """\
+Rows of the main table of which a condition holds, and of the other tables what is about their
+pictures. The main table is pairs, else the examples of a task, else boxes, regions or images. A
+comparison with null does not hold. Memory: 8 bytes for each picture and pair that stays.
+"""
+SAMPLE = """\
+Some rows of the main table, drawn by their ids and --seed alone: the same rows from any shards in
+any order; and of the other tables what is about their pictures. Memory: 8 bytes for each row.
+"""
+REMOVE = """\
+All tables without the rows of given pictures, for someone who asks to be left out: pictures by the
+URL they came from (of the picture or its page), by SHA-256 of their bytes, or by image_id; their
+pairs, regions and aliases go with them, also out of lists of negatives and neighbours. The old
+folder stays: delete it. --checkpoints says which weights were trained on them.
+"""
+EPILOG = """\
+examples:
+  python -m vlmill.pipelines.tables concat cc sbu coco --output pretraining
+  python -m vlmill.pipelines.tables filter mined --where 'score > 0.5' --output better
+  python -m vlmill.pipelines.tables sample cc --rows 100000 --seed 1 --output small
+  python -m vlmill.pipelines.tables remove mined --urls asked.txt --output rest \\
+      --checkpoints trained
+
+writes DIR/NAME-*.parquet of each table, rejects-*.parquet, funnel.json, report.html and, last,
+_manifest.json.
+"""
+
+
+def _add_shared(p: argparse.ArgumentParser) -> None:
+    p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
+    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder to write")
+    p.add_argument(
+        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+    )
+
+
+def _add_filter(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--where",
+        required=True,
+        metavar="CONDITION",
+        help="comparisons of columns with values (== != < <= > >= in, not in, is None), joined by "
+        "and, or, not",
+    )
+    _add_table(p)
+
+
+def _add_sample(p: argparse.ArgumentParser) -> None:
+    amount = p.add_mutually_exclusive_group(required=True)
+    amount.add_argument("--rows", type=int, metavar="N", help="so many rows")
+    amount.add_argument("--fraction", type=float, metavar="F", help="about this share, 0 to 1")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    _add_table(p)
+
+
+def _add_table(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--table", metavar="NAME", choices=sorted(TABLES), help="the main table")
+
+
+def _add_remove(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--urls", type=Path, metavar="FILE", help="URLs, one a line")
+    p.add_argument("--sha256", type=Path, metavar="FILE", help="SHA-256 of pictures, one a line")
+    p.add_argument("--image-ids", type=Path, metavar="FILE", help="image_ids, one a line")
+    p.add_argument(
+        "--checkpoints", nargs="+", default=[], type=Path, metavar="DIR", help="say what these saw"
+    )
+
+
+Plan = tuple[dict[str, Choose], Removal | None]
+
+
+def _plan_concat(_: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
+    first = FirstOfEach()
+    return dict.fromkeys(tables, first), None
+
+
+def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
+    condition = Condition(args.where)
+    name = main_table(tables, args.table)
+    condition.check(tables[name].table)
+    return _with_what_is_about(tables, name, Holding(condition=condition)), None
+
+
+def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
+    name = main_table(tables, args.table)
+    if name not in IDS:
+        raise InputError(f"--table {name}: its rows have no id to draw by; give another table")
+    if args.rows is not None and args.rows < 1:
+        raise InputError(f"--rows {args.rows}: want 1 or more")
+    if args.fraction is not None and not 0 < args.fraction <= 1:
+        raise InputError(f"--fraction {args.fraction}: want more than 0, at most 1")
+    limit = (
+        int(args.fraction * ((1 << 64) - 1))
+        if args.rows is None
+        else limit_of(args.seed, tables[name], args.rows)
+    )
+    drawn = Drawn(seed=args.seed, limit=min(limit, (1 << 64) - 1))
+    return _with_what_is_about(tables, name, drawn), None
+
+
+def _with_what_is_about(
+    tables: dict[str, TableInput], name: str, choose: Choose
+) -> dict[str, Choose]:
+    others = about(tables[name], choose)
+    return {other: choose if other == name else others for other in tables}
+
+
+def _plan_remove(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
+    if args.urls is None and args.sha256 is None and args.image_ids is None:
+        raise InputError("remove: say what: --urls FILE, --sha256 FILE or --image-ids FILE")
+    removal = removal_of(tables, read_wanted(args.urls, args.sha256, args.image_ids))
+    for checkpoint in args.checkpoints:
+        pictures, pairs = seen_by(checkpoint, removal)
+        say(f"{checkpoint} was trained on {pictures} of these pictures and {pairs} of these pairs")
+    return dict.fromkeys(tables, removal), removal
+
+
+PLANS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None, Any]] = {
+    "concat": (CONCAT, None, _plan_concat),
+    "filter": (FILTER, _add_filter, _plan_filter),
+    "sample": (SAMPLE, _add_sample, _plan_sample),
+    "remove": (REMOVE, _add_remove, _plan_remove),
+}
+
+
+def parser() -> Parser:
+    """Returns the parser of all verbs."""
+    top = Parser(prog="python -m vlmill.pipelines.tables", description=DESCRIPTION, epilog=EPILOG)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="concat|filter|sample|remove")
+    for name, (description, add, _) in PLANS.items():
+        verb = verbs.add_parser(
+            name,
+            help=description.split(".")[0].replace("\n", " "),
+            description=f"{description}\n{SHARED}",
+            epilog=EPILOG,
+            allow_abbrev=False,
+        )
+        _add_shared(verb)
+        if add is not None:
+            add(verb)
+    return top
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What decides the rows."""
+    known = ("where", "rows", "fraction", "seed", "table")
+    return {
+        "verb": args.verb,
+        "inputs": args.inputs,
+        **{name: getattr(args, name) for name in known if hasattr(args, name)},
+    }
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parses the arguments and runs the verb."""
+    args = parser().parse_args(arguments)
+    with locked(args.output):
+        tables, inputs = open_inputs(args.inputs)
+        if any(Path(one).resolve() == args.output.resolve() for one in args.inputs):
+            raise InputError(f"--output {args.output} is an IN; give another folder")
+        inputs += _lists(args)
+        settings = settings_of(args) | {"digests": [entry.digest for entry in inputs]}
+        name = f"tables {args.verb}"
+        state = prepare_output(args.output, job=name, settings=settings, fresh=args.fresh)
+        if state is not State.FINISHED:
+            choose, removal = PLANS[args.verb][2](args, tables)
+            run_job(
+                Job(
+                    name=name,
+                    tables=tables,
+                    inputs=inputs,
+                    output=args.output,
+                    settings=settings,
+                    choose=choose,
+                    rewrite=removal.shortened if removal else None,
+                    rejected=args.verb == "concat",
+                )
+            )
+        return _say_done(args, tables, state)
+
+
+def _lists(args: argparse.Namespace) -> list[Input]:
+    flags = {"--urls": "urls", "--sha256": "sha256", "--image-ids": "image_ids"}
+    named = {flag: getattr(args, name, None) for flag, name in flags.items()}
+    for flag, path in named.items():
+        if path is not None and not path.is_file():
+            raise InputError(f"{flag} {path}: no such file; give a text file of one value a line")
+    return [file_input(flag, path) for flag, path in named.items() if path is not None]
+
+
+def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: State) -> int:
+    rows = dict.fromkeys(tables, 0)
+    for shard in read_manifest(args.output)["shards"]:
+        if shard.table in rows:
+            rows[shard.table] += shard.rows
+    parts = [
+        f"{count} of {entry.num_rows} {name}"
+        for (name, count), entry in zip(rows.items(), tables.values(), strict=True)
+    ]
+    done = "finished before" if state is State.FINISHED else "done"
+    print(f"{done}: {', '.join(parts)}: {args.output}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)

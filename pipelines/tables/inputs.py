@@ -1,0 +1,132 @@
+"""The tables of folders, files and globs, checked: what ``concat`` and the others read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.lineage import CHANGED, lineage
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import table_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.schemas.files.reading import arrays_of, find_shards, producer_of
+from vlmill.schemas.tables import REJECTS, TABLES, Table
+
+# What names a table's row; without one, rows are not compared.
+IDS = {
+    "images": "image_id",
+    "pairs": "pair_id",
+    "negatives": "pair_id",
+    "vocabulary": "word",
+    "regions": "image_id",
+    "neighbours": "image_id",
+    "boxes": "image_id",
+    "questions": "question_id",
+    "choices": "example_id",
+    "expressions": "expression_id",
+    "statements": "example_id",
+}
+# Those whose rows are about pictures or pairs that another table names, in the order in which a
+# folder's main table is looked for.
+MAIN = ("pairs", "questions", "choices", "expressions", "statements", "boxes", "regions", "images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInput:
+    """One table of all arguments: its shards in order."""
+
+    table: Table
+    paths: tuple[Path, ...]
+    arrays: dict[str, Any]
+    producer: dict[str, Any]
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all shards, by their footers."""
+        return sum(pq.read_metadata(path).num_rows for path in self.paths)
+
+
+def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[Input]]:
+    """The tables of the arguments by name, rejects left out, and their records.
+
+    Raises InputError for an argument without a table, and for shards that do not fit each other.
+    """
+    paths: dict[str, list[Path]] = {}
+    records: list[Input] = []
+    for argument in arguments:
+        names = table_names(argument)
+        if not names:
+            raise InputError(f"IN {argument}: no table there; give a job's output folder or a file")
+        for name in names:
+            paths.setdefault(name, []).extend(find_shards(argument, TABLES[name], "IN"))
+            records.append(table_input("IN", argument, TABLES[name]))
+        warn_of_lineage(argument)
+    return {name: _table(TABLES[name], files) for name, files in paths.items()}, records
+
+
+def table_names(argument: str) -> list[str]:
+    """The tables that an argument holds, rejects left out."""
+    folder = Path(argument)
+    if folder.is_dir():
+        kept = [name for name in TABLES if name != REJECTS.name]
+        return [name for name in kept if any(folder.glob(f"{name}-*.parquet"))]
+    first = next(iter(sorted(folder.parent.glob(folder.name))), None)
+    if first is None or not first.is_file():
+        return []
+    try:
+        metadata = pq.read_schema(first).metadata or {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"IN {first} is no readable Parquet file ({error})") from None
+    name = metadata.get(b"vlmill.table", b"").decode("utf-8", "replace")
+    return [name] if name in TABLES else []
+
+
+def warn_of_lineage(argument: str) -> None:
+    """Tells where what a folder was made of has changed since."""
+    if not (Path(argument) / MANIFEST).is_file():
+        return
+    changed = [node.path for node in lineage(argument) if node.state == CHANGED]
+    if changed:
+        say(f"warning: {argument} was made of {', '.join(changed[:3])}, which has changed since")
+
+
+def _table(table: Table, paths: list[Path]) -> TableInput:
+    """Raises InputError for arrays of different layout and for regions of different detectors."""
+    arrays, producer = arrays_of(paths[0]), producer_of(paths[0])
+    same = True
+    for path in paths[1:]:
+        other = producer_of(path)
+        if arrays_of(path) != arrays:
+            raise InputError(
+                f"{path} stores its arrays as {arrays_of(path)}, {paths[0]} as {arrays}; write "
+                "them alike before they are joined"
+            )
+        key = "detector_fingerprint"
+        if other.get(key) != producer.get(key):
+            raise InputError(
+                f"{path} was made by the detector {other.get(key)}, {paths[0]} by "
+                f"{producer.get(key)}: their features do not compare; join tables of one detector"
+            )
+        same = same and other == producer
+    shared = {"detector_fingerprint"} & producer.keys()
+    kept = producer if same else {key: producer[key] for key in shared}
+    return TableInput(table=table, paths=tuple(paths), arrays=arrays, producer=kept)
+
+
+def main_table(tables: dict[str, TableInput], named: str | None) -> str:
+    """The table whose rows are chosen: the named one, or the folder's examples.
+
+    Raises InputError.
+    """
+    if named is not None:
+        if named not in tables:
+            raise InputError(f"--table {named}: IN has only {', '.join(tables)}")
+        return named
+    candidates = [name for name in MAIN if name in tables]
+    if not candidates:
+        raise InputError(f"IN has only {', '.join(tables)}; say whose rows: --table NAME")
+    return candidates[0]

@@ -1,0 +1,178 @@
+"""Rows of pictures that someone asks to be left out: by URL, by SHA-256, by id."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from vlmill.pipelines.tables.choice import Bools, Dropped, groups, keys_of
+from vlmill.pipelines.tables.inputs import TableInput
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.ids import key64
+from vlmill.schemas.readers.trained_on import (
+    TRAINED_IMAGES,
+    TRAINED_PAIRS,
+    Keys,
+    known_keys,
+    mapped_keys,
+)
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import ALIASES, Table
+
+URL_COLUMNS = ("source_url", "image_url", "page_url")
+MAX_LINE = 8_192
+# Lists of other rows' ids, and the numbers beside them.
+LISTS = {
+    "negatives": ("negative_pair_ids", "similarities"),
+    "neighbours": ("neighbour_ids", "distances"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to go, as sorted 64-bit keys of URLs, digests and ids."""
+
+    urls: Keys
+    digests: Keys
+    ids: Keys
+    url_aliases: Keys  # url-sha256/... of the URLs
+
+
+def read_wanted(urls: Path | None, sha256: Path | None, ids: Path | None) -> Wanted:
+    """Reads the files of one value a line. Raises InputError."""
+    lines = {
+        flag: [] if path is None else _lines(path, flag)
+        for flag, path in (("--urls", urls), ("--sha256", sha256), ("--image-ids", ids))
+    }
+    for digest in lines["--sha256"]:
+        if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
+            raise InputError(f"--sha256 {sha256}: {digest[:80]} is no SHA-256 in hexadecimal")
+    hashed = (hashlib.sha256(url.encode()).hexdigest() for url in lines["--urls"])
+    digests = [digest.lower() for digest in lines["--sha256"]]
+    return Wanted(
+        urls=_sorted(lines["--urls"]),
+        digests=_sorted(digests),
+        ids=_sorted([*lines["--image-ids"], *digests]),  # a crawled picture's id is its digest
+        url_aliases=_sorted([f"url-sha256/{digest}" for digest in hashed]),
+    )
+
+
+def _lines(path: Path, flag: str) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{flag} {path}: {error}; give a text file of one value a line") from None
+    lines = [line.strip() for line in text.split("\n")]
+    lines = [line for line in lines if line]
+    if not lines:
+        raise InputError(f"{flag} {path} is empty; give one value a line")
+    if any(len(line) > MAX_LINE for line in lines):
+        raise InputError(f"{flag} {path}: a line of more than {MAX_LINE} characters")
+    return lines
+
+
+def _sorted(values: list[str]) -> Keys:
+    return np.unique(np.fromiter(map(key64, values), np.uint64, len(values)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """Drops rows about pictures and pairs that go: sorted keys of each, from all tables."""
+
+    images: Keys
+    pairs: Keys
+
+    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
+        """Keeps the rows that name none of them."""
+        mask = np.zeros(rows.num_rows, dtype=np.bool_)
+        if "image_id" in table.fields:
+            mask |= known_keys(keys_of(rows.column("image_id")), self.images)
+        if "pair_id" in table.fields:
+            mask |= known_keys(keys_of(rows.column("pair_id")), self.pairs)
+        if "image_ids" in table.fields:
+            mask |= _any_of(rows.column("image_ids"), self.images)
+        return {Reason.EXCLUDED: mask}
+
+    def shortened(self, table: Table, rows: pa.Table) -> pa.Table:
+        """The rows without removed ids in their lists."""
+        if table.name not in LISTS:
+            return rows
+        removed = self.pairs if table.name == "negatives" else self.images
+        ids, numbers = LISTS[table.name]
+        mask = _any_of(rows.column(ids), removed)
+        if not mask.any():
+            return rows
+        changed = [_shorter(row, ids, numbers, removed) for row in rows.to_pylist()]
+        return pa.Table.from_pylist(changed, schema=rows.schema)
+
+
+def _any_of(lists: pa.ChunkedArray, keys: Keys) -> Bools:
+    named = [values or [] for values in lists.to_pylist()]
+    wanted = set(keys.tolist())
+    hits = [any(key64(name) in wanted for name in names) for names in named]
+    return np.array(hits, dtype=np.bool_)
+
+
+def _shorter(row: Mapping[str, object], ids: str, numbers: str, removed: Keys) -> dict[str, object]:
+    names, values = row[ids], row[numbers]
+    assert isinstance(names, list)
+    wanted = set(removed.tolist())
+    stays = [place for place, name in enumerate(names) if key64(name) not in wanted]
+    kept = {ids: [names[place] for place in stays]}
+    if isinstance(values, list):
+        kept[numbers] = [values[place] for place in stays]
+    return {**row, **kept}
+
+
+def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
+    """The pictures that any table names by what is wanted, and the pairs of these pictures."""
+    images = np.unique(np.concatenate([wanted.ids, *_pictures(tables, wanted)]))
+    pairs = [np.empty(0, np.uint64)]
+    if "pairs" in tables:
+        columns = ["pair_id", "image_id", "page_url", "image_url"]
+        for rows in groups(tables["pairs"], columns):
+            mask = known_keys(keys_of(rows.column("image_id")), images)
+            for name in ("page_url", "image_url"):
+                mask |= known_keys(keys_of(rows.column(name)), wanted.urls)
+            pairs.append(keys_of(rows.filter(pa.array(mask)).column("pair_id")))
+    return Removal(images=images, pairs=np.unique(np.concatenate(pairs)))
+
+
+def _pictures(tables: Mapping[str, TableInput], wanted: Wanted) -> list[Keys]:
+    found = []
+    for entry in tables.values():
+        asked = {name: wanted.urls for name in URL_COLUMNS if name in entry.table.fields}
+        if "sha256" in entry.table.fields:
+            asked["sha256"] = wanted.digests
+        if entry.table is ALIASES:
+            asked["alias"] = np.union1d(wanted.url_aliases, wanted.ids)
+        if not asked:
+            continue
+        for rows in groups(entry, ["image_id", *asked]):
+            mask = np.zeros(rows.num_rows, dtype=np.bool_)
+            for name, keys in asked.items():
+                mask |= known_keys(keys_of(rows.column(name)), keys)
+            ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
+            found.append(keys_of(ids))
+    return found
+
+
+def seen_by(checkpoint: Path, removal: Removal) -> tuple[int, int]:
+    """How many of the pictures and pairs that go a checkpoint was trained on.
+
+    Raises InputError for a folder that does not say.
+    """
+    try:
+        keys = [mapped_keys(checkpoint / name) for name in (TRAINED_IMAGES, TRAINED_PAIRS)]
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--checkpoints {checkpoint}: {error}; give a checkpoint's folder"
+        ) from None
+    counts = [
+        int(np.count_nonzero(known_keys(asked, known)))
+        for asked, known in zip((removal.images, removal.pairs), keys, strict=True)
+    ]
+    return counts[0], counts[1]

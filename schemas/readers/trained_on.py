@@ -1,0 +1,38 @@
+"""What a checkpoint's weights were trained on: two files of sorted 64-bit hashes of ids."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vlmill.schemas.ids import key64
+
+Keys = npt.NDArray[np.uint64]
+TRAINED_PAIRS, TRAINED_IMAGES = "trained_pairs.npy", "trained_images.npy"
+
+
+def mapped_keys(path: Path) -> Keys:
+    """Maps a file of hashes. Raises OSError or ValueError for another file."""
+    try:
+        keys: Keys = np.load(path, mmap_mode="r", allow_pickle=False)
+    except EOFError:
+        raise ValueError(f"{path.name} is empty") from None
+    if keys.ndim != 1 or keys.dtype != np.uint64:
+        raise ValueError(f"{path.name} holds {keys.dtype} {list(keys.shape)}, want uint64 [N]")
+    return keys
+
+
+def known_keys(asked: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
+    """Which of the hashes ``asked`` are among the sorted ``keys``."""
+    if not len(keys):
+        return np.zeros(len(asked), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
+    same: npt.NDArray[np.bool_] = keys[at] == asked
+    return same
+
+
+def count_known(ids: Iterable[str], keys: Keys) -> int:
+    """Returns how many of the ids have their hash among the sorted ``keys``."""
+    asked = np.fromiter(map(key64, ids), np.uint64)
+    return int(np.count_nonzero(known_keys(asked, keys)))

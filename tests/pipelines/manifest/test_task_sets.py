@@ -1,0 +1,451 @@
+"""Sets of tasks in their published layouts, from their files to tables by the command."""
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vlmill.pipelines.manifest.job import main
+from vlmill.schemas.files.manifest import read_manifest, verify_folder
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.tables import (
+    BOXES,
+    CHOICES,
+    EXPRESSIONS,
+    IMAGES,
+    QUESTIONS,
+    REGIONS,
+    REJECTS,
+    Table,
+)
+from vlmill.schemas.tables import STATEMENTS as STATEMENTS_TABLE
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def lines(records: list[Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def picture(width: int = 40, height: int = 30, *, turn: int = 1) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "red").save(file, "JPEG", exif=exif)
+    return file.getvalue()
+
+
+def rows_of(output: Path, table: Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = read_table(output / f"{table.name}-*.parquet", table).to_pylist()
+    return rows
+
+
+def rejects_of(output: Path) -> dict[str, str]:
+    return {row["key"]: row["reason"] for row in rows_of(output, REJECTS)}
+
+
+def made(name: str, folder: Path, output: Path, *flags: str) -> Mapping[str, Any]:
+    assert main([name, "--input", str(folder), "--output", str(output), *flags]) == 0
+    verify_folder(output)
+    funnel = json.loads((output / "funnel.json").read_text())
+    assert all(stage["in"] == stage["out"] + sum(stage["rejects"].values()) for stage in funnel)
+    assert (output / "report.html").stat().st_size
+    return read_manifest(output)
+
+
+# VQA
+
+
+def answers(*typed: str) -> list[dict[str, Any]]:
+    return [{"answer": a, "answer_confidence": "yes", "answer_id": i} for i, a in enumerate(typed)]
+
+
+def annotation(question_id: int, image_id: int, *typed: str) -> dict[str, Any]:
+    return {
+        "question_id": question_id,
+        "image_id": image_id,
+        "question_type": "what",
+        "answer_type": "other",
+        "multiple_choice_answer": typed[0],
+        "answers": answers(*typed),
+    }
+
+
+def write_vqa(folder: Path) -> None:
+    questions = [
+        {"question_id": 10000 + k, "image_id": 10, "question": f"What is {k}?"} for k in range(10)
+    ]
+    annotations = [
+        annotation(10000 + k, 10, *["Yes"] * 6, "yes", "yes", "no", "") for k in range(9)
+    ]
+    # In another order, one without its question, and one twice.
+    annotations = [*reversed(annotations), annotation(1, 1, "yes"), annotations[0]]
+    about = {"info": {}, "license": {}, "data_type": "mscoco"}
+    write(
+        folder / "v2_OpenEnded_mscoco_train2014_questions.json",
+        about | {"questions": [*questions, questions[0], questions[1] | {"question": "Other?"}]},
+    )
+    write(folder / "v2_mscoco_train2014_annotations.json", about | {"annotations": annotations})
+    test = {"questions": [{"question_id": 99000, "image_id": 99, "question": "Who?"}]}
+    write(folder / "v2_OpenEnded_mscoco_test2015_questions.json", test)
+    # A part of the test set, of which no second row is made.
+    write(folder / "v2_OpenEnded_mscoco_test-dev2015_questions.json", test)
+    write(folder / "train2014" / "COCO_train2014_000000000010.jpg", picture())
+
+
+def test_questions_with_labels_of_their_own_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_vqa(tmp_path / "vqa")
+    manifest = made("vqa2", tmp_path / "vqa", tmp_path / "out")
+    rows = rows_of(tmp_path / "out", QUESTIONS)
+    assert [row["question_id"] for row in rows] == [
+        *(f"vqa2/{10000 + k}" for k in range(9)),
+        "vqa2/99000",
+    ]
+    # "Yes" is no label: labels are processed, and answers are compared as typed.
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["yes"]
+    assert (rows[0]["label_ids"], rows[0]["label_scores"]) == ([0], [pytest.approx(0.6)])
+    assert rows[0]["answers"][-1] == "" and rows[0]["split"] == "train2014"
+    assert rows[-1]["answers"] is None and rows[-1]["split"] == "test2015"
+    assert rejects_of(tmp_path / "out") == {
+        "v2_OpenEnded_mscoco_train2014_questions.json:9": "bad_row",  # has no annotation
+        "v2_OpenEnded_mscoco_train2014_questions.json:10": "duplicate",
+        "v2_OpenEnded_mscoco_train2014_questions.json:11": "id_conflict",
+        "v2_mscoco_train2014_annotations.json:10": "duplicate",
+        "v2_mscoco_train2014_annotations.json:1": "bad_reference",  # has no question
+        "coco/000000000099": "image_missing",
+    }
+    assert [row["image_id"] for row in rows_of(tmp_path / "out", IMAGES)] == ["coco/000000000010"]
+    assert manifest["counts"][0][:2] == ["v2_OpenEnded_mscoco_train2014_questions.json", 12]
+    said = capsys.readouterr()
+    assert "labels: 1 answers that 9 or more questions" in said.out + said.err
+
+
+def test_a_list_of_labels_decides_the_numbers(tmp_path: Path) -> None:
+    write_vqa(tmp_path / "vqa")
+    expected = {
+        "list.json": '["no", "Yes", ""]',
+        "dict.json": '{"no": 0, "": 2, "Yes": 1}',
+        "plain.txt": "no\nYes\n\n",
+    }
+    digests = set()
+    for name, content in expected.items():
+        write(tmp_path / name, content)
+        made("vqa2", tmp_path / "vqa", tmp_path / f"out-{name}", "--labels", str(tmp_path / name))
+        row = rows_of(tmp_path / f"out-{name}", QUESTIONS)[0]
+        assert row["label_ids"] == [0, 1, 2], name
+        assert row["label_scores"] == pytest.approx([0.3, 1.0, 0.3])
+        digests.add(read_manifest(tmp_path / f"out-{name}")["settings"]["labels_sha256"])
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no labels"),
+        ("[1]", "must be text"),
+        ('["a", "a"]', "the label 'a' twice"),
+        ('{"a": 1}', "must be 0 to 0"),
+        ('["a"', "no JSON"),
+    ],
+)
+def test_lists_of_labels_that_are_none(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_vqa(tmp_path / "vqa")
+    write(tmp_path / "labels", content)
+    words = ["vqa2", "--input", str(tmp_path / "vqa"), "--output", str(tmp_path / "out")]
+    assert main([*words, "--labels", str(tmp_path / "labels")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "labels" in error and len(error.splitlines()) == 1
+
+
+def test_questions_of_visual_genome(tmp_path: Path) -> None:
+    folder = tmp_path / "vg"
+    url = "https://example.org/VG_100K_2/7.jpg"
+    image = {"image_id": 7, "url": url, "width": 40, "height": 30, "coco_id": 5, "flickr_id": None}
+    write(folder / "image_data.json", [image])
+    qas = [
+        {"qa_id": 3, "image_id": 7, "question": "What color?", "answer": "Green."},
+        {"qa_id": 4, "image_id": 7, "question": "What?", "answer": "A thing."},
+        {"qa_id": 5, "image_id": 8, "question": "What?", "answer": "Green."},
+    ]
+    write(folder / "question_answers.json", [{"id": 7, "qas": qas}, {"id": 8}])
+    write(tmp_path / "labels.txt", "red\ngreen\n")
+    made("vgqa", folder, tmp_path / "out", "--labels", str(tmp_path / "labels.txt"))
+    (row,) = rows_of(tmp_path / "out", QUESTIONS)
+    assert (row["question_id"], row["label_ids"], row["label_scores"]) == ("vgqa/3", [1], [1.0])
+    assert rejects_of(tmp_path / "out") == {
+        "question_answers.json:0.1": "label_unknown",
+        "question_answers.json:0.2": "bad_reference",
+        "question_answers.json:1": "bad_row",
+    }
+
+
+# VCR
+
+METADATA = {
+    "boxes": [[1.0, 2.0, 11.0, 22.0, 0.9], [0, 0, 5, 5, 0.5]],
+    "segms": [[[[1, 2], [3, 4], [5, 6]]], []],
+    "names": ["person", "cup"],
+    "width": 40,
+    "height": 30,
+}
+
+
+def vcr_line(annot_id: str, img_id: str, **change: Any) -> dict[str, Any]:
+    split = annot_id.split("-")[0]
+    line = {
+        "annot_id": annot_id,
+        "img_id": img_id,
+        "movie": "m",
+        "img_fn": f"m/{img_id}@1.jpg",
+        "metadata_fn": f"m/{img_id}@1.json",
+        "objects": ["person", "cup"],
+        "question": ["What", "is", [0], "?"],
+        "answer_choices": [["a", [1]], ["b"], ["c"], ["d"]],
+        "rationale_choices": [["e"], ["f"], ["g"], ["h"]],
+    }
+    labels = {} if split == "test" else {"answer_label": 0, "rationale_label": 3}
+    return line | labels | change
+
+
+def test_vcr_from_its_archives(tmp_path: Path) -> None:
+    folder = tmp_path / "vcr"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "vcr1annots.zip", "w") as archive:
+        listed = [
+            vcr_line("val-0", "val-0"),
+            vcr_line("val-1", "val-0", question=["Why", [2]]),
+            vcr_line("val-2", "val-5"),
+            vcr_line("val-3", "val-0", img_fn="../../x.jpg", metadata_fn="../../x.json"),
+        ]
+        archive.writestr("val.jsonl", lines(listed) + "{broken\n")
+        archive.writestr("test.jsonl", lines([vcr_line("test-0", "test-0")]))
+    for name in ("val-0", "test-0"):
+        write(folder / "vcr1images" / "m" / f"{name}@1.json", METADATA)
+        write(folder / "vcr1images" / "m" / f"{name}@1.jpg", picture())
+    made("vcr", folder, tmp_path / "out")
+    rows = rows_of(tmp_path / "out", CHOICES)
+    assert [row["example_id"] for row in rows] == [
+        *("vcr/val-0/q2a", "vcr/val-0/qa2r", "vcr/test-0/q2a"),
+        *(f"vcr/test-0/qa2r/{answer}" for answer in range(4)),
+    ]
+    assert rows[1]["question"] == "What is [0] ? [MARK] a [1]" and rows[1]["label"] == 3
+    assert rows[0]["boxes"][:4] == [1, 2, 11, 22] and json.loads(rows[0]["segms"])[1] == []
+    assert rejects_of(tmp_path / "out") == {
+        "val.jsonl:1": "bad_reference",
+        "val.jsonl:2": "image_missing",  # of the metadata file
+        "val.jsonl:3": "unsafe_path",
+        "val.jsonl:4": "bad_row",
+    }
+    assert {row["image_id"] for row in rows_of(tmp_path / "out", IMAGES)} == {
+        "vcr/val-0",
+        "vcr/test-0",
+    }
+
+
+# RefCOCO
+
+
+def write_refcoco(folder: Path) -> None:
+    instances = {
+        "images": [
+            {"id": 9, "file_name": "x", "width": 40, "height": 30},
+            {"id": 10, "file_name": "y", "width": 40, "height": 30},
+        ],
+        "annotations": [
+            {"id": 91, "image_id": 9, "category_id": 1, "bbox": [30.0, 10.0, 20.0, 10.0]},
+            {"id": 92, "image_id": 9, "category_id": 1, "bbox": [50.0, 10.0, 20.0, 10.0]},
+            {"id": 101, "image_id": 10, "category_id": 90, "bbox": [2, 4, 10, 20]},
+            {"id": 200, "image_id": 20, "category_id": 90, "bbox": [2, 4, 10, 20]},
+        ],
+    }
+    refs = [
+        ref(1, 91, 9, "testA", {20: "left man", 21: ""}),
+        ref(2, 101, 10, "train", {22: "dog", 23: "", 20: "left man"}),
+        ref(3, 92, 9, "train", {24: "beyond"}),
+        ref(4, 200, 20, "train", {25: "no picture"}),
+    ]
+    write(folder / "instances.json", instances)
+    # As Python 2 wrote it: byte strings, protocol 2.
+    write(folder / "refs(unc).p", pickle.dumps(refs, protocol=2))
+    write(folder / "train2014" / "COCO_train2014_000000000010.jpg", picture(turn=6))
+    detections = [
+        {"det_id": 1, "image_id": 9, "box": [1, 2, 3, 4], "category_id": 2, "score": 0.7},
+        {"det_id": 2, "image_id": 77, "box": [1, 2, 3, 4], "category_id": 2, "score": 0.7},
+    ]
+    place = folder / "detections" / "refcoco+_unc"
+    write(place / "res101_coco_minus_refer_notime_dets.json", detections)
+
+
+def ref(ref_id: int, ann_id: int, image_id: int, split: str, texts: dict[int, str]) -> Any:
+    return {
+        "ref_id": ref_id,
+        "ann_id": ann_id,
+        "image_id": image_id,
+        "category_id": 1,
+        "split": split,
+        "file_name": f"COCO_train2014_{image_id:012d}_{ann_id}.jpg",
+        "sent_ids": list(texts),
+        "sentences": [
+            {"sent_id": sent_id, "sent": text, "raw": text, "tokens": text.split()}
+            for sent_id, text in texts.items()
+        ],
+    }
+
+
+def test_refcoco_with_the_detections_of_mattnet(tmp_path: Path) -> None:
+    write_refcoco(tmp_path / "refcoco+")
+    manifest = made("refcoco+", tmp_path / "refcoco+", tmp_path / "out")
+    rows = rows_of(tmp_path / "out", EXPRESSIONS)
+    assert [(row["expression_id"], row["text"], row["split"]) for row in rows] == [
+        ("refcoco+/20", "left man", "testA"),
+        ("refcoco+/21", "", "testA"),  # scored as published
+        ("refcoco+/22", "dog", "train"),
+    ]
+    assert rows[0]["box"] == [30, 10, 40, 20]  # cut
+    assert rows[2]["box"] == [30 - 24, 2, 30 - 4, 12]  # turned with its picture, by a quarter
+    assert (rows[0]["split_by"], rows[2]["category_id"]) == ("unc", 90)
+    assert rejects_of(tmp_path / "out") == {
+        "instances.json:annotations:3": "bad_reference",
+        "refcoco+/23": "empty_text",
+        "refcoco+/20": "id_conflict",
+        "refcoco+/24": "empty_box",
+        "refcoco+/25": "bad_reference",
+        "res101_coco_minus_refer_notime_dets.json:1": "bad_reference",
+        "coco/000000000009": "image_missing",
+    }
+    regions = rows_of(tmp_path / "out", REGIONS)
+    assert [(row["image_id"][-3:], row["num_boxes"], row["width"]) for row in regions] == [
+        ("009", 1, 40),
+        ("010", 0, 30),  # upright
+    ]
+    boxes = rows_of(tmp_path / "out", BOXES)  # all annotated objects, whether named or not
+    assert [(row["image_id"][-3:], len(row["boxes"]), row["class_ids"]) for row in boxes] == [
+        ("009", 1, [1]),
+        ("010", 1, [90]),
+    ]
+    assert regions[0]["boxes"] == [[1, 2, 4, 6]] and regions[0]["class_ids"] == [2]
+    assert manifest["notes"] == {"box_clipped": 2, "object_without_area": 1}
+
+
+def test_a_foreign_pickle_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return (write, (tmp_path / "ran", "x"))
+
+    write_refcoco(tmp_path / "refcoco")
+    write(tmp_path / "refcoco" / "refs(unc).p", pickle.dumps([Harmful()]))
+    words = ["refcoco", "--input", str(tmp_path / "refcoco"), "--output", str(tmp_path / "out")]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "refs(unc).p is no pickle of plain data" in error and "test_task_sets.write" in error
+    assert not (tmp_path / "ran").exists()
+    write(tmp_path / "refcoco" / "refs(google).p", b"")
+    assert main([*words, "--fresh"]) == 2
+    assert "splits of unc and google; say --split-by" in capsys.readouterr().err
+
+
+# NLVR2
+
+
+def test_nlvr2_names_its_pictures_whatever_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "nlvr2"
+
+    def statement(identifier: str, label: str, **more: Any) -> dict[str, Any]:
+        urls = {"left_url": "http://a/1.jpg", "right_url": "http://b/2.jpg"}
+        return {"identifier": identifier, "sentence": "Two dogs.", "label": label, **urls, **more}
+
+    train = [statement("train-1-0-0", "True", directory=4), statement("train-1-0-1", "false")]
+    dev = [statement("dev-12-3-1", "False"), statement("dev-12-3-1", "False")]
+    write(folder / "data" / "train.json", lines(train))
+    write(folder / "data" / "dev.json", lines([*dev, statement("dev-12-3-1", "True")]))
+    write(folder / "images" / "train" / "4" / "train-1-0-img0.png", picture())  # JPEG inside
+    write(folder / "dev" / "dev-12-3-img1.png", picture())
+    made("nlvr2", folder, tmp_path / "out")
+    rows = rows_of(tmp_path / "out", STATEMENTS_TABLE)
+    assert [(row["example_id"], row["label_id"]) for row in rows] == [
+        ("nlvr2/train-1-0-0", 1),
+        ("nlvr2/dev-12-3-1", 0),
+    ]
+    assert rows[0]["image_ids"] == ["nlvr2/train-1-0-img0", "nlvr2/train-1-0-img1"]
+    images = rows_of(tmp_path / "out", IMAGES)
+    assert [(row["image_id"], row["source_url"]) for row in images] == [
+        ("nlvr2/train-1-0-img0", "http://a/1.jpg"),
+        ("nlvr2/dev-12-3-img1", "http://b/2.jpg"),
+    ]
+    assert sorted(rejects_of(tmp_path / "out").values()) == [
+        *("duplicate", "id_conflict", "image_missing", "image_missing", "label_unknown")
+    ]
+
+
+# GLUE
+
+
+def test_glue_by_the_names_of_its_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "glue"
+    write(folder / "CoLA" / "train.tsv", 'x01\t1\t\tThe "cat sleeps.\nx01\t0\t*\tCat the.\n')
+    write(folder / "CoLA" / "test.tsv", "index\tsentence\n0\tWho?\n")
+    write(
+        folder / "QQP" / "train.tsv",
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\ta\tb\t0\n4\t5\n",
+    )
+    mnli = "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tneutral\tcontradiction\n"
+    write(folder / "MNLI" / "dev_matched.tsv", mnli)
+    write(folder / "STS-B" / "dev.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.25\n")
+    manifest = made("glue", folder, tmp_path / "out")
+    rows = rows_of(tmp_path / "out", STATEMENTS_TABLE)
+    assert [(row["example_id"], row["label"], row["label_id"]) for row in rows] == [
+        ("glue/cola/train/0", "1", 1),
+        ("glue/cola/train/1", "0", 0),
+        ("glue/cola/test/0", None, -1),
+        ("glue/sts-b/dev/0", "3.25", -1),
+        ("glue/qqp/train/0", "0", 0),
+        ("glue/mnli/dev_matched/0", "contradiction", 2),
+    ]
+    assert rows[0]["text_a"] == 'The "cat sleeps.' and rows[3]["score"] == 3.25
+    assert rows[0]["image_ids"] == [] and rows[0]["text_b"] is None
+    assert rejects_of(tmp_path / "out") == {"QQP/train.tsv:2": "bad_row"}
+    assert manifest["counts"][0][:3] == ["CoLA/train.tsv", 2, 8_551]
+
+
+def test_files_that_are_no_glue_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "glue"
+    words = ["glue", "--input", str(folder), "--output", str(tmp_path / "out")]
+    write(folder / "MRPC" / "msr_paraphrase_train.txt", "x")
+    assert main(words) == 2
+    assert "msr_paraphrase_*.txt" in capsys.readouterr().err
+    write(folder / "RTE" / "dev.tsv", "index\tsentence1\tlabel\n0\ta\tb\n")
+    write(folder / "MRPC" / "dev.tsv", "Quality\t#1 String\t#2 String\n1\ta\tb\n")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "RTE/dev.tsv has no column sentence2" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["vqa1", "vqa2", "vgqa", "vcr", "refcoco", "nlvr2", "glue"])
+def test_an_empty_folder_is_told_what_it_lacks(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "labels.txt", "a")
+    labels = ["--labels", str(tmp_path / "labels.txt")] if name == "vgqa" else []
+    words = [name, "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *labels]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"--input {tmp_path / 'in'} has no " in error and len(error.splitlines()) == 1

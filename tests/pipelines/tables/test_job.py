@@ -1,0 +1,285 @@
+"""tables: what is joined, what stays of a condition, a draw, a removal; and a user's mistakes."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vlmill.pipelines.tables.command import main
+from vlmill.schemas.files.manifest import MANIFEST, verify_folder, write_manifest
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.ids import key64
+from vlmill.schemas.tables import (
+    ALIASES,
+    IMAGES,
+    NEGATIVES,
+    PAIRS,
+    REGIONS,
+    REJECTS,
+    STATEMENTS,
+    Table,
+)
+
+
+def pair(number: int, picture: str | None, **more: Any) -> dict[str, Any]:
+    return {"pair_id": f"p{number}", "image_id": picture, "text": f"text {number}"} | more
+
+
+def image(name: str, content: bytes = b"x", **more: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(content).hexdigest()
+    return {"image_id": name, "bytes": content, "sha256": digest} | more
+
+
+def folder(path: Path, tables: dict[Table, list[list[dict[str, Any]]]], **about: Any) -> str:
+    """A job's output: the shards of each table."""
+    shards = [
+        write_shard(path, table, rows, index, len(parts), **about)
+        for table, parts in tables.items()
+        for index, rows in enumerate(parts)
+    ]
+    write_manifest(path, shards, job="made", settings={})
+    return str(path)
+
+
+@pytest.fixture
+def mined(tmp_path: Path) -> str:
+    """Five pairs of three pictures in two shards, with negatives and an alias."""
+    scores = [0.9, 0.1, None, 0.6, 0.7]
+    pictures = ["a", "a", "b", "c", None]
+    rows = [
+        pair(n, picture, score=score, image_url=f"http://x/{picture}.jpg", language="en")
+        for n, (picture, score) in enumerate(zip(pictures, scores, strict=True))
+    ]
+    negatives = [{"pair_id": "p0", "negative_pair_ids": ["p3", "p2"], "similarities": [0.4, 0.3]}]
+    return folder(
+        tmp_path / "mined",
+        {
+            PAIRS: [rows[:3], rows[3:]],
+            IMAGES: [[image(name, name.encode(), source_url=f"http://x/{name}.jpg")
+                      for name in ("a", "b", "c")]],
+            NEGATIVES: [negatives],
+            ALIASES: [[{"image_id": "b", "alias": "flickr/12"}]],
+        },
+    )  # fmt: skip
+
+
+def ids(path: Path, table: Table, column: str = "pair_id") -> list[str]:
+    return [str(value) for value in read_table(path, table).column(column).to_pylist()]
+
+
+def test_concat_keeps_the_first_of_each_id_and_says_why_others_went(
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = folder(
+        tmp_path / "other",
+        {PAIRS: [[pair(0, "a", score=0.9, image_url="http://x/a.jpg", language="en"),
+                  pair(3, "z"), pair(9, "z")]],
+         IMAGES: [[image("a", b"a"), image("z")]]},
+    )  # fmt: skip
+    out = tmp_path / "out"
+    assert main(["concat", mined, other, "--output", str(out)]) == 0
+    assert ids(out, PAIRS) == ["p0", "p1", "p2", "p3", "p4", "p9"]
+    assert ids(out, IMAGES, "image_id") == ["a", "b", "c", "z"]
+    rejects = [(r["key"], r["reason"]) for r in read_table(out, REJECTS).to_pylist()]
+    assert rejects == [
+        ("images:a", "duplicate"),  # its bytes are the same, wherever they came from
+        ("pairs:p0", "duplicate"),
+        ("pairs:p3", "id_conflict"),
+    ]
+    funnel = {s["stage"]: s for s in json.loads((out / "funnel.json").read_text())}
+    assert funnel["pairs"] == {
+        "stage": "pairs", "unit": "rows", "in": 8, "out": 6,
+        "rejects": {"duplicate": 1, "id_conflict": 1},
+    }  # fmt: skip
+    assert verify_folder(out) == []
+    assert "6 of 8 pairs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("where", "stay"),
+    [
+        ("score > 0.5", ["p0", "p3", "p4"]),
+        ("not (score > 0.5)", ["p1"]),  # of a null neither holds
+        ("score is None", ["p2"]),
+        ("score is not None and image_id in ['a', 'b']", ["p0", "p1"]),
+        ("image_id not in ('a',) or score == 0.9", ["p0", "p2", "p3"]),
+        ("text == 'text 4'", ["p4"]),
+        ("score < 0", []),
+    ],
+)
+def test_filter_keeps_the_rows_of_which_a_condition_holds(
+    mined: str, tmp_path: Path, where: str, stay: list[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["filter", mined, "--where", where, "--output", str(out)]) == 0
+    pairs = read_table(out, PAIRS).to_pylist()
+    assert [row["pair_id"] for row in pairs] == stay
+    # Other tables keep what is about the pictures and pairs that are left.
+    pictures = sorted({row["image_id"] for row in pairs if row["image_id"]})
+    assert ids(out, IMAGES, "image_id") == pictures
+    assert ids(out, NEGATIVES) == (["p0"] if "p0" in stay else [])
+    assert ids(out, ALIASES, "image_id") == [name for name in pictures if name == "b"]
+    assert verify_folder(out) == []
+
+
+def test_filter_reads_earlier_versions_and_single_tables(tmp_path: Path, mined: str) -> None:
+    out = tmp_path / "out"
+    assert main(["filter", f"{mined}/pairs-*.parquet", "--where", "fold is None",
+                 "--output", str(out)]) == 0  # fmt: skip
+    assert ids(out, PAIRS) == ["p0", "p1", "p2", "p3", "p4"]
+    assert not list(out.glob("images-*"))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("scor > 1", "pairs has no column scor"),
+        ("score = 1", "invalid syntax"),
+        ("score", "no comparison"),
+        ("1 > 0", "names no column"),
+        ("__import__('os').system('id')", "no column __import__"),
+        ("score > open('x')", "no column open"),
+        ("score > [1]", "no value"),
+        ("score > 'a'", "want a condition"),
+        ("score in []", "wants a list"),
+        ("text is text", "None alone"),
+    ],
+)
+def test_a_condition_that_is_none_is_told_in_a_line(
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, said: str
+) -> None:
+    assert main(["filter", mined, "--where", where, "--output", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_sample_depends_on_ids_and_seed_alone(mined: str, tmp_path: Path) -> None:
+    drawn = {}
+    for seed in ("1", "2", "3"):
+        out = tmp_path / f"out{seed}"
+        assert main(["sample", mined, "--rows", "2", "--seed", seed, "--output", str(out)]) == 0
+        drawn[seed] = ids(out, PAIRS)
+        assert len(drawn[seed]) == 2
+    assert len(set(map(tuple, drawn.values()))) > 1
+    rows = read_table(mined, PAIRS).to_pylist()[::-1]
+    backwards = folder(tmp_path / "backwards", {PAIRS: [rows]})
+    assert main(["sample", backwards, "--rows", "2", "--seed", "1", "--output",
+                 str(tmp_path / "b")]) == 0  # fmt: skip
+    assert sorted(ids(tmp_path / "b", PAIRS)) == sorted(drawn["1"])
+    assert main(["sample", mined, "--fraction", "1", "--output", str(tmp_path / "all")]) == 0
+    assert ids(tmp_path / "all", PAIRS) == ["p0", "p1", "p2", "p3", "p4"]
+
+
+def test_remove_takes_a_picture_out_of_every_table_and_names_who_saw_it(
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "asked.txt"
+    asked.write_text("http://x/b.jpg\n\n")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for name, ids_ in (("images", ["a", "b"]), ("pairs", ["p0", "p3"])):
+        np.save(checkpoint / f"trained_{name}.npy", np.unique(np.array([*map(key64, ids_)], "u8")))
+    out = tmp_path / "out"
+    flags = ["--urls", str(asked), "--checkpoints", str(checkpoint)]
+    assert main(["remove", mined, *flags, "--output", str(out)]) == 0
+    assert ids(out, PAIRS) == ["p0", "p1", "p3", "p4"]
+    assert ids(out, IMAGES, "image_id") == ["a", "c"]
+    assert read_table(out, ALIASES).num_rows == 0
+    (negatives,) = read_table(out, NEGATIVES).to_pylist()
+    assert negatives["negative_pair_ids"] == ["p3"]  # p2 was of the picture
+    assert negatives["similarities"] == pytest.approx([0.4])
+    error = capsys.readouterr().err
+    assert "was trained on 1 of these pictures and 0 of these pairs" in error
+    assert b"http://x/b.jpg" not in b"".join(p.read_bytes() for p in out.glob("*"))
+
+
+def test_remove_finds_pictures_by_digest_and_by_id_in_lists_too(tmp_path: Path) -> None:
+    rows = [
+        {"example_id": f"e{n}", "image_ids": names, "text_a": "t", "label_id": 1}
+        for n, names in enumerate((["a", "b"], ["c", "d"], []))
+    ]
+    given = folder(tmp_path / "in", {STATEMENTS: [rows], IMAGES: [[image("b", b"b"), image("c")]]})
+    wanted = tmp_path / "wanted.txt"
+    wanted.write_text(hashlib.sha256(b"b").hexdigest().upper() + "\n")
+    assert main(["remove", given, "--sha256", str(wanted), "--output", str(tmp_path / "o")]) == 0
+    assert ids(tmp_path / "o", STATEMENTS, "example_id") == ["e1", "e2"]
+    assert ids(tmp_path / "o", IMAGES, "image_id") == ["c"]
+    wanted.write_text("d\n")
+    assert main(["remove", given, "--image-ids", str(wanted), "--output", str(tmp_path / "q")]) == 0
+    assert ids(tmp_path / "q", STATEMENTS, "example_id") == ["e0", "e2"]
+
+
+def regions(name: str) -> list[dict[str, Any]]:
+    return [{"image_id": name, "width": 2, "height": 2, "num_boxes": 0, "boxes": [],
+             "features": b""}]  # fmt: skip
+
+
+def test_regions_of_different_detectors_are_not_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        folder(tmp_path / name, {REGIONS: [regions(name)]}, producer={"detector_fingerprint": name})
+        for name in ("one", "two")
+    ]
+    assert main(["concat", *given, "--output", str(tmp_path / "out")]) == 2
+    assert "by the detector two" in capsys.readouterr().err
+    third = folder(
+        tmp_path / "three", {REGIONS: [regions("x")]}, producer={"detector_fingerprint": "one"}
+    )
+    assert main(["concat", given[0], third, "--output", str(tmp_path / "joined")]) == 0
+    from vlmill.schemas.readers.regions import RegionReader
+
+    assert RegionReader(tmp_path / "joined").detector_fingerprint == "one"
+
+
+def test_a_killed_run_is_continued_to_the_same_bytes(mined: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["concat", mined, "--output", str(out)]
+    assert main(flags) == 0
+    files = {path.name: path.read_bytes() for path in out.glob("*.parquet")}
+    for name in (MANIFEST, "pairs-00001-of-00002.parquet", "rejects-00000-of-00001.parquet"):
+        (out / name).unlink()
+    (out / ".tmp-1-pairs-00001-of-00002.parquet").write_bytes(b"half")
+    assert main(flags) == 0
+    assert {path.name: path.read_bytes() for path in out.glob("*.parquet")} == files
+    assert not list(out.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["concat", "nowhere"], "IN nowhere: no table there"),
+        (["filter", "{mined}", "--where", "score > 1", "--table", "regions"], "has only"),
+        (["sample", "{mined}", "--rows", "0"], "want 1 or more"),
+        (["sample", "{mined}", "--fraction", "1.5"], "at most 1"),
+        (["sample", "{mined}", "--rows", "1", "--table", "aliases"], "no id to draw by"),
+        (["remove", "{mined}"], "say what"),
+        (["remove", "{mined}", "--urls", "nowhere"], "no such file"),
+        (["remove", "{mined}", "--sha256", "{mined}/_manifest.json"], "no SHA-256"),
+        (["remove", "{mined}", "--image-ids", "{empty}"], "is empty"),
+    ],
+)
+def test_mistakes_are_one_line(
+    mined: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    (tmp_path / "empty.txt").write_text("\n")
+    places = {"mined": mined, "empty": str(tmp_path / "empty.txt")}
+    flags = [argument.format(**places) for argument in arguments]
+    assert main([*flags, "--output", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_an_output_among_the_inputs_is_refused(
+    mined: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["concat", mined, "--output", mined]) == 2
+    assert "is an IN" in capsys.readouterr().err
