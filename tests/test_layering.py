@@ -35,8 +35,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
         "errors ids names plain_yaml processes",
         "tables rejects answers splits",
-        "files pictures net",
-        "readers console",
+        "files pictures",
+        "readers console net",
         "__init__",
     ),
     "models": (

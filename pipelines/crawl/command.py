@@ -8,6 +8,7 @@ from vlmill.pipelines.launch.loading import parsed
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
+from vlmill.schemas.files.remote import require_local
 
 
 def parser() -> Parser:
@@ -87,6 +88,8 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
+    require_local("--urls", args.urls)
+    require_local("--output", args.output)
     with locked(args.output):
         manners = manners_of(args)
         _check(args)

@@ -17,6 +17,7 @@ from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
@@ -189,6 +190,8 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the verb."""
     args = parser().parse_args(arguments)
+    for one in (*args.inputs, args.output):
+        require_local(f"tables {args.verb}", one)
     with locked(args.output):
         tables, inputs = open_inputs(args.inputs)
         if any(Path(one).resolve() == args.output.resolve() for one in args.inputs):

@@ -90,7 +90,7 @@ def remove_output(folder: Path) -> None:
 
 def remove_work(folder: Path) -> None:
     """Deletes what a run kept beside its tables to go on from: it is finished."""
-    shutil.rmtree(folder / WORK, ignore_errors=True)
+    remove_tree(folder / WORK)
 
 
 def _same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
