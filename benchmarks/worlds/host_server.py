@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         """Sends more until the client leaves."""
         while self.is_open:
             self.transport.write(b"a" if reply.then == "drip" else _BLOCK)
-            # Sleeping lets the loop see that the client has left, which an event that is set does not.
+            # A sleep lets the loop see that the client has left; an event that is set does not.
             await asyncio.sleep(DRIP_S if reply.then == "drip" else 0)
             await self.may_write.wait()
 
