@@ -73,7 +73,7 @@ def serve_site(log: Path | None, num_hosts: int = 50) -> Iterator[Served]:
             yield Served(site=make_site(int(line), num_hosts), log=log, process=process)
         finally:
             process.stdin.close()
-            process.wait(10)
+            process.terminate()
 
 
 class Connection(asyncio.Protocol):
