@@ -6,7 +6,7 @@ was journalled. Memory is SQLite's page cache; queues of any length lie on the d
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,17 @@ class OriginRow:
     url: str | None = None
     hops: int = 0
     expires: float = 0.0
+
+
+@contextmanager
+def journal_errors() -> Iterator[None]:
+    """Raises OSError for what a journal cannot do, as on a full disk, in the block."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise OSError(f"a journal cannot be written or read: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise OSError(f"a journal is damaged ({error}); use --fresh") from None
 
 
 class Journal:

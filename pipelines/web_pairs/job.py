@@ -21,6 +21,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.fetching.flags import manners_of
+from vlmill.pipelines.fetching.journal import journal_errors
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
@@ -188,7 +189,8 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         shutil.rmtree(output / name, ignore_errors=True)
     if args.fetch:
         run_some = partial(_run_steps, options)
-        fetched = fetch_missing(job, manners_of(args), run_some)
+        with journal_errors():
+            fetched = fetch_missing(job, manners_of(args), run_some)
         job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
     run_beam(job, options)
