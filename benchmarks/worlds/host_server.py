@@ -73,7 +73,7 @@ def serve_site(log: Path | None, num_hosts: int = 50) -> Iterator[Served]:
             yield Served(site=make_site(int(line), num_hosts), log=log, process=process)
         finally:
             process.stdin.close()
-            process.wait(10)
+            process.terminate()
 
 
 class Connection(asyncio.Protocol):
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         """Sends more until the client leaves."""
         while self.is_open:
             self.transport.write(b"a" if reply.then == "drip" else _BLOCK)
-            # Without a pause nobody else would have a turn, nor be told that the client has left.
+            # A sleep lets the loop see that the client has left; an event that is set does not.
             await asyncio.sleep(DRIP_S if reply.then == "drip" else 0)
             await self.may_write.wait()
 

@@ -118,11 +118,12 @@ class Client:
         machine runs out of files or memory.
         """
         end = time.monotonic() + timeout
-        while not self._answers and (self._running or self._nameless):
-            self._serve(self._seconds_until(end))
+        while self._running or self._nameless:
+            # What is in flight goes on also while refused URLs are answered.
+            self._serve(0.0 if self._answers else self._seconds_until(end))
             self._name()
             self._collect()
-            if time.monotonic() >= end:
+            if self._answers or time.monotonic() >= end:
                 break
         answers, self._answers = self._answers, []
         return answers

@@ -1,6 +1,6 @@
 import pytest
 
-from vlmill.pipelines.texts.words import words_of
+from vlmill.pipelines.texts.words import file_words, words_of
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,12 @@ def test_words(language: str | None, text: str, words: list[str]) -> None:
 def test_long_runs_keep_every_letter(language: str) -> None:
     letter = {"zh": "猫", "ja": "ね", "th": "ก"}[language]
     assert "".join(words_of(letter * 30_000, language)) == letter * 30_000
+
+
+def test_words_of_a_file_name() -> None:
+    assert file_words("http://a.org/d/Mona_Lisa%20inLouvre-2.jpg") == (
+        "mona",
+        "lisa",
+        "in",
+        "louvre",
+    )

@@ -21,7 +21,7 @@ EVERYTHING = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 def answers(urls: list[str], allowed: tuple[Network, ...] = ()) -> list[Answer]:
     """What becomes of URLs, in their order."""
     settings = ClientSettings(
-        contact="tests@example.org", connect_seconds=1.0, seconds=2.0, allowed=allowed
+        contact="tests@example.org", connect_seconds=20.0, seconds=30.0, allowed=allowed
     )
     by_url: dict[str, Answer] = {}
     with Client(settings) as client:

@@ -22,8 +22,8 @@ from vlmill.schemas.rejects import Reason
 
 SETTINGS = ClientSettings(
     contact="tests@example.org",
-    connect_seconds=2.0,
-    seconds=3.0,
+    connect_seconds=20.0,
+    seconds=30.0,
     allowed=(ip_network("127.0.0.0/8"),),
     names=lambda host: ["127.0.0.1"],
 )

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.texts.words import file_words
 from vlmill.schemas.net.urls import join_key, resolve, resolve_any
 
 PAGE = "http://example.org/a/b/page.html"
@@ -49,13 +48,21 @@ def test_http_and_https_join() -> None:
     assert join_key("http://a.org/x") == join_key("https://a.org/x") != join_key("http://a.org/y")
 
 
-def test_words_of_a_file_name() -> None:
-    assert file_words("http://a.org/d/Mona_Lisa%20inLouvre-2.jpg") == (
-        "mona",
-        "lisa",
-        "in",
-        "louvre",
-    )
+@pytest.mark.parametrize(
+    ("host", "ascii_host"),
+    [
+        ("bücher.de", "xn--bcher-kva.de"),
+        ("BÜCHER.DE", "xn--bcher-kva.de"),
+        ("straße.de", "xn--strae-oqa.de"),  # another site than strasse.de
+        ("i❤.ws", "xn--i-7iq.ws"),  # of IDNA 2003 alone
+        ("例え。テスト", "xn--r8jz45g.xn--zckzah"),
+        ("１２７.0.0.1", "127.0.0.1"),
+        ("é" * 64 + ".de", None),
+        ("\u202e.de", None),
+    ],
+)
+def test_international_hosts(host: str, ascii_host: str | None) -> None:
+    assert resolve("", f"http://{host}/a") == (ascii_host and f"http://{ascii_host}/a")
 
 
 @given(
