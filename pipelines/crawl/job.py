@@ -11,7 +11,7 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import build_funnel
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.crawl.report import write_report
-from vlmill.pipelines.fetching.journal import SUCCESSES
+from vlmill.pipelines.fetching.journal import SUCCESSES, journal_errors
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.pages import Scope
 from vlmill.pipelines.fetching.rounds import local_workers, run_rounds
@@ -54,9 +54,10 @@ def run(args: argparse.Namespace, manners: Manners, beam_flags: Sequence[str]) -
     if state is State.FINISHED:
         remove_work(output)
         return say_result(output, "finished before")
-    distribute(job, read_lists(lists, column=args.url_column, follow=args.follow))
-    _fetch(job, min(buckets, args.workers or os.cpu_count() or 1), beam_flags)
-    finish(job, settings, inputs)
+    with journal_errors():
+        distribute(job, read_lists(lists, column=args.url_column, follow=args.follow))
+        _fetch(job, min(buckets, args.workers or os.cpu_count() or 1), beam_flags)
+        finish(job, settings, inputs)
     return say_result(output, "done")
 
 

@@ -6,7 +6,7 @@ was journalled. Memory is SQLite's page cache; queues of any length lie on the d
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ CREATE TABLE pulled (bucket INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 _HOST = ("id", "name", "last_at", "not_before", "failures", "backoffs", "seconds", "bytes")
 _BUSY_S = 60.0
 _CACHE_KIB = 4_096
+_MOST_HOST_IDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +154,24 @@ class OriginRow:
     expires: float = 0.0
 
 
+@contextmanager
+def journal_errors() -> Iterator[None]:
+    """Raises OSError for what a journal cannot do, as on a full disk, in the block."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise OSError(f"a journal cannot be written or read: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise OSError(f"a journal is damaged ({error}); use --fresh") from None
+
+
 class Journal:
     """One bucket's journal; at most one process at a time may write it."""
 
     def __init__(self, path: Path) -> None:
         is_new = not path.exists()
         self.path = path
+        self._host_ids: dict[str, int] = {}
         self._db = sqlite3.connect(path, timeout=_BUSY_S)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
@@ -230,6 +243,14 @@ class Journal:
         return bool(added.rowcount)
 
     def _host_id(self, name: str) -> int:
+        known = self._host_ids.get(name)
+        if known is None:
+            if len(self._host_ids) >= _MOST_HOST_IDS:
+                self._host_ids.clear()
+            known = self._host_ids[name] = self._find_host(name)
+        return known
+
+    def _find_host(self, name: str) -> int:
         row = self._db.execute("SELECT id FROM hosts WHERE name = ?", (name,)).fetchone()
         if row is None:
             row = (self._db.execute("INSERT INTO hosts (name) VALUES (?)", (name,)).lastrowid,)

@@ -1,31 +1,29 @@
 """What a URL's host and origin are, and which bucket a host belongs to."""
 
 import hashlib
+import re
 from functools import lru_cache
-from urllib.parse import urlsplit
 
-
-@lru_cache(maxsize=4_096)
-def _split(head: str) -> str:
-    return urlsplit(head).netloc.rpartition("@")[2]
+_ORIGIN = re.compile(r"[a-z]+://([^/?#]*)")
 
 
 def origin_of(url: str) -> str:
-    """Scheme, host and port of an absolute URL: what one robots.txt is for."""
-    return url[: _end_of_host(url)]
+    """Scheme, host and port of an absolute URL in one spelling: what one robots.txt is for."""
+    return _parts(url)[0]
 
 
 def host_of(url: str) -> str:
-    """Host and port of an absolute URL (a default port is left out): what one rate is for."""
-    return _split(origin_of(url))
+    """Host and port of such a URL (a default port is left out): what one rate is for."""
+    return _parts(url)[1]
 
 
-def _end_of_host(url: str) -> int:
-    start = url.index("://") + 3
-    ends = (end for mark in "/?#" if (end := url.find(mark, start)) >= 0)
-    return min(ends, default=len(url))
+def _parts(url: str) -> re.Match[str]:
+    parts = _ORIGIN.match(url)
+    assert parts is not None, f"{url} is no absolute URL"
+    return parts
 
 
+@lru_cache(maxsize=65_536)
 def bucket_of(host: str, buckets: int) -> int:
     """The bucket of a host, the same on every machine.
 

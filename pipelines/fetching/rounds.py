@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 
@@ -47,8 +48,11 @@ def local_workers(number: int) -> Iterator[RunRound]:
     pool = ProcessPoolExecutor(number, context, initializer=_begin, initargs=(stop,))
 
     def run_round(job: Fetching, buckets: Sequence[int]) -> None:
-        for future in as_completed([pool.submit(_fetch, job, bucket) for bucket in buckets]):
-            future.result()
+        try:
+            for future in as_completed([pool.submit(_fetch, job, b) for b in buckets]):
+                future.result()
+        except BrokenProcessPool:
+            raise OSError("a worker was killed, perhaps for memory; give fewer --workers") from None
 
     try:
         yield run_round

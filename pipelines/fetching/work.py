@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
+from zlib import crc32
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.fetcher import Fetcher
@@ -99,7 +100,7 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
         progress = stack.enter_context(Progress(total=None, unit="line", label="list of URLs"))
         for number, (line, wanted) in enumerate(lines, start=1):
             if isinstance(wanted, Drop):
-                journal = journals[bucket_of(line, job.buckets)]
+                journal = journals[crc32(line.encode("utf-8", "replace")) % job.buckets]
                 journal.drop_line(line, wanted.reason, wanted.detail)
             else:
                 journals[bucket_of(host_of(wanted.url), job.buckets)].list_url(wanted)

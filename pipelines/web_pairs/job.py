@@ -21,6 +21,7 @@ from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
 from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.fetching.flags import manners_of
+from vlmill.pipelines.fetching.journal import journal_errors
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.dataflow import require_for_dataflow
@@ -209,13 +210,15 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
         remove_tree(output / name)
+    if index is not None:
+        prepare_work(job)
+        keep_index(job, index)
     if args.fetch:
         run_some = partial(_run_steps, options, workers)
-        fetched = fetch_missing(job, manners_of(args), run_some)
+        with journal_errors():
+            fetched = fetch_missing(job, manners_of(args), run_some)
         job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
-    if index is not None:
-        keep_index(job, index)
     _run_steps(options, workers, job)
     finish(job, settings, inputs_of(args))
     return say_result(output, "done")

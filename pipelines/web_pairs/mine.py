@@ -214,8 +214,7 @@ def records_of(archive: Archive, job: Job, counts: Counts) -> Iterator[tuple[str
     path, max_bytes = archive.path, job.rules.max_record_bytes
     try:
         with open_archive(path, job.allowed) as file:
-            if job.indexed:
-                ranges = job.ranges_of(archive)
+            if (ranges := job.ranges_of(archive)) is not None:
                 yield from read_ranges(file, path, ranges, max_bytes=max_bytes)
             else:
                 yield from read_archive(file, path, max_bytes=max_bytes)
@@ -239,6 +238,7 @@ def mine(job: Job, unit: Unit) -> Result:
         for key, record in records_of(archive, job, counts):
             miner.take(key, record)
         miner.finish()
-    num_bytes = int(job.ranges_of(archive)[:, 1].sum()) if job.indexed else archive.size
+    ranges = job.ranges_of(archive)
+    num_bytes = archive.size if ranges is None else int(ranges[:, 1].sum())
     metrics = {"wrong_digests": miner.wrong_digests}
     return Result(tallies=counts.tallies, metrics=metrics, num_bytes=num_bytes)

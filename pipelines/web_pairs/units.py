@@ -44,6 +44,9 @@ from vlmill.schemas.files.shards import Shard
 UNIT_BYTES = 64 << 20  # of what archives left: the joins are cut into so many ranges
 
 
+FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has made itself
+
+
 @dataclass(frozen=True, kw_only=True)
 class Archive:
     """An archive: its path, and its size in bytes when it was first seen."""
@@ -55,6 +58,11 @@ class Archive:
     def id(self) -> bytes:
         """Eight bytes that name the archive, by its path."""
         return hashlib.blake2b(self.path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether ``--fetch`` has made it."""
+        return FETCHED in self.path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +91,13 @@ class Job:
         """The folder of the places that an index names, a file for each archive."""
         return path_of(self.output) / WORK / "index"
 
-    def ranges_of(self, archive: Archive) -> Ranges:
-        """The records of an archive that the index names."""
+    def ranges_of(self, archive: Archive) -> Ranges | None:
+        """The records of an archive that the index names; None for all that it has.
+
+        What ``--fetch`` has fetched stands in no index.
+        """
+        if not self.indexed or archive.is_fetched:
+            return None
         with (self.index / f"{archive.id.hex()}.npy").open("rb") as file:
             ranges: Ranges = np.load(file, allow_pickle=False)
         return ranges
@@ -234,8 +247,13 @@ def prepare_work(job: Job) -> None:
 
 
 def keep_index(job: Job, index: Index) -> None:
-    """Leaves the places that the index names where the units look for them."""
+    """Leaves the places that the index names where the units look for them.
+
+    Archives that stand in no index were mined or fetched before.
+    """
     for archive in job.archives:
+        if archive.path not in index.ranges:
+            continue
         with (
             atomic_path(job.index / f"{archive.id.hex()}.npy") as path,
             path.open("wb") as file,

@@ -71,7 +71,7 @@ def test_of_a_page_its_pictures_are_wanted() -> None:
 
 def test_links_are_wanted_where_they_are_followed() -> None:
     def links(**scope: bool) -> list[tuple[str, int]]:
-        wanted = judged(content=PAGE, headers=HTML, follow=2, scope=Scope(**scope)).wanted  # type: ignore[arg-type]
+        wanted = judged(content=PAGE, headers=HTML, follow=2, scope=Scope(**scope)).wanted
         return [(w.url, w.follow) for w in wanted if w.source == "fetch_links"]
 
     assert links() == [("http://a.org/next", 1), ("http://b.org/", 1)]

@@ -40,7 +40,7 @@ def waiting_of(journal: Journal, host: HostRow) -> list[Waiting]:
 
 
 def times(journal: Journal) -> dict[str, int]:
-    return dict(journal.rows("SELECT url, times FROM urls"))  # type: ignore[arg-type]
+    return dict(journal.rows("SELECT url, times FROM urls"))
 
 
 def test_a_url_that_is_listed_again_counts(journal: Journal) -> None:
