@@ -19,7 +19,7 @@ from vlmill.pipelines.regions.command import main as regions_job
 from vlmill.schemas.console.command import run_command
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.shards import describe_shard
-from vlmill.schemas.tables import TABLES
+from vlmill.schemas.tables import TABLES, TASK_TABLES
 from vlmill.train.cli import main as train_vl
 
 TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64"]
@@ -215,4 +215,6 @@ def test_verify_lists_it(
 
 def test_every_table_that_is_read_is_here() -> None:
     unread = {"rejects", "vocabulary", "neighbours"}  # by any command but `verify`
+    # By `tables` and `run --boxes`, whose own tests break them.
+    unread |= {"aliases", "boxes", *(table.name for table in TASK_TABLES)}
     assert {table for table, *_ in BREAKAGES.values()} == set(TABLES) - unread

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from vlmill.pipelines.tables.command import main
@@ -276,6 +278,35 @@ def test_mistakes_are_one_line(
     assert main([*flags, "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "values", "said"),
+    [
+        (ALIASES, "alias", [3], "aliases.alias is int64, must be string"),
+        (STATEMENTS, "example_id", [None], "1 nulls, must have none"),
+    ],
+)
+def test_a_table_that_breaks_its_contract_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    table: Table,
+    column: str,
+    values: list[Any],
+    said: str,
+) -> None:
+    rows = {
+        ALIASES: {"image_id": "a", "alias": "b"},
+        STATEMENTS: {"example_id": "e", "image_ids": [], "text_a": "t", "label_id": 1},
+    }
+    given = folder(tmp_path / "in", {table: [[rows[table]]]})  # type: ignore[index]
+    path = tmp_path / "in" / f"{table.name}-00000-of-00001.parquet"
+    broken = pq.read_table(path)
+    kind = pa.array(values, None if values[0] is not None else pa.string())
+    at = broken.schema.get_field_index(column)
+    pq.write_table(broken.remove_column(at).add_column(at, column, kind), path)
+    assert main(["concat", given, "--output", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_an_output_among_the_inputs_is_refused(
