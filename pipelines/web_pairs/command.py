@@ -33,9 +33,8 @@ def parser() -> Parser:
         "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/, about a twentieth of the archives; remove it when no more will\ncome)."
-        "\nPictures are taken from the same archives; none is "
-        "fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
+        "needs in work/, small beside the archives; remove it when no more will come).\n"
+        "Pictures are taken from the same archives; none is fetched. Other flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
         "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "
         "once 100 bytes a pair.",
         allow_abbrev=False,
