@@ -34,9 +34,10 @@ def parser() -> Parser:
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
         "needs in work/, small beside the archives; remove it when no more will come).\n"
-        "Pictures are taken from the same archives; none is fetched. Other flags (--runner, ...) go "
-        "to Apache Beam.\nMemory: one record (32 MiB at most), one decoded picture and 150 MB of "
-        "rows a worker; to find pictures that look alike once 100 bytes a pair.",
+        "Pictures are taken from the same archives; none is fetched. Other flags (--runner, ...) "
+        "go to Apache Beam.\n"
+        "Memory: one record (32 MiB at most), one decoded picture and 150 MB of rows a worker; to "
+        "find pictures that look alike once 100 bytes a pair.",
         allow_abbrev=False,
     )
     p.add_argument("--warc", metavar="GLOB", help="archives: a path or a glob")
