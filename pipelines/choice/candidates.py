@@ -40,7 +40,8 @@ _FILE_NAME = re.compile(
 )
 _GENERIC = re.compile(
     r"^(?:(?:post|cover|featured|hero|blog|header|article|main|background|banner|thumbnail|site)?"
-    r"[\s_-]*(?:image|img|images|picture|thumbnail|thumb|pic)|photos?|bild|foto|alt|alt text|cover|"
+    r"[\s_-]*(?:image|img|images|picture|photo|thumbnail|thumb|pic)|photos?|bild|foto|"
+    r"alt|alt text|cover|カバー(?:写真|画像)|アイキャッチ(?:画像)?|封面图?|"
     r"banner|see caption|logo|untitled|hero|more|new|newer|older|next|previous|share|tags?|"
     r"comments?|home|图片|写真|画像|图像|照片|фото|картинка|изображение|"
     r"read more|continue reading|learn more|weiterlesen|mehr|читать далее|далее|"

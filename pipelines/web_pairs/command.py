@@ -39,7 +39,7 @@ def parser() -> Parser:
         "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
         "give the same bytes.\nA killed job goes on where it was; archives "
         "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/, about a twentieth of the archives; remove it when no more will\ncome)."
+        "needs in work/, small beside the archives; remove it when no more will come)."
         "\nPictures are taken from the same archives; --fetch gets those that they lack. Other "
         "flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
         "most), one decoded picture and 150 MB of rows a worker; to find pictures that look alike "

@@ -310,10 +310,10 @@ def _lists(output: Path, job: Job) -> bool:
     listed = read_manifest(output)["settings"]["archives"]
     archives = [[archive.path, archive.size] for archive in job.archives]
     if lost := [path for path, size in listed if [path, size] not in archives]:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise InputError(
-            f"--output {output} is also of {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)}"
-            ", of which work/archives has nothing any more: name all archives in --warc, or give "
-            "another folder"
+            f"--output {output} is also of {lost[0]}{more}, of which its work/archives has nothing "
+            "any more: name all archives in --warc, or give another folder"
         )
     return bool(listed == archives)
 

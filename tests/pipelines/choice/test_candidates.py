@@ -8,7 +8,7 @@ from vlmill.pipelines.choice.candidates import own_title, says_nothing
     [
         *("image", "Featured image", "IMG_1234", "DSC00123.JPG", "317093_original-8009236"),
         *("/images/kOKKOltFz58.jpg", "2012-05-03", "42", "***", "photo by A. Name", "see caption"),
-        *("続きを読む", "фото 2", "…"),
+        *("続きを読む", "カバー写真", "cover photo", "фото 2", "…"),
     ],
 )
 def test_texts_that_say_nothing(text: str) -> None:

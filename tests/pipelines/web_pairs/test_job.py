@@ -430,7 +430,7 @@ def test_without_work_no_archive_is_added_alone(
     before = rows(out, PAIRS)
     capsys.readouterr()
     assert run(second, out) == 2
-    assert "work/archives has nothing any more" in capsys.readouterr().err
+    assert "its work/archives has nothing any more" in capsys.readouterr().err
     assert rows(out, PAIRS) == before and verify_folder(out) == []
     assert run(tmp_path / "*.warc.gz", out) == 0
 
