@@ -54,6 +54,8 @@ def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int | None:
         raise InputError(f"--workers {workers}: must be at least 1")
     if not beam_flags:
         return workers or all_cores()
+    if not beam_flags[0].startswith("-"):
+        raise InputError(f"{beam_flags[0]}: no flag stands before it; quote a glob, '*.warc.gz'")
     if workers is not None:
         raise InputError(
             f"--workers {workers} is for a job without Beam, and {beam_flags[0]} goes to Beam; "

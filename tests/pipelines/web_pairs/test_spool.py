@@ -5,6 +5,7 @@ import pytest
 
 from vlmill.pipelines.web_pairs.spool import (
     EVERY_KEY,
+    SORT_BYTES,
     Block,
     Row,
     Tape,
@@ -27,8 +28,8 @@ def write(path: Path, rows: list[Row], **bounds: int) -> Path:
     return path
 
 
-def read(paths: list[Path], **bounds: int) -> list[list[Row]]:
-    return [list(sorted_rows(paths, slice_, **bounds)) for slice_ in range(4)]
+def read(paths: list[Path], sort_bytes: int = SORT_BYTES) -> list[list[Row]]:
+    return [list(sorted_rows(paths, slice_, sort_bytes=sort_bytes)) for slice_ in range(4)]
 
 
 @pytest.mark.parametrize("run_bytes", [1, 4_000, 1 << 20])
