@@ -20,7 +20,13 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
-from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command, say_how_to_read
+from vlmill.schemas.console.command import (
+    Parser,
+    add_lock_seconds,
+    place,
+    run_command,
+    say_how_to_read,
+)
 from vlmill.schemas.console.cost import add_dry_run, print_estimate
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError

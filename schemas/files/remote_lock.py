@@ -29,7 +29,7 @@ _held: dict[str, "_Lock"] = {}  # of this process, by their outputs
 
 
 def require_held(url: str) -> None:
-    """Raises StoreFailed if another run has taken over the lock of the output that holds ``url``."""
+    """Raises StoreFailed if another run has taken over the output that holds ``url``."""
     for folder, lock in tuple(_held.items()):
         if url.startswith(f"{folder}/"):
             lock.require()
@@ -86,8 +86,8 @@ class _Lock:
             if age < self.seconds:
                 raise InputError(
                     f"{self.said} is being written by {said_of(holder)}; wait until it has ended "
-                    f"(its lock was renewed {age:.0f} s ago and counts for {self.seconds:.0f} s), or "
-                    "give another"
+                    f"(its lock was renewed {age:.0f} s ago and counts for {self.seconds:.0f} s), "
+                    "or give another"
                 )
             if self._put(version):
                 print(
@@ -116,7 +116,11 @@ class _Lock:
         while not self.ended.wait(self.seconds / RENEWALS) and not self.lost_to:
             try:
                 self._renew()
-            except (OSError, InputError, StoreFailed) as error:  # the next try may do, and `require` asks again
+            except (
+                OSError,
+                InputError,
+                StoreFailed,
+            ) as error:  # the next try may do, and `require` asks again
                 print(f"warning: {self.said}: the lock is not renewed ({error})", file=sys.stderr)
 
     def _renew(self) -> None:

@@ -6,7 +6,6 @@ A job is killed once so many objects lie in its output; the long tests try every
 import importlib
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ FUNCTIONS = {
 
 @pytest.fixture(scope="module")
 def on_disk(
-    inputs: Path,  # noqa: F811
+    inputs: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Path]:
     """The output of each job's run on a disk."""
@@ -93,7 +92,7 @@ def moments() -> list[Any]:
 def test_a_killed_job_in_a_store_ends_with_the_rows_of_one_on_a_disk(
     name: str,
     objects: int,
-    inputs: Path,  # noqa: F811
+    inputs: Path,
     on_disk: Callable[[str], Path],
     bucket: str,
     tmp_path: Path,

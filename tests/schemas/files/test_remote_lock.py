@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.object_stores import environment, names_below
+
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.lock import LOCK, locked

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-
 from tests.object_stores import forget_stores
+
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.lock import locked
@@ -94,7 +94,7 @@ def test_missing_credentials_are_named(bucket: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     forget_stores()
-    with pytest.raises(InputError, match="no credentials .*set AWS_ACCESS_KEY_ID and"):
+    with pytest.raises(InputError, match=r"no credentials .*set AWS_ACCESS_KEY_ID and"):
         path_of(f"{bucket}/x").exists()
     forget_stores()
 
