@@ -12,7 +12,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import total_ordering
@@ -223,7 +223,7 @@ class RemotePath(_Base):
             return []
         return [entry for entry in listed if self._named(entry["name"].rstrip("/")) != self]
 
-    def iterdir(self) -> Iterator["RemotePath"]:
+    def iterdir(self) -> Generator["RemotePath", None, None]:
         for entry in self._listed():
             yield self / PurePosixPath(entry["name"]).name
 
@@ -254,7 +254,7 @@ class RemotePath(_Base):
         names = self.ask("glob", detail=True)
         return sorted(self._named(name) for name, info in names.items() if info["type"] == "file")
 
-    def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:
         """A stream to read, in ranges as they are asked for."""
         assert mode in ("r", "rb"), "places in a store are written by `atomic`"
         binary = io.BufferedReader(_Ranges(self), BUFFER_BYTES)
@@ -264,7 +264,7 @@ class RemotePath(_Base):
         content: bytes = self.ask("cat_file")
         return content
 
-    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # type: ignore[override]
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def upload(self, file: Path) -> Status:

@@ -24,6 +24,7 @@ from vlmill.schemas.files.stores import Unmet, asked, asked_to_write, filesystem
 
 SECONDS = 120.0
 RENEWALS = 4  # in this time
+LEAST_SECONDS = 1.0  # between two of them
 _ATTEMPTS = 20
 _held: dict[str, "_Lock"] = {}  # of this process, by their outputs
 
@@ -67,6 +68,7 @@ def held(path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> 
 class _Lock:
     def __init__(self, path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> None:
         self.path, self.said, self.seconds = path, said, seconds
+        self._every = max(LEAST_SECONDS, seconds / RENEWALS)
         self.owner = {**owner, "id": uuid.uuid4().hex}
         self.ended, self._writing = threading.Event(), threading.Lock()
         self.version, self.renewed, self.lost_to = "", 0.0, ""
@@ -113,7 +115,7 @@ class _Lock:
 
     def keep(self) -> None:
         """Renews the lock again and again, until the run ends or another has replaced it."""
-        while not self.ended.wait(self.seconds / RENEWALS) and not self.lost_to:
+        while not self.ended.wait(self._every) and not self.lost_to:
             try:
                 self._renew()
             except (
@@ -136,7 +138,7 @@ class _Lock:
 
     def require(self) -> None:
         """Raises StoreFailed if the lock is another run's; renews one that may have become so."""
-        if time.monotonic() - self.renewed > self.seconds / 2:  # the process was stopped for long
+        if time.monotonic() - self.renewed > 2 * self._every:  # the process was stopped for long
             self._renew()
         if self.lost_to:
             raise StoreFailed(
