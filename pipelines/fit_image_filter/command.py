@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import require_local
 
 
 def parser() -> Parser:
@@ -50,6 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job."""
     args = parser().parse_args(arguments)
     require_threshold(args.threshold)
+    require_local("--output", args.output)
     # scikit-learn takes its time: not before the arguments are known to be good.
     from vlmill.pipelines.fit_image_filter import job
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from vlmill.schemas.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import require_local
 
 
 class ListFeatures(argparse.Action):
@@ -57,6 +58,7 @@ def parser() -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job."""
     args = parser().parse_args(arguments)
+    require_local("--output", args.output)
     if not 0 <= args.threshold <= 1:
         raise InputError(f"--threshold {args.threshold}: must be in 0..1")
     # scikit-learn takes its time: not before the arguments are known to be good.

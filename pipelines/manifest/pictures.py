@@ -28,9 +28,7 @@ def picture_path(root: Path, name: str) -> Path | Drop:
 
     Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
     """
-    missing = Drop(
-        Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}"
-    )
+    missing = Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
     if is_unsafe(name):
         return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
     if isinstance(root, RemotePath):

@@ -130,7 +130,11 @@ def _by_ends(path: str, spec: Table | None) -> Measure:
     if not files:
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        rows = None if spec is None else sum(pq.read_metadata(readable(file)).num_rows for file in files)
+        rows = (
+            None
+            if spec is None
+            else sum(pq.read_metadata(readable(file)).num_rows for file in files)
+        )
     except pa.ArrowException as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     lines = [f"{file.name} {file.stat().st_size} {_ends(file)}" for file in files]

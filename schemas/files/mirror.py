@@ -1,9 +1,9 @@
 """A run whose files grow works in a folder of this machine, which a store mirrors.
 
-What the store has is what :meth:`Mirror.push` has listed last in ``_mirror.json``, after all that it
-names was there: files that only grow (logs) are cut back to the listed length when the run goes on
-elsewhere, and what is not listed is removed. The manifest goes last, so that whoever finds one finds
-all of the run.
+What the store has is what :meth:`Mirror.push` has listed last in ``_mirror.json``, after all that
+it names was there: files that only grow (logs) are cut back to the listed length when the run goes
+on elsewhere, and what is not listed is removed. The manifest goes last, so that whoever finds one
+finds all of the run.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _mirrors: dict[Path, "Mirror"] = {}
 
 
 def push(folder: str | Path) -> None:
-    """Brings the store up to date if ``folder`` is the work folder of a mirror; else does nothing."""
+    """Brings the store up to date if ``folder`` is a mirror's work folder; else does nothing."""
     if mirror := _mirrors.get(Path(folder)):
         mirror.push()
 
@@ -102,9 +102,7 @@ class Mirror:
         try:
             remote.download(file)
         except FileNotFoundError:
-            raise InputError(
-                f"{remote} is listed in {LISTING}, but missing; use --fresh"
-            ) from None
+            raise InputError(f"{remote} is listed in {LISTING}, but missing; use --fresh") from None
         if file.stat().st_size > size and _digest(file, size) == digest:
             os.truncate(file, size)  # it has grown since
         elif _digest(file) != digest and file.stat().st_size > SMALL_BYTES:
@@ -171,7 +169,9 @@ def _read_listing(listing: Path) -> dict[str, tuple[int, str]]:
         files: dict[str, Any] = json.loads(listing.read_text(encoding="utf-8"))["files"]
         entries = {name: (int(size), str(digest)) for name, (size, digest) in files.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{listing} is damaged ({error}); delete the run, or give another") from None
+        raise InputError(
+            f"{listing} is damaged ({error}); delete the run, or give another"
+        ) from None
     for name in entries:
         if name.startswith("/") or ".." in Path(name).parts or is_remote(name):
             raise InputError(f"{listing} lists {name!r}, which leads out of the run")

@@ -12,7 +12,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import total_ordering
@@ -25,7 +25,10 @@ from vlmill.schemas.files.stores import asked, asked_to_write, filesystem, schem
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
 _MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
 # To a type checker it is a Path, as both are used alike; at run time the rest of a Path is missing.
-_Base = Path if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    from pathlib import Path as _Base
+else:
+    _Base = object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,9 @@ def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
     """The sorted paths that match a glob, of this machine or of a store (files alone)."""
     if not is_remote(argument):
         return sorted(Path(name) for name in glob.glob(str(argument), recursive=recursive))
-    return path_of(argument)._matches()
+    place = path_of(argument)
+    assert isinstance(place, RemotePath)
+    return place.matches()
 
 
 def readable(path: str | Path) -> Any:
@@ -218,7 +223,7 @@ class RemotePath(_Base):
             return []
         return [entry for entry in listed if self._named(entry["name"].rstrip("/")) != self]
 
-    def iterdir(self) -> Iterator["RemotePath"]:
+    def iterdir(self) -> Generator["RemotePath", None, None]:
         for entry in self._listed():
             yield self / PurePosixPath(entry["name"]).name
 
@@ -244,11 +249,12 @@ class RemotePath(_Base):
             if not name.endswith("/")
         ]
 
-    def _matches(self) -> list[Path]:
+    def matches(self) -> list[Path]:
+        """The objects that match the path, which is a glob."""
         names = self.ask("glob", detail=True)
         return sorted(self._named(name) for name, info in names.items() if info["type"] == "file")
 
-    def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:
         """A stream to read, in ranges as they are asked for."""
         assert mode in ("r", "rb"), "places in a store are written by `atomic`"
         binary = io.BufferedReader(_Ranges(self), BUFFER_BYTES)
@@ -258,7 +264,7 @@ class RemotePath(_Base):
         content: bytes = self.ask("cat_file")
         return content
 
-    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # type: ignore[override]
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def upload(self, file: Path) -> Status:
@@ -273,7 +279,9 @@ class RemotePath(_Base):
         asked_to_write(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
         status: Status = self.stat()
         if status.st_size != size:
-            raise StoreFailed(f"{self.url}: {status.st_size} of {size} bytes have arrived; try again")
+            raise StoreFailed(
+                f"{self.url}: {status.st_size} of {size} bytes have arrived; try again"
+            )
         return status
 
     def download(self, file: Path) -> None:

@@ -24,12 +24,13 @@ from vlmill.schemas.files.stores import Unmet, asked, asked_to_write, filesystem
 
 SECONDS = 120.0
 RENEWALS = 4  # in this time
+LEAST_SECONDS = 1.0  # between two of them
 _ATTEMPTS = 20
 _held: dict[str, "_Lock"] = {}  # of this process, by their outputs
 
 
 def require_held(url: str) -> None:
-    """Raises StoreFailed if another run has taken over the lock of the output that holds ``url``."""
+    """Raises StoreFailed if another run has taken over the output that holds ``url``."""
     for folder, lock in tuple(_held.items()):
         if url.startswith(f"{folder}/"):
             lock.require()
@@ -67,6 +68,7 @@ def held(path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> 
 class _Lock:
     def __init__(self, path: RemotePath, said: str, owner: dict[str, Any], seconds: float) -> None:
         self.path, self.said, self.seconds = path, said, seconds
+        self._every = max(LEAST_SECONDS, seconds / RENEWALS)
         self.owner = {**owner, "id": uuid.uuid4().hex}
         self.ended, self._writing = threading.Event(), threading.Lock()
         self.version, self.renewed, self.lost_to = "", 0.0, ""
@@ -86,8 +88,8 @@ class _Lock:
             if age < self.seconds:
                 raise InputError(
                     f"{self.said} is being written by {said_of(holder)}; wait until it has ended "
-                    f"(its lock was renewed {age:.0f} s ago and counts for {self.seconds:.0f} s), or "
-                    "give another"
+                    f"(its lock was renewed {age:.0f} s ago and counts for {self.seconds:.0f} s), "
+                    "or give another"
                 )
             if self._put(version):
                 print(
@@ -113,10 +115,14 @@ class _Lock:
 
     def keep(self) -> None:
         """Renews the lock again and again, until the run ends or another has replaced it."""
-        while not self.ended.wait(self.seconds / RENEWALS) and not self.lost_to:
+        while not self.ended.wait(self._every) and not self.lost_to:
             try:
                 self._renew()
-            except (OSError, InputError, StoreFailed) as error:  # the next try may do, and `require` asks again
+            except (
+                OSError,
+                InputError,
+                StoreFailed,
+            ) as error:  # the next try may do, and `require` asks again
                 print(f"warning: {self.said}: the lock is not renewed ({error})", file=sys.stderr)
 
     def _renew(self) -> None:
@@ -132,7 +138,7 @@ class _Lock:
 
     def require(self) -> None:
         """Raises StoreFailed if the lock is another run's; renews one that may have become so."""
-        if time.monotonic() - self.renewed > self.seconds / 2:  # the process was stopped for long
+        if time.monotonic() - self.renewed > 2 * self._every:  # the process was stopped for long
             self._renew()
         if self.lost_to:
             raise StoreFailed(

@@ -66,7 +66,9 @@ def scheme_of(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise InputError(f"{url}: {scheme}:// is none of {known}; give one of these or a local path")
+        raise InputError(
+            f"{url}: {scheme}:// is none of {known}; give one of these or a local path"
+        )
     if not rest.strip("/"):
         raise InputError(f"{url} names no bucket; give {scheme}://BUCKET/FOLDER")
     return scheme

@@ -66,7 +66,7 @@ def test_what_is_no_place_of_a_store_is_one_line(url: str) -> None:
 def test_a_command_that_takes_no_store_says_so() -> None:
     require_local("--output", "a/b")
     require_local("--output", None)
-    with pytest.raises(InputError, match="--output gs://b/x: .* local path"):
+    with pytest.raises(InputError, match=r"--output gs://b/x: .* local path"):
         require_local("--output", "gs://b/x")
 
 
@@ -229,5 +229,5 @@ def test_a_damaged_file_in_a_store_is_named(bucket: str) -> None:
     write_text(path_of(f"{bucket}/rejects-1.parquet"), "no Parquet")
     with pytest.raises(InputError, match=r"rejects-1\.parquet is no readable Parquet file"):
         find_shards(f"{bucket}/rejects-1.parquet", REJECTS)
-    with pytest.raises(InputError, match="--x .*/none: no table of rejects there"):
+    with pytest.raises(InputError, match=r"--x .*/none: no table of rejects there"):
         find_shards(f"{bucket}/none", REJECTS, "--x")

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.object_stores import environment, names_below
 
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.lock import LOCK, locked
 from vlmill.schemas.files.remote import path_of
@@ -62,7 +62,7 @@ def test_who_has_lost_the_lock_writes_no_more(
         with locked(output, seconds=0):
             _held[output], second = first, _held[output]
             first._renew()
-            with pytest.raises(OSError, match="has taken over this output; this run writes no"):
+            with pytest.raises(StoreFailed, match="has taken over this output; this run writes no"):
                 write_text(path_of(output) / "x", "x")
             require_held(f"{bucket}/running/x")
             _held[output] = second

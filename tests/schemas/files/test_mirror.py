@@ -1,0 +1,103 @@
+"""A run whose files grow goes on elsewhere from what the store has of its last push."""
+
+from pathlib import Path
+
+import pytest
+from tests.object_stores import names_below
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_text
+from vlmill.schemas.files.manifest import MANIFEST
+from vlmill.schemas.files.mirror import LISTING, mirrored, push
+from vlmill.schemas.files.remote import RemotePath, path_of
+
+
+class Killed(BaseException):
+    """Ends a run without its last push, as a kill does."""
+
+
+def kill(output: str, files: dict[str, str], then: dict[str, str]) -> None:
+    """A run that pushes ``files``, writes ``then`` and is killed."""
+    with pytest.raises(Killed), mirrored(output, without=("prepared",)) as folder:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        push(folder)
+        for name, text in then.items():
+            (folder / name).write_text(text)
+        raise Killed
+
+
+def upload(url: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    place = path_of(url)
+    assert isinstance(place, RemotePath)
+    place.upload(tmp_path / "file")
+
+
+def content(output: str) -> dict[str, str]:
+    """What a run finds that goes on."""
+    with mirrored(output) as folder:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def test_a_local_output_is_its_own_folder(tmp_path: Path) -> None:
+    with mirrored(tmp_path / "run") as folder:
+        assert folder == tmp_path / "run"
+    push(tmp_path)
+    assert not folder.exists()
+
+
+def test_a_run_goes_on_from_its_last_push(bucket: str) -> None:
+    output = f"{bucket}/run"
+    kill(output, {"log": "1\n", "steps/a": "a", "prepared/x": "x"}, {"log": "1\n2\n", "new": "n"})
+    assert content(output) == {"log": "1\n", "steps/a": "a"}
+
+
+def test_a_log_that_a_killed_push_has_uploaded_is_cut_back(bucket: str, tmp_path: Path) -> None:
+    output = f"{bucket}/run"
+    kill(output, {"log": "1\n"}, {})
+    upload(f"{output}/log", "1\n2\nhal", tmp_path)
+    upload(f"{output}/steps/b", "of a push without its end", tmp_path)
+    assert content(output) == {"log": "1\n"}
+    assert names_below(output) == [LISTING, "log"]
+
+
+def test_what_is_gone_goes_and_the_manifest_comes_last(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, uploaded = f"{bucket}/run", []
+    with mirrored(output) as folder:
+        (folder / "old").write_text("old")
+        push(folder)
+        (folder / "old").unlink()
+        (folder / MANIFEST).write_text("{}")
+        (folder / "z").write_text("z")
+        upload = RemotePath.upload
+        monkeypatch.setattr(
+            RemotePath,
+            "upload",
+            lambda self, file: (uploaded.append(self.name), upload(self, file)),
+        )
+    assert uploaded == ["z", LISTING, MANIFEST]
+    assert names_below(output) == [MANIFEST, LISTING, "z"]
+
+
+def test_a_strangers_place_is_refused_and_left_alone(bucket: str) -> None:
+    write_text(path_of(f"{bucket}/thesis.tex"), "x")
+    with pytest.raises(InputError, match=r"holds thesis\.tex"), mirrored(f"{bucket}/"):
+        pass
+    assert names_below(bucket) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("listing", ["{", '{"files": {"../x": [1, "a"]}}', '{"files": 3}'])
+def test_a_damaged_listing_is_named(bucket: str, listing: str) -> None:
+    write_text(path_of(f"{bucket}/run/{LISTING}"), listing)
+    with pytest.raises(InputError, match=r"_mirror\.json"), mirrored(f"{bucket}/run"):
+        pass
+
+
+def test_errors_name_the_place(bucket: str) -> None:
+    with pytest.raises(InputError, match=f"^{bucket}/run/x: no$"), mirrored(f"{bucket}/run") as at:
+        raise InputError(f"{at}/x: no")
