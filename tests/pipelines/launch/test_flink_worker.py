@@ -31,7 +31,7 @@ def info_of(**endpoints: str) -> Any:
 class Provision(beam_provision_api_pb2_grpc.ProvisionServiceServicer):
     """Answers with the caller's name as a capability."""
 
-    def GetProvisionInfo(self, request: Any, context: Any) -> Any:  # noqa: N802 (gRPC's name)
+    def GetProvisionInfo(self, request: Any, context: Any) -> Any:
         info = info_of(control="localhost:1")
         info.runner_capabilities.append(dict(context.invocation_metadata())["worker_id"])
         return beam_provision_api_pb2.GetProvisionInfoResponse(info=info)
