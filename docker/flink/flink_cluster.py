@@ -1,7 +1,7 @@
 """A Flink cluster on this machine, for trials and tests: python docker/flink/flink_cluster.py
 
-One job manager and some task managers of one slot each are processes of the jar that is also Beam's
-job server (pom.xml). About 1.4 GB of memory, and a Python worker for each task manager, come to them.
+One job manager and some task managers of one slot each are processes of the jar that is also
+Beam's job server (pom.xml). Memory: 0.4 GB, and about 1 GB for each task manager with its worker.
 """
 
 import argparse

@@ -13,6 +13,7 @@ UNSTARTED = re.compile(
     r"java\.io\.IOException: (?:Cannot run program .*?)?error=\d+, (?P<said>.+)"
     r"|IllegalStateException: (?P<died>Process died with exit code \d+)"
 )
+JAVA = ("java.", "org.apache.")
 INPUT_ERROR = "vlmill.schemas.errors.InputError"
 
 
@@ -28,12 +29,14 @@ def worker_error(text: str) -> OSError | None:
             f"a task manager could not start a worker ({unstarted['said'] or unstarted['died']}): "
             "the command of --environment_config has to run on the host of each (docs/clusters.md)"
         )
-    for match in RAISED.finditer(text):
-        if _is_answered(match["name"]):
-            step = STEP.search(match["said"])
-            where = f" (on a worker, step {step['step']})" if step else " (on a worker)"
-            return OSError(STEP.sub("", match["said"]) + where)
-    return None
+    # The last is what the worker ended with; those before it may have been handled.
+    raised = [match for match in RAISED.finditer(text) if not match["name"].startswith(JAVA)]
+    if not raised or not _is_answered(raised[-1]["name"]):
+        return None
+    said = raised[-1]["said"]
+    step = STEP.search(said)
+    where = f" (on a worker, step {step['step']})" if step else " (on a worker)"
+    return OSError(STEP.sub("", said) + where)
 
 
 def _is_answered(name: str) -> bool:

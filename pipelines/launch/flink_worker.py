@@ -1,9 +1,9 @@
 """The command with which a Flink task manager starts a Python worker: vlmill-flink-worker
 
-Beam's own is a program of its container image, and no part of the package. Give the command's path
-as ``--environment_type=PROCESS --environment_config='{"command": "/venv/bin/vlmill-flink-worker"}'``
-(docs/clusters.md). It replaces itself by Beam's worker, so that this dies with its task manager. It
-fetches no files: vlmill has to be installed where it runs.
+Beam's own is a program of its container image, and no part of the package. Give its path with
+``--environment_type=PROCESS --environment_config='{"command": "/venv/bin/vlmill-flink-worker"}'``
+(docs/clusters.md). The command replaces itself by Beam's worker, so that this dies with its task
+manager. It fetches no files: vlmill has to be installed where it runs.
 """
 
 import argparse

@@ -29,7 +29,7 @@ class Translation:
         self.jobs.append(folder)
 
     def _flags(self, folder: Path) -> Iterator[str]:
-        """Local folders for what would be uploaded: a file of the graph, and no call of a service."""
+        """Local folders for what would be uploaded, and no call of a service."""
         yield from ("--runner=DataflowRunner", "--project=project", "--region=europe-west4")
         yield from ("--no_auth", "--temp_location=gs://bucket/temporary")
         yield from (f"--staging_location={folder}", f"--template_location={folder}/job.json")

@@ -1,7 +1,7 @@
 """Unpickles every step of staged pipelines, as a worker does: python unpickle.py pipeline.pb ...
 
-Prints a line of JSON for each file: how many steps it has unpickled, their classes, and what their
-pickles say that begins like a path. The process has nothing of the tests.
+Prints a line of JSON for each file: the classes of its steps, and what in their pickles looks like
+a path of this machine. The process has nothing of the tests.
 """
 
 import base64

@@ -1,9 +1,10 @@
 """The jobs on a real Flink cluster of this machine: the rows of a local run, also through kills.
 
-``make test-flink``; its short form runs in .ci/run. Without Java, Maven or Maven's registry they are
-skipped, and say why.
+``make test-flink``; its short form runs in .ci/run. Without Java, Maven or Maven's registry they
+are skipped, and say why.
 """
 
+import contextlib
 import json
 import re
 import subprocess
@@ -53,10 +54,20 @@ def cluster() -> Iterator[Cluster]:
     except Missing as missing:
         pytest.skip(f"no Flink cluster can be run here: {missing}")
     with running(jar) as cluster:
-        processes = [p.pid for p in cluster.processes.values()]
         yield cluster
     assert not cluster.folder.exists()
-    assert [pid for pid in processes if psutil.pid_exists(pid)] == []
+    assert processes_of(cluster) == []
+
+
+def processes_of(cluster: Cluster) -> list[str]:
+    """The command lines of processes that have to do with the cluster's folder."""
+    lines = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            words = [*process.cmdline(), process.environ().get(LOGS, "")]
+            if any(str(cluster.folder) in word for word in words):
+                lines.append(" ".join(words))
+    return lines
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,14 @@ NOT_FOUND = (
 
 
 def test_a_registry_out_of_reach_is_no_failure() -> None:
-    with pytest.raises(Missing, match="cannot reach its registry.*Unknown host"):
+    with pytest.raises(Missing, match=r"cannot reach its registry.*Unknown host"):
         require_built(UNKNOWN_HOST, 1)
     with pytest.raises(Missing, match="had not given all files"):
         require_built("[INFO] Downloading from central: a.jar", None)
 
 
 def test_whatever_else_stops_the_build_is_one() -> None:
-    with pytest.raises(OSError, match="could not build .*Could not find artifact"):
+    with pytest.raises(OSError, match=r"could not build .*Could not find artifact"):
         require_built(NOT_FOUND, 1)
     with pytest.raises(OSError, match="was not done after"):
         require_built("[INFO] Including a.jar in the shaded jar.", None)

@@ -21,7 +21,7 @@ def test_workers_need_vlmill(runner: str) -> None:
 
 def test_workers_need_places_that_they_see() -> None:
     options = beam_options(["--runner=DataflowRunner", "--sdk_container_image=image"])
-    with pytest.raises(InputError, match="--output out lies on this machine, .* give gs://"):
+    with pytest.raises(InputError, match=r"--output out lies on this machine, .* give gs://"):
         require_for_dataflow(options, {**CLOUD, "--output": "out"})
 
 

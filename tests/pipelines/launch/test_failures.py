@@ -49,7 +49,7 @@ def test_a_worker_without_the_package_is_told_how_to_get_it() -> None:
     [
         ("java.io.IOException: error=2, No such file or directory", "No such file or directory"),
         ('java.io.IOException: Cannot run program "/x": error=13, Permission denied', "Permission"),
-        ("java.lang.IllegalStateException: Process died with exit code 1", "exit code 1"),
+        ("java.lang.IllegalStateException: Process died with exit code 1", "Process died"),
     ],
 )
 def test_a_worker_that_does_not_start_is_told_so(text: str, why: str) -> None:
@@ -57,6 +57,14 @@ def test_a_worker_that_does_not_start_is_told_so(text: str, why: str) -> None:
     assert error is not None and f"could not start a worker ({why}" in str(error)
 
 
-@pytest.mark.parametrize("error", ["ValueError: 3", "ModuleNotFoundError: No module named 'x'"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: 3",
+        "ModuleNotFoundError: No module named 'x'",
+        "OSError: gone\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "KeyError: 'x'",
+    ],
+)
 def test_a_bug_stays_what_it_is(error: str) -> None:
     assert worker_error(FLINK.format(error=error)) is None
