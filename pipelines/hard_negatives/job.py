@@ -20,6 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.hard_negatives.arrays import save
 from vlmill.pipelines.hard_negatives.blocks import (
+    BLOCK,
     BuildPart,
     SearchBlock,
     WriteNegatives,
@@ -155,7 +156,7 @@ def _search(plan: Plan, staged: Staged) -> list[str]:
     plan.apply(range(plan.parts), Index=BuildPart(work, plan.parts))
     blocks = missing_blocks(work, staged.captions, plan.parts)
     kernel_rules = Rules(rules.top, rules.below.numerator, rules.below.denominator)
-    total = staged.captions * plan.parts
+    total = sum(min(BLOCK, staged.captions - block * BLOCK) for _, block in blocks)
     plan.apply(blocks, Search=SearchBlock(work, kernel_rules, plan.threads, total))
     producer = {"job": JOB, **plan.settings}
     write = WriteNegatives(work, plan.output, len(ranges), plan.parts, rules.top, producer)

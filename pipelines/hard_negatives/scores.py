@@ -8,7 +8,6 @@ from vlmill.pipelines.hard_negatives.arrays import INLINE, WORD_BITS, Array
 from vlmill.pipelines.hard_negatives.compiled import compiled_bare
 
 
-
 class Rules(NamedTuple):
     """What counts: ``top`` best with a cosine strictly below ``numerator / denominator``."""
 
