@@ -19,7 +19,8 @@ import pyarrow as pa
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.index import part_of
-from vlmill.pipelines.hard_negatives.kernel import Rules, search
+from vlmill.pipelines.hard_negatives.kernel import search
+from vlmill.pipelines.hard_negatives.scores import Rules
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import atomic_folder
 from vlmill.schemas.files.shards import ShardWriter

@@ -30,9 +30,9 @@ from vlmill.pipelines.hard_negatives.blocks import (
 )
 from vlmill.pipelines.hard_negatives.captions import JOB, Source, Staged, read_arrow, stage
 from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_of, measure
-from vlmill.pipelines.hard_negatives.kernel import Rules
 from vlmill.pipelines.hard_negatives.report import look, write_report
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.scores import Rules
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.hard_negatives.vectors import CountWords, WriteVocabulary, load_bags
 from vlmill.pipelines.launch.options import beam_options, run_pipeline

@@ -310,12 +310,12 @@ def _search_all(
         if end - r > 1:
             floor = floors[r - first : end - first].min()
             num_common, num_warm = _find(
-                bags, part, rules, laid, scratch, best, bag, np.int32(-1), floor, num_warm
+                bags, part, rules, laid, scratch, best, bag, -1, floor, num_warm
             )
             common[:num_common] = best.numbers[:num_common]
             common_scores[:num_common] = best.scores[:num_common]
         for member in range(r, end):
-            image = bags.images[bags.members[member]]
+            image = int(bags.images[bags.members[member]])
             alone = num_common < 0
             if image >= 0:
                 for k in range(num_common):
