@@ -3,7 +3,8 @@
 Prints lines of JSON. Captions are generated: words as frequent as in language, topics, and near
 duplicates. Peers get the same vectors and must give the same answer: scikit-learn's brute force
 (cosine) and sparse_dot_topn, each asked for more neighbours until enough lie below the threshold.
-Seconds are CPU seconds of one thread.
+Seconds are CPU seconds of one thread. The limit is what memory needs for what the search reads:
+postings in order, and bags' rows, a cache line each, in any order.
 
     python benchmarks/hard_negatives.py --full
 """
@@ -27,14 +28,15 @@ from sklearn.neighbors import NearestNeighbors
 from sparse_dot_topn import sp_matmul_topn
 
 from vlmill.pipelines.hard_negatives.arrays import Bags, Part, mapped, save
-from vlmill.pipelines.hard_negatives.blocks import search_range
 from vlmill.pipelines.hard_negatives.index import bags_of, part_of
-from vlmill.pipelines.hard_negatives.kernel import Rules
+from vlmill.pipelines.hard_negatives.kernel import search
+from vlmill.pipelines.hard_negatives.scores import Rules
 from vlmill.pipelines.hard_negatives.vectors import idf_of, weights_of
 
 TOP, RULES = 30, Rules(30, 1, 2)
 WORDS, TOPICS, TOPIC_WORDS = 50_000, 2_600, 45
 PEER_QUERIES = 200
+POSTING_BYTES = 20
 MOST_COMPARED = 200_000  # captions: above, peers take minutes
 SHORT: dict[str, Any] = {"captions": [50_000, 200_000], "queries": 20_000}
 FULL: dict[str, Any] = {"captions": [50_000, 200_000, 1_000_000, 3_300_000], "queries": 50_000}
@@ -106,17 +108,41 @@ def measure(num: int, queries: int) -> tuple[float, sparse.csr_array, Array]:
         (bags, part), index_seconds = timed(lambda: prepared(counts, Path(folder)))
         count = min(queries, num)
         first = (num - count) // 2
-        floors = np.zeros(count)
-        search_range(bags, part, RULES, first, first + 1, floors[:1], 1)  # compiled
-        (numbers, _), seconds = timed(
-            lambda: search_range(bags, part, RULES, first, first + count, floors, 1)
+        lists = np.empty((count, TOP), np.int32), np.empty((count, TOP))
+        arguments = (bags, part, RULES, first)
+        search(*arguments, first + 1, np.zeros(1), *(a[:1] for a in lists))  # compiled
+        (postings, looked_up), seconds = timed(
+            lambda: search(*arguments, first + count, np.zeros(count), *lists)
         )
-        members = np.array(bags.members[first : first + count])
+        limit = postings * POSTING_BYTES / read_rate(part) + looked_up / row_rate(part)
+        members, numbers = np.array(bags.members[first : first + count]), lists[0]
     name = f"hard_negatives/{num}"
     line(f"{name}/index", num / index_seconds, "captions/CPU s")
     line(f"{name}/search", count / seconds, "queries/CPU s", us_a_query=seconds / count * 1e6)
+    line(
+        f"{name}/memory",
+        limit / seconds,
+        "of the limit",
+        limit_us=limit / count * 1e6,
+        postings=postings / count,
+        rows=looked_up / count,
+    )
     line(f"{name}/peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB")
     return seconds / count, counts, np.column_stack([members, numbers])
+
+
+def read_rate(part: Part) -> float:
+    """Bytes a CPU second at which the signatures of all postings are read in order."""
+    arrays = [np.array(bits) for bits in (part.bits0, part.bits1, part.bits2)]
+    _, seconds = timed(lambda: [array.sum(dtype=np.uint32) for array in arrays])
+    return float(sum(array.nbytes for array in arrays) / seconds)
+
+
+def row_rate(part: Part) -> float:
+    """Rows a CPU second that are read in any order."""
+    places = np.random.default_rng(0).integers(0, len(part.rows), 500_000)
+    _, seconds = timed(lambda: part.rows.take(places, axis=0))
+    return float(places.size / seconds)
 
 
 def unit_vectors(counts: sparse.csr_array) -> sparse.csr_array:

@@ -2,5 +2,5 @@
 
 Reading order: ``command`` (the flags), ``rules``, ``job``; then what it does: ``captions`` reads,
 ``tokens`` and ``vectors`` count words, ``index`` lays them out in ``arrays``, ``kernel`` searches
-them, ``blocks`` brings that to Beam.
+them by ``bounds`` and exact ``scores``, ``blocks`` brings that to Beam.
 """

@@ -30,8 +30,8 @@ class Bags(NamedTuple):
 
     ``start`` int64 [B + 1] cuts ``words`` int32 and ``counts`` int32, ascending words of each bag;
     ``norm2`` int64 [B]. ``member_start`` int64 [B + 1] cuts ``members`` int32 [N], ascending
-    captions of each bag. ``images`` int32 [N] numbers the captions' pictures, -1 where a picture has
-    this caption alone. ``weights`` int64 [V].
+    captions of each bag. ``images`` int32 [N] numbers the captions' pictures, -1 where a picture
+    has this caption alone. ``weights`` int64 [V].
     """
 
     start: Array
@@ -47,9 +47,9 @@ class Bags(NamedTuple):
 class Part(NamedTuple):
     """An index of D bags, sorted so that lists can be left early (:mod:`.index`).
 
-    ``rows`` int32 [D, 16], a cache line each: norm2, the only caption of the bag or -1 - bag, 0, and
-    word | count << 20 of each word, 0 where there are no more. Bags that do not fit have the number
-    of a long bag, the caption, and 1: ``long_start`` int64 [L + 1] cuts ``long_words`` and
+    ``rows`` int32 [D, 16], a cache line each: norm2, the only caption of the bag or -1 - bag, 0,
+    and word | count << 20 of each word, 0 where there are no more. Bags that do not fit have the
+    number of a long bag, the caption, and 1: ``long_start`` int64 [L + 1] cuts ``long_words`` and
     ``long_counts`` int32, ``long_norm2`` is int64 [L]. ``list_start`` int64 [V + 1]
     and ``list_middle`` int64 [V] cut the postings of each word, first those of class A, then those
     of class B. A posting has a signature of three ``bits`` uint32, a ``norm`` rounded down and an

@@ -20,7 +20,8 @@ from vlmill.pipelines.counting.numbers import Numbers, timed
 from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.index import part_of
-from vlmill.pipelines.hard_negatives.kernel import Rules, search
+from vlmill.pipelines.hard_negatives.kernel import search
+from vlmill.pipelines.hard_negatives.scores import Rules
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import atomic_folder, has_folder

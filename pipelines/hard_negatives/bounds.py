@@ -57,7 +57,7 @@ def list_masks(
 
 @compiled_bare
 def _add_bits(
-    bounds: Array, bits: Array, at: int, width: int, masks: Array, masses: Array, part: int,
+    bounds: Array, bits: Array, at: Any, width: Any, masks: Array, masses: Array, part: int,
     count: int,
 ) -> None:  # fmt: skip
     for a in range(count):

@@ -50,7 +50,8 @@ def parser() -> Parser:
         type=int,
         default=1,
         metavar="P",
-        help="cut the index into P parts, where it is larger than memory: same rows, slower (1)",
+        help="cut the index into P parts, where it is larger than memory: same rows; up to the "
+        "square root of P times the work, and 12 bytes of disk a negative for each part (1)",
     )
     p.add_argument(
         "--workers",

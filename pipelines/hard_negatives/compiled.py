@@ -1,23 +1,36 @@
-"""How functions of this job are compiled: by numba, once for all runs."""
+"""How functions of this job are compiled: by numba, once for all runs.
 
+Numba keeps what it has compiled until a function's own file changes, and not when what it calls
+does. So that no search runs with another file's old layout, names have a digest of all files.
+"""
+
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+SOURCES = ("arrays", "compiled", "bounds", "scores", "kernel", "index")
+DIGEST = hashlib.sha256(
+    b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in SOURCES)
+).hexdigest()[:12]
 
-def compiled(function: Function) -> Function:
+
+def compiled(function: Function, *, counts_references: bool = True) -> Function:
     """Compiles at the first call, and keeps that on the disk; other threads go on meanwhile."""
-    jitted: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    function.__qualname__ += f"_{DIGEST}"
+    jitted: Any = numba.njit(
+        cache=True, nogil=True, error_model="numpy", _nrt=counts_references
+    )(function)  # fmt: skip
     return cast(Function, jitted)
 
 
 def compiled_bare(function: Function) -> Function:
     """The same for a function that makes no arrays, nor slices of them: nothing to count.
 
-    Each count of references is a locked addition, and they took a fifth of the search.
+    A count of references is a locked addition, of which the search made thousands a query.
     """
-    jitted: Any = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)(function)
-    return cast(Function, jitted)
+    return compiled(function, counts_references=False)

@@ -20,6 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from vlmill.pipelines.counting.numbers import UnitProgress
 from vlmill.pipelines.hard_negatives.arrays import save
 from vlmill.pipelines.hard_negatives.blocks import (
+    BLOCK,
     BuildPart,
     SearchBlock,
     WriteNegatives,
@@ -29,9 +30,9 @@ from vlmill.pipelines.hard_negatives.blocks import (
 )
 from vlmill.pipelines.hard_negatives.captions import JOB, Source, Staged, read_arrow, stage
 from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_of, measure
-from vlmill.pipelines.hard_negatives.kernel import Rules
 from vlmill.pipelines.hard_negatives.report import look, write_report
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.scores import Rules
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
 from vlmill.pipelines.hard_negatives.vectors import (
     CountWords,
@@ -166,7 +167,7 @@ def _search(plan: Plan, staged: Staged) -> list[str]:
     plan.apply(range(plan.parts), Index=BuildPart(work, plan.parts))
     blocks = missing_blocks(work, staged.captions, plan.parts)
     kernel_rules = Rules(rules.top, rules.below.numerator, rules.below.denominator)
-    total = staged.captions * plan.parts
+    total = sum(min(BLOCK, staged.captions - block * BLOCK) for _, block in blocks)
     plan.apply(blocks, Search=SearchBlock(work, kernel_rules, plan.threads, total))
     producer = {"job": JOB, **plan.settings}
     write = WriteNegatives(work, plan.output, len(ranges), plan.parts, rules.top, producer)

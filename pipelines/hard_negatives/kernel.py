@@ -50,6 +50,7 @@ class Scratch(NamedTuple):
     scores: Array
     warm: Array  # places of the last query's best and near duplicates
     rejects: Array
+    work: Array  # postings bounded, and bags looked up, by all queries
 
 
 def _query(num_words: int, longest: int) -> Query:
@@ -76,6 +77,7 @@ def _scratch(top: int) -> Scratch:
         np.zeros(size, np.float64),
         np.zeros(size, np.int32),
         np.zeros(REJECTS, np.int32),
+        np.zeros(2, np.int64),
     )
 
 
@@ -176,13 +178,14 @@ def _search_one(
     """Finds the best of one query; (how many, how many places to begin the next one with)."""
     (rows, long_start, long_norm2, long_words, long_counts, list_start, list_middle, bits0, bits1,
      bits2, norm, excess, all_places, reach_b) = part  # fmt: skip
-    masks, mask_mass, bounds, passed, places, dots, norms, scores, warm, rejects = scratch
+    masks, mask_mass, bounds, passed, places, dots, norms, scores, warm, rejects, work = scratch
     slots, query_words, query_bits, masses, rest, bit_mass = laid
     best_scores, _, best_places = best
     norm_q = np.sqrt(np.float64(norm2_q))
     top = rules.top
     for k in range(num_warm):
         places[k] = warm[k]
+    work[1] += num_warm
     num = score_bags(
         rows, long_start, long_norm2, long_words, long_counts, slots, masses, norm2_q, floor,
         places, num_warm, dots, norms, scores,
@@ -212,6 +215,8 @@ def _search_one(
                     bits0, bits1, bits2, norm, excess, all_places, p, n, masks, mask_mass, sizes,
                     np.float64(mass), np.float64(most), limit * NORM_UNIT, bounds, passed, places,
                 )  # fmt: skip
+                work[0] += n
+                work[1] += num
                 num = score_bags(
                     rows, long_start, long_norm2, long_words, long_counts, slots, masses, norm2_q,
                     theta, places, num, dots, norms, scores,
@@ -239,23 +244,26 @@ def search(
     floors: Array,
     numbers: Array,
     scores: Array,
-) -> None:
+) -> tuple[int, int]:
     """Searches ``part`` for the captions ``members[first:last]``; one result row for each.
 
     ``floors`` float64 [n]: scores below need not be found. ``numbers`` int32 [n, top] receives
     captions, best first and -1 where there are no more, ``scores`` float64 [n, top] their cosines.
     A bag of several captions is searched once without regard to pictures; a caption whose picture
-    is among the answer's is searched by itself.
+    is among the answer's is searched by itself. Returns how many postings were bounded, and how
+    many bags looked up.
     """
     bag = int(np.searchsorted(bags.member_start, first, side="right")) - 1
     end = int(np.searchsorted(bags.member_start, last, side="left"))
     longest = int(np.max(np.diff(bags.start[bag : end + 1]), initial=1))
-    laid, best = _query(bags.weights.size, longest), _best(rules.top)
+    laid, scratch = _query(bags.weights.size, longest), _scratch(rules.top)
+    best = _best(rules.top)
     numbers[:] = -1
     scores[:] = 0
     _search_all(
-        bags, part, rules, laid, _scratch(rules.top), best, bag, first, last, floors, numbers, scores
+        bags, part, rules, laid, scratch, best, bag, first, last, floors, numbers, scores
     )  # fmt: skip
+    return int(scratch.work[0]), int(scratch.work[1])
 
 
 @compiled
@@ -302,12 +310,12 @@ def _search_all(
         if end - r > 1:
             floor = floors[r - first : end - first].min()
             num_common, num_warm = _find(
-                bags, part, rules, laid, scratch, best, bag, np.int32(-1), floor, num_warm
+                bags, part, rules, laid, scratch, best, bag, -1, floor, num_warm
             )
             common[:num_common] = best.numbers[:num_common]
             common_scores[:num_common] = best.scores[:num_common]
         for member in range(r, end):
-            image = bags.images[bags.members[member]]
+            image = int(bags.images[bags.members[member]])
             alone = num_common < 0
             if image >= 0:
                 for k in range(num_common):
