@@ -362,6 +362,7 @@ def test_vg_s_detector_has_the_vocabularies_numbers_and_its_own_splits(make: Mak
     (row,) = read_table(out, BOXES).to_pylist()
     assert row == {
         "image_id": "vg/7", "width": 80, "height": 60, "split": "train", "source": "vg",
+        "is_crowd": None,
         "boxes": [[4, 5, 24, 55], [70, 50, 80, 60]],
         "class_ids": [1, 2],
         "attribute_ids": [[0, 1, 2, 3], []],
