@@ -207,7 +207,8 @@ Visual Genome (Krishna et al. 2017) as pairs: region_descriptions.json, image_da
 and VG_100K_2/ (images.zip, images2.zip), from visualgenome.org (CC BY 4.0). A pair is a region's
 phrase with its whole picture; equal phrases of a picture are one pair, that of the lowest
 region_id. --boxes adds `expressions`, each phrase with its box, cut to the picture. image_id is
-vg/<number>; `aliases` has coco/... and flickr/... of pictures that are there, too: see --exclude-split.""",
+vg/<number>; `aliases` has coco/... and flickr/... of pictures that are there, too: see
+--exclude-split.""",
     tables=(PAIRS, EXPRESSIONS),
     open=_open,
     add_arguments=_add_arguments,
