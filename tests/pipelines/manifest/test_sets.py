@@ -362,6 +362,7 @@ def test_vg_s_detector_has_the_vocabularies_numbers_and_its_own_splits(make: Mak
     (row,) = read_table(out, BOXES).to_pylist()
     assert row == {
         "image_id": "vg/7", "width": 80, "height": 60, "split": "train", "source": "vg",
+        "is_crowd": None,
         "boxes": [[4, 5, 24, 55], [70, 50, 80, 60]],
         "class_ids": [1, 2],
         "attribute_ids": [[0, 1, 2, 3], []],
@@ -604,3 +605,85 @@ def test_the_cost_is_told_without_writing(make: Make, capsys: pytest.CaptureFixt
                  "--dry-run"]) == 0  # fmt: skip
     assert "nothing was written" in capsys.readouterr().out
     assert not (root / "dry").exists()
+
+
+# Overlaps
+
+
+def coco_val_ids(path: Path) -> str:
+    write(path, "coco/000000000042\n\nflickr/900\n")
+    return str(path)
+
+
+def test_pictures_are_excluded_by_any_of_their_names(make: Make, tmp_path: Path) -> None:
+    names = coco_val_ids(tmp_path / "test.txt")
+    out = make("coco", "--exclude", names)
+    assert read_table(out, PAIRS).num_rows == 0  # one by its id, the other by its photo's
+    excluded = [r for r in read_table(out, REJECTS).to_pylist() if r["stage"] == "exclude"]
+    assert {row["reason"] for row in excluded} == {"excluded"}
+    assert {row["detail"] for row in excluded} == {
+        "coco/000000000042, in test.txt", "flickr/900, in test.txt",
+    }  # fmt: skip
+    assert read_manifest(out)["overlaps"] == [
+        ["test.txt", "id coco/", 1, "excluded"],
+        ["test.txt", "id flickr/", 1, "excluded"],
+    ]
+
+
+def test_comparing_and_cleaning_training_alone_keep_rows(make: Make, tmp_path: Path) -> None:
+    names = coco_val_ids(tmp_path / "test.txt")
+    out = make("coco", "--compare", names)
+    assert read_table(out, PAIRS).num_rows == 4
+    assert [row[3] for row in read_manifest(out)["overlaps"]] == ["kept", "kept"]
+    train = make("coco", "--exclude", names, "--exclude-from", "train", output="train")
+    assert set(column(train, PAIRS, "split")) == {"val2014"}
+
+
+def test_a_split_and_a_table_of_pictures_are_lists_too(
+    make: Make, tmp_path: Path, picture: Callable[..., bytes]
+) -> None:
+    def with_split(root: Path) -> None:
+        more = {"filepath": "val2014", "cocoid": 42}
+        image = karpathy_image(0, "COCO_val2014_000000000042.jpg", "test", **more)
+        write_json(root / "dataset_coco.json", {"images": [image]})
+
+    out = make("vg", "--exclude-split", "coco-karpathy:test", prepare=with_split)
+    assert column(out, PAIRS, "image_id") == ["vg/8"]  # vg/7 is coco/42
+    coco = tmp_path / "coco"
+    LAYOUTS["coco"](coco, picture)
+    assert main(["coco", "--input", str(coco), "--output", str(tmp_path / "coco-out")]) == 0
+    again = make("vg", "--exclude", str(tmp_path / "coco-out"), output="again")
+    assert column(again, PAIRS, "image_id") == ["vg/8"]
+
+
+def test_equal_and_scaled_pictures_are_found_by_hash(
+    make: Make, tmp_path: Path, picture: Callable[..., bytes]
+) -> None:
+    out = make("coco")
+    test = tmp_path / "out"  # the table of images of this very set
+    flags = ("--exclude-hash", str(test), "--max-distance", "4", "--rows-per-shard", "2")
+    excluded = make("coco", *flags, output="excluded")
+    assert read_table(excluded, PAIRS).num_rows == 0
+    assert read_table(excluded, IMAGES).num_rows == 0
+    assert read_manifest(excluded)["overlaps"] == [["out", "bytes", 2, "excluded"]]
+    compared = make("coco", "--compare-hash", str(test), output="compared")
+    assert read_table(compared, PAIRS).equals(read_table(out, PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--exclude", "nowhere"], "no such file"),
+        (["--exclude-split", "coco-karpathy:test"], "has no dataset_coco.json"),
+        (["--exclude-split", "coco"], "want NAME:SPLIT"),
+        (["--exclude-hash", "nowhere"], "no table of images"),
+        (["--rows-per-shard", "0"], "want 1 or more"),
+        (["--images", "nowhere"], "no such folder or archive"),
+    ],
+)
+def test_mistakes_in_lists_are_one_line(
+    make: Make, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    make("coco", *flags, status=2)
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
