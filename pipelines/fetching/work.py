@@ -1,6 +1,7 @@
 """A fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from vlmill.pipelines.fetching.places import bucket_of, host_of
 from vlmill.pipelines.fetching.warc import Parts
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import atomic_folder
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.net.client import Client
@@ -92,6 +93,8 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
     """
     if job.folder.exists():
         return
+    for leftover in job.folder.parent.glob(f"{TEMPORARY_PREFIX}*"):  # of a run that was killed
+        shutil.rmtree(leftover)
     with atomic_folder(job.folder) as folder, ExitStack() as stack:
         journals = [
             stack.enter_context(Journal(folder / job.journal_path(bucket).name))

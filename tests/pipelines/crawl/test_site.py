@@ -149,6 +149,7 @@ def killed_when(process: subprocess.Popen[bytes], happened: Callable[[], bool]) 
     raise AssertionError("nothing has happened")
 
 
+@pytest.mark.slow
 def test_two_workers_that_are_killed_go_on(tmp_path: Path, fresh: Served) -> None:
     """Twice, while they fetch. Nothing that was answered is asked for again, and rates hold."""
     listed = write_list(tmp_path / "urls", fresh.site.urls())
@@ -217,11 +218,10 @@ def test_an_empty_list_is_a_crawl(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "crawl", "outcomes") == []
 
 
-def test_links_are_followed_so_deep(tmp_path: Path, served: Served) -> None:
-    """The server shows no links: that none is followed without a page is enough here."""
+def test_a_page_may_be_fetched_without_its_pictures(tmp_path: Path, served: Served) -> None:
     index = served.site.url(30, "/index.html")
     listed = write_list(tmp_path / "urls", [index])
-    more = ("--workers", "1", "--addresses", "0", "--follow", "1")
+    more = ("--workers", "1", "--addresses", "0")
     assert main(arguments(listed, tmp_path / "crawl", *more)) == 0
     assert outcomes_of(tmp_path / "crawl") == {index: "fetched"}
 
