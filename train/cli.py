@@ -11,7 +11,6 @@ from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
-from vlmill.schemas.files.mirror import mirrored
 from vlmill.schemas.files.remote import is_remote, require_local
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
@@ -178,6 +177,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 
     tables = ("pairs", "regions", "images", "negatives")
     require_tables({f"--{name}": getattr(args, name) for name in tables})
+    from vlmill.schemas.files.mirror import mirrored
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss, Stopped

@@ -10,15 +10,11 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlmill.schemas.errors import InputError
-
-if TYPE_CHECKING:
-    from vlmill.schemas.files.remote import RemotePath
 
 FOLDER, BOUND = "VLMILL_CACHE", "VLMILL_CACHE_BYTES"
 BOUND_BYTES = 50 * 10**9
@@ -44,22 +40,22 @@ def bound_bytes() -> int:
         raise InputError(f"{BOUND}={text}: must be a number of bytes") from None
 
 
-def local_copy(remote: "RemotePath") -> Path:
-    """The path of a whole copy of ``remote`` as it is now, to be read and not written.
+def local_copy(url: str, size: int, version: str, download: Callable[[Path], None]) -> Path:
+    """The path of a whole copy of a remote file, to be read and not written.
 
+    ``download`` fetches it into a file; ``size`` and ``version`` are what the store says of it now.
     Raises InputError if the copies in use leave no room for it.
     """
-    status = remote.stat()
-    name = hashlib.sha256(f"{remote} {status.version}".encode()).hexdigest()[:40]
+    name = hashlib.sha256(f"{url} {version}".encode()).hexdigest()[:40]
     folder = cache_folder() / "copies"
     path = folder / name
-    if not _is_whole(path, status.st_size):
+    if not _is_whole(path, size):
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(folder / f".{name[:2]}{LOCK}"):
-            if not _is_whole(path, status.st_size):
+            if not _is_whole(path, size):
                 with _one_at_a_time(folder / LOCK):
-                    _make_room(folder, status.st_size, str(remote))
-                _fetch(remote, path)
+                    _make_room(folder, size, url)
+                _fetch(path, download)
     os.utime(path)
     return path
 
@@ -71,10 +67,10 @@ def _is_whole(path: Path, size: int) -> bool:
         return False
 
 
-def _fetch(remote: "RemotePath", path: Path) -> None:
+def _fetch(path: Path, download: Callable[[Path], None]) -> None:
     partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
-        remote.download(partial)
+        download(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

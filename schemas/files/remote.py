@@ -12,7 +12,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import total_ordering
@@ -20,8 +20,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.files.copies import local_copy
 from vlmill.schemas.files.stores import asked, asked_to_write, filesystem, scheme_of
 
+# Called with the place of each upload, which they may refuse: the lock's (`remote_lock`).
+BEFORE_UPLOADS: list[Callable[[str], None]] = []
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
 _MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
 # To a type checker it is a Path, as both are used alike; at run time the rest of a Path is missing.
@@ -153,9 +156,8 @@ class RemotePath(_Base):
 
     def __fspath__(self) -> str:
         """The path of a local copy, to be read and never written."""
-        from vlmill.schemas.files.copies import local_copy
-
-        return str(local_copy(self))
+        status: Status = self.stat()
+        return str(local_copy(self.url, status.st_size, status.version, self.download))
 
     @property
     def name(self) -> str:
@@ -272,9 +274,8 @@ class RemotePath(_Base):
 
         Raises StoreFailed if what has arrived is not as long.
         """
-        from vlmill.schemas.files.remote_lock import require_held
-
-        require_held(self.url)
+        for check in BEFORE_UPLOADS:
+            check(self.url)
         size = file.stat().st_size
         asked_to_write(self.url, lambda: filesystem(self.url).put_file(str(file), self.url))
         status: Status = self.stat()

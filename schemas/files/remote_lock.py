@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from vlmill.schemas.errors import InputError, StoreFailed
-from vlmill.schemas.files.remote import RemotePath
+from vlmill.schemas.files.remote import BEFORE_UPLOADS, RemotePath
 from vlmill.schemas.files.stores import Unmet, asked, asked_to_write, filesystem, scheme_of
 
 SECONDS = 120.0
@@ -227,5 +227,6 @@ def _get_gs(url: str) -> tuple[bytes, str, float]:
     return store.cat_file(url), str(info["generation"]), time.time() - written.timestamp()
 
 
+BEFORE_UPLOADS.append(require_held)
 # After a fork the parent holds the lock, and its thread renews it.
 os.register_at_fork(after_in_child=_held.clear)
