@@ -31,13 +31,13 @@ ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
 
 
-def web_pairs() -> None:
+def web_pairs(_: Translation) -> None:
     archives = tuple(Archive(path=f"gs://bucket/{n}.warc.gz", size=1000) for n in range(3))
     job = Job(output=OUTPUT, archives=archives, shards=2, rules=WebPairRules())
     pairs.run_beam(job, beam_options([]))
 
 
-def hard_negatives() -> None:
+def hard_negatives(_: Translation) -> None:
     plan = negatives.Plan(
         source=Source(argument="gs://bucket/pairs"),
         rules=NegativeRules(),
@@ -56,14 +56,14 @@ def hard_negatives() -> None:
     plan.apply([(0, 0, 10)], Write=write)
 
 
-def regions_job() -> None:
+def regions_job(translation: Translation) -> None:
     arguments = argparse.Namespace(output=Path(OUTPUT), images="gs://bucket/images", weights=None)
     step = regions.ExtractPart(arguments, ("fingerprint",))
-    with regions.run_pipeline(beam_options([])) as pipeline:
+    with translation(beam_options([])) as pipeline:
         _ = pipeline | beam.Create([Part(index=0, total=1, pictures=())]) | beam.ParDo(step)
 
 
-JOBS: dict[str, tuple[Callable[[], None], Any, set[str]]] = {
+JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "web_pairs": (web_pairs, pairs, {"web_pairs.job.RunUnits"}),
     "hard_negatives": (
         hard_negatives,
@@ -86,7 +86,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
         translation = Translation(tmp_path_factory.mktemp(name))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "run_pipeline", translation)
-            build()
+            build(translation)
         jobs[name] = translation.jobs
     return jobs
 

@@ -1,6 +1,7 @@
 """When the jar cannot be had, and whose fault that is; no Java and no network is needed."""
 
 import hashlib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -62,8 +63,8 @@ def test_without_a_new_java_nothing_is_built(
     said: str | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = None if said is None else "/usr/bin/java"
-    monkeypatch.setattr(flink_jar.shutil, "which", lambda _: found)
+    monkeypatch.setattr(shutil, "which", lambda _: found)
     answer = subprocess.CompletedProcess([], 0, stdout="", stderr=said or "")
-    monkeypatch.setattr(flink_jar.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     with pytest.raises(Missing, match=why):
         require_java()
