@@ -22,9 +22,8 @@ DIGEST = hashlib.sha256(
 def compiled(function: Function, *, counts_references: bool = True) -> Function:
     """Compiles at the first call, and keeps that on the disk; other threads go on meanwhile."""
     function.__qualname__ += f"_{DIGEST}"
-    jitted: Any = numba.njit(
-        cache=True, nogil=True, error_model="numpy", _nrt=counts_references
-    )(function)  # fmt: skip
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+    jitted: Any = numba.njit(**options, **{"_nrt": counts_references})(function)
     return cast(Function, jitted)
 
 
