@@ -75,11 +75,12 @@ def test_what_is_gone_goes_and_the_manifest_comes_last(
         (folder / MANIFEST).write_text("{}")
         (folder / "z").write_text("z")
         upload = RemotePath.upload
-        monkeypatch.setattr(
-            RemotePath,
-            "upload",
-            lambda self, file: (uploaded.append(self.name), upload(self, file)),
-        )
+
+        def noted(self: RemotePath, file: Path) -> object:
+            uploaded.append(self.name)
+            return upload(self, file)
+
+        monkeypatch.setattr(RemotePath, "upload", noted)
     assert uploaded == ["z", LISTING, MANIFEST]
     assert names_below(output) == [MANIFEST, LISTING, "z"]
 
