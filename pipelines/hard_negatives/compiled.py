@@ -22,9 +22,9 @@ DIGEST = hashlib.sha256(
 def compiled(function: Function, *, counts_references: bool = True) -> Function:
     """Compiles at the first call, and keeps that on the disk; other threads go on meanwhile."""
     function.__qualname__ += f"_{DIGEST}"
-    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-    jitted: Any = numba.njit(**options, **{"_nrt": counts_references})(function)
-    return cast(Function, jitted)
+    njit: Any = numba.njit  # its annotations lack the last option
+    jitted = njit(cache=True, nogil=True, error_model="numpy", _nrt=counts_references)
+    return cast(Function, jitted(function))
 
 
 def compiled_bare(function: Function) -> Function:
