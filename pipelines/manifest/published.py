@@ -234,6 +234,7 @@ def opened_job(
                 f"--{flag.replace('_', '-')}: no pictures are in --input {args.input}; "
                 "say where they are, --images DIR"
             )
+    overlaps = overlaps_of(folder, args)  # before the settings, which ask for the lists' sizes
     settings = settings_of(name, data_set, reading, args)
     job = Job(
         name=name,
@@ -241,7 +242,7 @@ def opened_job(
         folder=folder,
         output=args.output,
         tables=tables_of(reading.tables or data_set.tables, pictures),
-        overlaps=overlaps_of(folder, args),
+        overlaps=overlaps,
         producer={"job": f"manifest {name}", **settings},
         require_images=args.require_images,
         rows_per_shard=args.rows_per_shard,
