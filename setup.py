@@ -48,7 +48,6 @@ REQUIRES = [
     "torch>=2.8",
     "torchvision>=0.23",
     "tqdm>=4.66",
-    "urllib3>=2.2",
 ]
 
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]

@@ -5,7 +5,6 @@ of Python's ``ipaddress`` differ between its versions.
 """
 
 import re
-import socket
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address, ip_network
@@ -59,35 +58,12 @@ _OTHER_PORTS = frozenset(
 )
 
 
-class ForbiddenAddress(Exception):
-    """A name leads to an address that is not the web's."""
-
-
 def parse_networks(flag: str, networks: Sequence[str]) -> tuple[Network, ...]:
     """Reads networks as 127.0.0.0/8. Raises InputError for what is none."""
     try:
         return tuple(ip_network(network) for network in networks)
     except ValueError as error:
         raise InputError(f"{flag}: {error}; give a network as 127.0.0.0/8") from None
-
-
-def addresses_of(host: str, port: int) -> list[str]:
-    """Returns a host's addresses in the system's order. Raises OSError if it has none."""
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(info[4][0]) for info in infos))
-
-
-def checked_address(host: str, port: int, allowed: Sequence[Network]) -> str:
-    """Returns the address to connect to: who asks for the name again may be led elsewhere.
-
-    Raises ForbiddenAddress if one of the host's addresses is neither public nor ``allowed``, and
-    OSError if it has none.
-    """
-    addresses = addresses_of(host, port)
-    for address in addresses:
-        if not is_web_address(address, tuple(allowed)):
-            raise ForbiddenAddress(f"{host} is {address}, which is no public address")
-    return addresses[0]
 
 
 @lru_cache(maxsize=4_096)

@@ -241,11 +241,13 @@ class Bell:
             os.close(self.fd)
 
 
-def user_agent(contact: str) -> str:
-    """Returns how we introduce ourselves: ``vlmill/0.1.0 (+me@example.org)``.
+def user_agent(contact: str | None) -> str:
+    """Returns how we introduce ourselves: ``vlmill/0.1.0 (+me@example.org)``, or without contact.
 
     Raises InputError where ``contact`` is neither an e-mail address nor an http(s) URL.
     """
+    if contact is None:
+        return f"vlmill/{__version__}"
     is_url = contact.startswith(("http://", "https://"))
     if not _CONTACT.fullmatch(contact) or not (is_url or "@" in contact[1:-1]):
         raise InputError(

@@ -13,7 +13,9 @@ Network = IPv4Network | IPv6Network
 class ClientSettings:
     """How a client behaves; the defaults are ours unless a source is named."""
 
-    contact: str  # an e-mail address or a URL that site owners can write to
+    contact: str | None
+    """An e-mail address or a URL that site owners can write to. None only for files that the user
+    has named himself, one by one."""
     connections: int = 64  # requests in flight at most, over all hosts
     connect_seconds: float = 10.0  # looking a name up, and then the connection with TLS
     seconds: float = 60.0  # a whole exchange, from the connection on
@@ -41,6 +43,7 @@ class Request:
     etag: str | None = None  # of the earlier answer's ``etag`` header, as it came
     last_modified: str | None = None  # of its ``last-modified`` header
     max_bytes: int | None = None  # of the body; the client's own limit where None
+    byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Answer:
     head: bytes = b""  # status line and headers as they came, with the empty line
     headers: Mapping[str, str] = field(default_factory=dict)  # as responses.split_http reads them
     body: bytes = b""  # as it came, chunks and compression included
-    content: bytes = b""  # the body without its encodings
+    content: bytes = b""  # the body without its encodings; of a byte range: without chunks
     address: str | None = None  # the server's IP address
     started: float = 0.0  # seconds since 1970
     seconds: float = 0.0  # until the end of the answer

@@ -3,44 +3,36 @@
 :func:`fetch_part` alone talks to the network.
 """
 
-import http.client
 import io
 import os
 import re
-import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
-import urllib3
-from urllib3.connectionpool import HTTPConnectionPool
-from urllib3.exceptions import HTTPError
-
-import vlmill
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import is_http
 from vlmill.schemas.files.stores import has_credentials
-from vlmill.schemas.net.addresses import (
-    ForbiddenAddress,
-    Network,
-    addresses_of,
-    checked_address,
-    parse_networks,
-)
+from vlmill.schemas.net.addresses import parse_networks
+from vlmill.schemas.net.client import Client
+from vlmill.schemas.net.exchange import Answer, ClientSettings, Network, Request
+from vlmill.schemas.net.names import system_addresses
+from vlmill.schemas.rejects import Reason
 
 TRIES = 6
 BACKOFF_S = 1.0  # doubled from try to try
 MOST_WAIT_S = 60.0
-CONNECT_S, READ_S, PART_S = 10.0, 30.0, 300.0
+SLOW_S, PART_S = 30, 300.0  # below some bytes a second; a whole part
 REDIRECTS = 5
 FIRST_BYTES, MOST_BYTES = 64 << 10, 8 << 20  # of one request: more, the longer a file is read on
-CHUNK_BYTES = 1 << 16
-AGENT = f"vlmill/{vlmill.__version__}"
 S3_HOST = "https://{bucket}.s3.amazonaws.com/{key}"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_NO_RANGE = re.compile(r"bytes \*/(\d{1,18})")
+# By process and thread: a fork leaves its parent's alone, which must not be closed there either.
+_clients: dict[tuple[int, int], Client] = {}
 
 
 class Unreachable(Exception):
@@ -101,7 +93,7 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
     endpoint = urlsplit(s3_endpoint())
     if not path.startswith("s3://") or not endpoint.hostname:
         return networks
-    hosts = addresses_of(endpoint.hostname, endpoint.port or 443)
+    hosts = sorted(set(system_addresses(endpoint.hostname)))
     return networks + parse_networks("AWS_ENDPOINT_URL", hosts)
 
 
@@ -125,110 +117,73 @@ def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -
 def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> Part:
     target = url
     for _ in range(REDIRECTS + 1):
-        try:
-            response = _request(target, start, stop, allowed)
-        except ForbiddenAddress as error:
-            raise Unreachable(f"{url}: {error}; give a public one") from None
-        except (OSError, HTTPError, http.client.HTTPException) as error:
-            raise _TryAgain(_said(error)) from None
-        try:
-            if response.status not in (301, 302, 303, 307, 308):
-                return _part_of(url, response, start, stop)
-            target = urljoin(target, response.headers.get("Location", ""))
-        finally:
-            response.close()
-        if urlsplit(target).scheme not in ("http", "https"):
+        answer = _answer(target, start, stop, tuple(allowed))
+        if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
+            raise Unreachable(f"{url}: {answer.detail}; give a public address")
+        if answer.failure not in (None, Reason.TOO_LARGE):
+            raise _TryAgain(answer.detail or answer.failure)
+        if answer.status not in (301, 302, 303, 307, 308):
+            return _part_of(url, answer, start, stop)
+        target = answer.location or answer.headers.get("location", "nowhere")
+        if answer.location is None:
             break
     raise Unreachable(f"{url}: it leads on to {target}, and so on; give the address of the file")
 
 
-def _request(
-    url: str, start: int, stop: int, allowed: Sequence[Network]
-) -> urllib3.BaseHTTPResponse:
-    parts = urlsplit(url)
-    host, secure = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    pool = _pool(secure, checked_address(host, port, allowed), port, host)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return pool.urlopen(
-        "GET",
-        path,
-        headers={
-            "Host": parts.netloc.rpartition("@")[2],
-            "User-Agent": AGENT,
-            "Accept-Encoding": "identity",
-            "Range": f"bytes={start}-{stop - 1}",
-        },
-        redirect=False,
-        retries=False,
-        preload_content=False,
-        decode_content=False,
-        timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
-    )
+def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> Answer:
+    # The limit is of bytes as sent: chunks take room, and pages of errors.
+    limit = 2 * (stop - start) + FIRST_BYTES
+    request = Request(url=url, byte_range=(start, stop), max_bytes=limit)
+    try:
+        client = _client(allowed)
+        client.start(request)
+        while True:
+            for answer in client.wait(PART_S):
+                if answer.request is request:  # none that an interrupt has left behind
+                    return answer
+    except OSError as error:
+        raise _TryAgain(str(error)) from None
 
 
-@lru_cache(maxsize=64)
-def _pool(secure: bool, address: str, port: int, host: str) -> HTTPConnectionPool:
-    """Connections to an address that was checked; the certificate must be the host's."""
-    if not secure:
-        return HTTPConnectionPool(address, port)
-    return urllib3.HTTPSConnectionPool(
-        address, port, ssl_context=_certificates(), server_hostname=host, assert_hostname=host
-    )
+def _client(allowed: tuple[Network, ...]) -> Client:
+    """This thread's client, whose connections are kept; a new one where other networks count."""
+    place = os.getpid(), threading.get_ident()
+    client = _clients.get(place)
+    if client is None or client.settings.allowed != allowed:
+        if client is not None:
+            del _clients[place]
+            client.close()
+        settings = ClientSettings(
+            contact=None, allowed=allowed, seconds=PART_S, slow_seconds=SLOW_S
+        )
+        client = _clients[place] = Client(settings)
+    return client
 
 
-@lru_cache(maxsize=1)
-def _certificates() -> ssl.SSLContext:
-    import certifi
-
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())  # where the system has none
-    return context
-
-
-def _part_of(url: str, response: urllib3.BaseHTTPResponse, start: int, stop: int) -> Part:
-    status = response.status
+def _part_of(url: str, answer: Answer, start: int, stop: int) -> Part:
+    status, place = answer.status, answer.headers.get("content-range", "")
     if status in (408, 429) or status >= 500:
-        raise _TryAgain(f"it answers {status}", _wait_asked(response))
+        raise _TryAgain(f"it answers {status}", _wait_asked(answer))
     if status == 416:
-        whole = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
+        whole = _NO_RANGE.fullmatch(place)
         return Part(content=b"", total=int(whole[1]) if whole else start, version=None)
     if status == 200:
         raise Unreachable(f"{url}: the server gives no ranges; download it, and give the file")
-    place = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    if status != 206 or place is None:
+    found = _RANGE.fullmatch(place)
+    if status != 206 or found is None:
         raise Unreachable(f"{url}: it answers {status}; give another, or see whether it is there")
-    first, last, total = map(int, place.groups())
-    if first != start or not start <= last < stop:
+    first, last, total = map(int, found.groups())
+    if answer.failure or first != start or not start <= last < stop:
         raise Unreachable(f"{url}: the server gives other ranges than it is asked for")
-    content = _body(response, last - first + 1)
-    version = response.headers.get("ETag") or response.headers.get("Last-Modified")
-    return Part(content=content, total=total, version=version)
+    if len(answer.content) != last - first + 1:
+        raise _TryAgain(f"{len(answer.content)} of {last - first + 1} bytes came")
+    version = answer.headers.get("etag") or answer.headers.get("last-modified")
+    return Part(content=answer.content, total=total, version=version)
 
 
-def _body(response: urllib3.BaseHTTPResponse, length: int) -> bytes:
-    """Reads a body of a known length, within bounds of time. Raises _TryAgain for another."""
-    parts, size, until = list[bytes](), 0, time.monotonic() + PART_S
-    try:
-        while size < length and (chunk := response.read(min(CHUNK_BYTES, length - size))):
-            parts.append(chunk)
-            size += len(chunk)
-            if time.monotonic() > until:
-                raise _TryAgain(f"{size} of {length} bytes came in {PART_S:.0f} s")
-    except (OSError, HTTPError, http.client.HTTPException) as error:
-        raise _TryAgain(f"cut after {size} of {length} bytes ({_said(error)})") from None
-    if size != length:
-        raise _TryAgain(f"cut after {size} of {length} bytes")
-    return b"".join(parts)
-
-
-def _wait_asked(response: urllib3.BaseHTTPResponse) -> float:
-    asked = response.headers.get("Retry-After", "")
+def _wait_asked(answer: Answer) -> float:
+    asked = answer.headers.get("retry-after", "")
     return min(float(asked), MOST_WAIT_S) if asked.isascii() and asked.isdigit() else 0.0
-
-
-def _said(error: Exception) -> str:
-    return re.sub(r"^<.*?>: |^.*?\(host=.*?\): ", "", str(error))[:200] or type(error).__name__
 
 
 Fetch = Callable[[int, int], Part]

@@ -23,9 +23,10 @@ from vlmill.schemas.rejects import Reason, Rejected
 _HEAD_ENDS = (b"\n\r\n", b"\n\n")
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _VALIDATOR = re.compile(r"[\x20-\x7e]{1,1000}")
-_ACCEPT = ["Accept: text/html,application/xhtml+xml,image/*;q=0.9,*/*;q=0.8"]
+_TYPES = "Accept: text/html,application/xhtml+xml,image/*;q=0.9,*/*;q=0.8"
 # gzip alone: what reads WARC elsewhere may know no other.
-_ACCEPT += ["Accept-Encoding: gzip"]
+_ACCEPT = [_TYPES, "Accept-Encoding: gzip"]
+_ACCEPT_STORED = [_TYPES, "Accept-Encoding: identity"]  # ranges are of the bytes as stored
 
 _TLS = (
     pycurl.E_SSL_CONNECT_ERROR,
@@ -91,7 +92,7 @@ class Transfer:
         self.curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
         self.curl.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
         self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT)
-        self._is_conditional = self._is_pinned = False
+        self._is_plain, self._is_pinned = True, False
 
     def begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
         """Readies the handle for ``request``, whose URL is ``url`` by :func:`usable_url`.
@@ -109,7 +110,7 @@ class Transfer:
         self.error: OSError | None = None
         self.curl.setopt(pycurl.URL, self.url)
         self.curl.setopt(pycurl.MAXFILESIZE_LARGE, self.limit)
-        self._set_conditions(request)
+        self._set_headers(request)
         self._pin(url, addresses)
         self.started = time.time()
 
@@ -123,7 +124,7 @@ class Transfer:
         status, headers, _ = split_http(bytes(self.head))
         failure = self._failure(code, message)
         body = b"" if failure else b"".join(self.body)
-        content = None if failure else decode_body(body, headers, self.limit)
+        content = None if failure else self._content(body, headers)
         if failure is None and content is None:
             failure = Reason.TOO_LARGE, f"more than {self.limit} bytes when decoded"
             body = b""
@@ -144,6 +145,12 @@ class Transfer:
             http_version=self.head.split(maxsplit=1)[0][5:].decode("latin-1") if status else "1.1",
             location=self._location(status, headers),
         )
+
+    def _content(self, body: bytes, headers: dict[str, str]) -> bytes | None:
+        if self.request.byte_range:
+            # Of a stored .gz some servers say that gzip is its encoding.
+            headers = {name: value for name, value in headers.items() if name != "content-encoding"}
+        return decode_body(body, headers, self.limit)
 
     def _failure(self, code: int, message: str) -> tuple[Reason, str] | None:
         if self.failure is not None:
@@ -170,7 +177,7 @@ class Transfer:
         except UnicodeDecodeError:
             return resolve(self.url, location.decode("latin-1"))
 
-    def _set_conditions(self, request: Request) -> None:
+    def _set_headers(self, request: Request) -> None:
         headers = [
             f"{name}: {value}"
             for name, value in (
@@ -179,9 +186,13 @@ class Transfer:
             )
             if value is not None and _VALIDATOR.fullmatch(value)
         ]
-        if headers or self._is_conditional:
-            self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT + headers)
-        self._is_conditional = bool(headers)
+        if request.byte_range:
+            start, stop = request.byte_range
+            headers.append(f"Range: bytes={start}-{stop - 1}")
+        if headers or not self._is_plain:
+            accept = _ACCEPT_STORED if request.byte_range else _ACCEPT
+            self.curl.setopt(pycurl.HTTPHEADER, accept + headers)
+        self._is_plain = not headers
 
     def _pin(self, url: str, addresses: Sequence[str]) -> None:
         """Tells libcurl the addresses of a host, in place of those that it may remember."""

@@ -1,13 +1,20 @@
 """Files on the web are read by ranges: whole, retried, bounded, and never of a private address."""
 
+import gzip
 import io
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.schemas.net.servers import sends, serving
 from tests.web import LOCAL, FileServer, file_server
 
+import vlmill
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net import ranged
+from vlmill.schemas.net.client import Client
+from vlmill.schemas.net.exchange import Answer
 from vlmill.schemas.net.ranged import (
     FIRST_BYTES,
     MOST_BYTES,
@@ -68,7 +75,8 @@ def test_parts_grow_while_reading_goes_straight_on() -> None:
 def test_what_may_be_over_in_a_moment_is_tried_again(trouble: str, server: FileServer) -> None:
     server.troubles.extend([trouble] * (TRIES - 1))
     assert opened(server).read() == CONTENT
-    server.troubles.extend([trouble] * TRIES)
+    # One more, because libcurl itself tries again where a connection that was kept drops.
+    server.troubles.extend([trouble] * (TRIES + 1))
     with pytest.raises(Unreachable, match=rf"/a\.bin: .*, {TRIES} times; the same command"):
         opened(server)
 
@@ -93,7 +101,7 @@ def test_redirects_are_followed_and_looked_at(server: FileServer) -> None:
     server.troubles.extend(["/b", f"{server.url}/a.bin"])
     assert opened(server).read(4) == CONTENT[:4]
     server.troubles.append("http://10.255.255.1/latest/meta-data")
-    with pytest.raises(Unreachable, match=r"10\.255\.255\.1, which is no public address"):
+    with pytest.raises(Unreachable, match=r"10\.255\.255\.1 is not an address of the web; give a"):
         opened(server)
     server.troubles.extend([f"{server.url}/a.bin"] * 10)
     with pytest.raises(Unreachable, match="and so on"):
@@ -101,7 +109,7 @@ def test_redirects_are_followed_and_looked_at(server: FileServer) -> None:
 
 
 def test_private_addresses_are_refused(server: FileServer) -> None:
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1, which is no public address"):
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1 is not an address of the web; give a"):
         open_web(f"{server.url}/a.bin")
     assert not server.asked
 
@@ -131,3 +139,76 @@ def test_buckets_that_anybody_may_read(server: FileServer, monkeypatch: pytest.M
     for path in ("s3://", "s3://bucket", "https:///a"):
         with pytest.raises(InputError, match="no address of a file"):
             web_url(path)
+
+
+def reply(body: bytes, total: int, *headers: str) -> bytes:
+    """The only part of a file of ``total`` bytes."""
+    place = f"Content-Range: bytes 0-{total - 1}/{total}"
+    return "\r\n".join(["HTTP/1.1 206 x", place, *headers, "", ""]).encode() + body
+
+
+def test_bytes_are_those_that_are_stored_whatever_their_encoding_is_called() -> None:
+    stored = gzip.compress(bytes(1_000_000))
+    length, encoding = f"Content-Length: {len(stored)}", "Content-Encoding: gzip"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in stored) + b"0\r\n\r\n"
+    whole = reply(stored, len(stored), length, encoding)
+    chunked = reply(chunks, len(stored), "Transfer-Encoding: chunked", encoding)
+    for answer in (whole, chunked):
+        with serving(sends(answer)) as served:
+            assert open_web(f"http://127.0.0.1:{served.port}/a.gz", [LOCAL]).read() == stored
+            lines = set(served.heads[0].split("\r\n"))
+            expected = {"Range: bytes=0-65535", "Accept-Encoding: identity"}
+            assert expected | {f"User-Agent: vlmill/{vlmill.__version__}"} < lines
+
+
+@pytest.mark.parametrize(
+    ("status", "num_bytes", "said"),
+    [
+        (206, 5, f"5 of 10 bytes came, {TRIES} times"),
+        (206, 1_000_000, "other ranges"),
+        (403, 1_000_000, "it answers 403"),
+    ],
+)
+def test_bodies_of_other_lengths(
+    status: int, num_bytes: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranged, "BACKOFF_S", 0.001)
+    answer = reply(bytes(num_bytes), 10, f"Content-Length: {num_bytes}")
+    answering = sends(answer.replace(b"206", b"%d" % status, 1))
+    with serving(answering) as served, pytest.raises(Unreachable, match=said):
+        open_web(f"http://127.0.0.1:{served.port}/a", [LOCAL])
+
+
+def test_a_connection_is_kept_and_shared_with_no_thread_nor_fork() -> None:
+    with serving(sends(reply(b"hello", 5, "Content-Length: 5"))) as served:
+
+        def read() -> bytes:
+            return open_web(f"http://127.0.0.1:{served.port}/a", [LOCAL]).read()
+
+        assert read() == read() == b"hello" and served.num_connections == 1
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        assert served.num_connections == 2
+        if (child := os.fork()) == 0:
+            try:
+                os._exit(0 if read() == b"hello" else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0 and served.num_connections == 3
+        assert read() == b"hello" and served.num_connections == 3
+
+
+def test_an_answer_that_an_interrupt_left_behind_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(self: Client, timeout: float) -> list[Answer]:
+        raise KeyboardInterrupt
+
+    with serving(lambda head, send: sends(by_path[head.split(" ")[1]])(head, send)) as served:
+        by_path = {f"/{w}": reply(w.encode(), 5, "Content-Length: 5") for w in ("hello", "world")}
+        url = f"http://127.0.0.1:{served.port}"
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Client, "wait", interrupted)
+            open_web(f"{url}/hello", [LOCAL])
+        assert open_web(f"{url}/world", [LOCAL]).read() == b"world"
