@@ -90,13 +90,13 @@ def vgqa_entries(images: Source, questions: Source, numbers: Mapping[str, int]) 
                 yield Entry(key=f"{key}.{number}", group=questions.name, rows=row)
                 continue
             picture = pictures.get(record["image_id"])
-            drop = claims.claim(record["qa_id"], f"{row['image_id']} {row['question']}")
+            repeated = claims.claim(record["qa_id"], f"{row['image_id']} {row['question']}")
             if picture is None:
-                drop = Drop(Reason.BAD_REFERENCE, f"its picture is not in {IMAGES}")
+                repeated = Drop(Reason.BAD_REFERENCE, f"its picture is not in {IMAGES}")
             yield Entry(
                 key=f"{key}.{number}",
                 group=questions.name,
-                rows=drop or ((QUESTIONS, row),),
+                rows=repeated or ((QUESTIONS, row),),
                 pictures=(picture,) if picture is not None else (),
             )
 

@@ -182,7 +182,7 @@ def split_files(version: Version, folder: Folder) -> list[SplitFiles]:
     """Returns the splits whose questions are there. Raises InputError if none is, or if a split
     that has public answers lacks them.
     """
-    splits = []
+    splits: list[SplitFiles] = []
     for split in (*ANNOTATED, TEST, TEST_DEV):
         questions = folder.find(version.questions.format(split))
         if questions is None or (split == TEST_DEV and any(s.split == TEST for s in splits)):
