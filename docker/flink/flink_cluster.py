@@ -46,7 +46,7 @@ JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 def configuration(folder: Path, rpc_port: int, rest_port: int, parallelism: int) -> dict[str, str]:
     """Flink's settings. All sizes of memory are needed, as no script of Flink's computes them.
 
-    A killed worker fails several tasks, and each takes an attempt: ten are two or three kills.
+    Each task that a kill fails takes an attempt, so that a few kills take dozens.
     """
     return {
         "jobmanager.rpc.address": HOST,
@@ -77,7 +77,7 @@ def configuration(folder: Path, rpc_port: int, rest_port: int, parallelism: int)
         "heartbeat.interval": "2000",
         "heartbeat.timeout": "10000",
         "restart-strategy.type": "fixed-delay",
-        "restart-strategy.fixed-delay.attempts": "10",
+        "restart-strategy.fixed-delay.attempts": "60",
         "restart-strategy.fixed-delay.delay": "2 s",
     }
 

@@ -97,7 +97,8 @@ def process_environment(cluster: Cluster, package: Path) -> list[str]:
         "env": {LOGS: str(cluster.logs), "OMP_NUM_THREADS": "1"},
     }
     return [
-        *("--parallelism=2", "--environment_type=PROCESS", "--environment_cache_millis=30000"),
+        # 0 is Beam's default: a cached environment outlives its worker, and is used again.
+        *("--parallelism=2", "--environment_type=PROCESS", "--environment_cache_millis=0"),
         f"--environment_config={json.dumps(config)}",
     ]
 
