@@ -54,6 +54,7 @@ class Pretraining:
     def command(self, output: Path) -> list[str]:
         """Returns the whole command line."""
         inputs = self.inputs
+        assert inputs.pairs is not None
         assert inputs.regions is not None and inputs.vocab is not None
         return [
             *(sys.executable, *self.options, "pretrain", "imagebert-small"),

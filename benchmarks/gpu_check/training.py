@@ -167,6 +167,7 @@ def work_of(case: Case, setting: Setting, changes: Sequence[str] = ()) -> Work:
 def prepared(recipe: Recipe, sizes: TableSizes, folder: Path) -> Work:
     """Prepares what the recipe trains on, of random tables of these ``sizes``."""
     inputs = write_tables(folder, sizes)
+    assert inputs.pairs is not None
     sources = open_sources(inputs, recipe)
     tokenizer = make_tokenizer(recipe, sources)
     feeding = recipe.stages[0].feeding

@@ -173,6 +173,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = rules_of(args)
     if args.shards < 1:
         raise InputError(f"--shards {args.shards}: must be at least 1")
+    filter_files(args)
     require_archives(args)
     if args.fetch:
         if args.contact is None:
@@ -181,7 +182,6 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         manners_of(args)
     parse_languages(rules.language)
     local_workers(args.workers, beam_flags)
-    filter_files(args)
     # Beam takes seconds to load: not before the arguments are known to be good.
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job

@@ -19,8 +19,8 @@ from vlmill.extract.run.job import Part
 from vlmill.pipelines.hard_negatives import job as negatives
 from vlmill.pipelines.hard_negatives.blocks import BuildPart, SearchBlock, WriteNegatives
 from vlmill.pipelines.hard_negatives.captions import Source, Staged
-from vlmill.pipelines.hard_negatives.kernel import Rules
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.scores import Rules
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.regions import job as regions
 from vlmill.pipelines.rules import WebPairRules
@@ -46,6 +46,7 @@ def hard_negatives(_: Translation) -> None:
         shard_captions=1000,
         parts=3,
         threads=2,
+        is_local=False,
         options=beam_options([]),
     )
     staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)

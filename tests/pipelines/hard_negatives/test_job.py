@@ -14,6 +14,7 @@ from vlmill.pipelines.hard_negatives.command import main
 from vlmill.pipelines.hard_negatives.cost import estimate_of, output_bytes
 from vlmill.schemas.console.cost import Rate, size_words
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
+from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import image_id_of, pair_id_of
@@ -216,7 +217,7 @@ def test_a_run_continues_from_what_lies_in_its_work(
     with monkeypatch.context() as patched:
         patched.setattr(job, "_finish", _stop)
         assert run(pairs, tmp_path / "out") == 1
-    work = tmp_path / "out" / job.WORK
+    work = tmp_path / "out" / WORK
     assert {p.name for p in work.iterdir()} >= {"captions", "words", "bags", "part-0"}
     (work / ".tmp-1-bags").mkdir()
     for shard in (tmp_path / "out").glob("negatives-*"):

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.own import Ledger, OwnJob, clean_text
+from vlmill.pipelines.manifest.own import Ledger, OwnJob
 from vlmill.pipelines.manifest.rows import places_of, read_rows, table_file
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError

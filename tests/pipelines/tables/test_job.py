@@ -295,11 +295,11 @@ def test_a_table_that_breaks_its_contract_is_named(
     values: list[Any],
     said: str,
 ) -> None:
-    rows = {
+    rows: dict[Table, dict[str, Any]] = {
         ALIASES: {"image_id": "a", "alias": "b"},
         STATEMENTS: {"example_id": "e", "image_ids": [], "text_a": "t", "label_id": 1},
     }
-    given = folder(tmp_path / "in", {table: [[rows[table]]]})  # type: ignore[index]
+    given = folder(tmp_path / "in", {table: [[rows[table]]]})
     path = tmp_path / "in" / f"{table.name}-00000-of-00001.parquet"
     broken = pq.read_table(path)
     kind = pa.array(values, None if values[0] is not None else pa.string())
