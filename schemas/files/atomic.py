@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,7 +38,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             path.upload(folder / path.name)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    temporary = _temporary(path)
     try:
         yield temporary
         sync(temporary)
@@ -47,6 +48,16 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):  # the block may have failed before it wrote anything
             temporary.unlink()
         raise
+
+
+def _temporary(path: Path) -> Path:
+    """The name under which this process writes ``path``.
+
+    It has the machine in it, too: in a folder that several share, two of their processes may have
+    one number.
+    """
+    host = zlib.crc32(socket.gethostname().encode())
+    return path.with_name(f"{TEMPORARY_PREFIX}{host:08x}-{os.getpid()}-{path.name}")
 
 
 @contextmanager
@@ -62,7 +73,7 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
             yield folder
             _upload_folder(folder, path, replace=replace)
         return
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    temporary = _temporary(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:

@@ -23,8 +23,6 @@ FINE_TUNING = {
     "vlmill.models.vilbert.tasks.Vilbert12in1.gqa_logits": "GQA",
     "vlmill.models.vilbert.tasks.Vilbert12in1.two_picture_logits": "NLVR2",
     "vlmill.models.vilbert.tasks.VilbertClassifier.label_logits": "VQA and NLVR2",
-    "vlmill.schemas.answers.process_answer": "VQA",
-    "vlmill.schemas.answers.soft_score": "VQA",
     "vlmill.train.objectives.losses.summed_binary_cross_entropy": "VQA",
     "vlmill.train.optim.schedule.milestones": "VCR",
     "vlmill.train.tasks.retrieval.losses.binary_candidates": "retrieval fine-tuning",
