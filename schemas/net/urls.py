@@ -10,6 +10,7 @@ ESCAPED = re.compile(r"%[0-9a-fA-F]{2}")
 
 # Browsers drop these anywhere in a URL (WHATWG URL, "basic URL parser").
 _DROPPED = re.compile(r"[\t\n\r]")
+_SURROGATES = re.compile("[\ud800-\udfff]")  # no characters; a "?" in their place would be a query
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
@@ -106,7 +107,7 @@ def _without_dots(path: str) -> str:
 
 
 def _escape(part: str) -> str:
-    escaped = quote(part.encode("utf-8", "replace"), safe=_SAFE)
+    escaped = quote(_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", part), safe=_SAFE)
     return ESCAPED.sub(lambda match: match.group().upper(), escaped)
 
 

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vlmill.schemas.net.urls import join_key, resolve, resolve_any
@@ -37,6 +37,8 @@ def test_resolves_like_a_browser(reference: str, expected: str | None) -> None:
 
 
 @given(st.text(st.characters(), max_size=60))
+@example("\ud800")
+@example("a?b\udfffc")
 def test_resolved_urls_are_ascii_and_stay_as_they_are(reference: str) -> None:
     url = resolve(PAGE, reference)
     if url is not None:
