@@ -27,6 +27,7 @@ SMALLEST = {
     "extract": ["--arch", "tiny", "--pictures", "1", "--rounds", "1"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--pictures", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
+    "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
     "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
     "web_pairs": ["--pages", "12", "--rounds", "1", "--growth", "1"],

@@ -100,7 +100,12 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
             measured(str(tmp_path / "none"), rule)
 
 
-def test_remote_files_are_recorded_and_not_read() -> None:
+def test_files_that_anybody_may_read_are_recorded_and_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
     entry = path_input("--warc", "s3://bucket/a-*.warc.gz")
     assert entry.digest is None and entry.path == "s3://bucket/a-*.warc.gz"
 
