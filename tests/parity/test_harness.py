@@ -283,7 +283,9 @@ def test_the_report_has_what_several_workers_compared_also_when_a_set_fails(
     (golden.root / "index.json").write_text(json.dumps({"sets": sets}))
     report = golden.root / "report.json"
     test = Path(__file__).parent / "test_parity.py"
-    command = [sys.executable, "-m", "pytest", "-q", str(test), "-n", "2"]
+    # Without the checks of shapes, which each process would compile anew.
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=--import-mode=importlib", "-q"]
+    command += [str(test), "-n", "2"]
     command += ["--golden", str(golden.root), "--part", "detector", "--part", "training"]
     command += ["--report", str(report)]
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, check=False)
