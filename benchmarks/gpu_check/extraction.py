@@ -177,8 +177,9 @@ def extract(job: Job, engine: Engine) -> float:
         Progress(total=len(job.plan), unit="picture", label="regions") as progress,
         Background() as background,
     ):
-        parts = [job.part(index) for index in range(job.num_shards)]
-        write_parts(job, {}, results_of(engine, job, parts), progress, background)
+        indices = range(job.num_shards)
+        results = results_of(engine, job, [job.part(index) for index in indices])
+        write_parts(job, indices, {}, results, progress, background)
     return time.perf_counter() - started
 
 
