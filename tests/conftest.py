@@ -77,11 +77,12 @@ def bucket(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     """The URL of an empty bucket, with the variables set by which it is found."""
-    from tests.object_stores import new_bucket
+    from tests.object_stores import forget_stores, new_bucket
 
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("VLMILL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    forget_stores()  # a test before may have asked another one
     return new_bucket()
 
 
