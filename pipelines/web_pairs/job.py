@@ -367,7 +367,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
 
 def remove_killed(job: Job) -> None:
     """Removes what workers left that were killed while the run went on with others."""
-    for folder in (job.mined, Path(job.output)):
+    for folder in (job.mined, path_of(job.output)):
         remove_leftovers(folder)
 
 

@@ -6,7 +6,6 @@ changed and the archives are gone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.archives.reading import open_archive, read_bodies
@@ -17,6 +16,7 @@ from vlmill.pipelines.web_pairs.report import SHOWN
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.schemas.console.report import thumbnail_uri
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.rejects import Rejected
 
 
@@ -32,7 +32,7 @@ def write_shown(job: Job, written: Sequence[Mapping[str, Any]]) -> None:
         for name, counter in sum_counts(written).items()
     }
     content = {"counts": counts, "samples": shown, "rejects": list(_reject_rows(written))}
-    write_json(Path(job.output, SHOWN), content)
+    write_json(path_of(job.output) / SHOWN, content)
 
 
 def _with_picture(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
