@@ -1,6 +1,6 @@
 """The jobs on a real Flink cluster of this machine: the rows of a local run, also through kills.
 
-``make test-flink``; its short form runs in .ci/run. Without Java, Maven or Maven's registry they
+``make test-flink``, and a short form. Without Java, Maven or Maven's registry they
 are skipped, and say why.
 """
 
