@@ -85,7 +85,7 @@ def rows(folder: Path) -> dict[str, Any]:
 
 
 def moments() -> list[Any]:
-    # Of web_pairs workers of the killed run may still be at work when it goes on: its kills are long.
+    # Of web_pairs, workers of the killed run may still be at work when it goes on: long.
     few = [(name, number) for name, number in KILLED_AT.items() if name != "web_pairs"]
     more = [(name, number) for name in KILLED_AT for number in range(1, 21)]
     return [*few, *(pytest.param(*one, marks=pytest.mark.long) for one in more if one not in few)]
