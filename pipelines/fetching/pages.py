@@ -8,10 +8,8 @@ from selectolax.lexbor import LexborHTMLParser
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.fetching.places import host_of
 from vlmill.pipelines.pages import markup
-from vlmill.pipelines.pages.metadata import opt_outs_in
 from vlmill.pipelines.pages.page import read_page
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.schemas.net.opt_outs import first_opt_out
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 
@@ -45,9 +43,9 @@ def references_of(
     tree = markup.parse(markup.decode(body, charset), max_nesting=BOUNDS.max_nesting)
     if isinstance(tree, Drop):
         return tree
-    if why := first_opt_out(opt_outs_in(tree)):
-        return Drop(why, "by the page's metadata")
     page = read_page(tree, url, max_text_chars=1, max_images=BOUNDS.max_images_per_page)
+    if isinstance(page, Drop):
+        return page
     urls = (u for image in page.images for u in image.urls[: scope.addresses])
     pictures = dict.fromkeys(u for u in urls if not u.startswith("urn:"))
     links = dict.fromkeys(_links(tree, url, scope)) if follow else {}

@@ -4,18 +4,12 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborNode
 
 from vlmill.pipelines.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
 _STYLE_SIDE = re.compile(r"(?:^|;)\s*(width|height)\s*:\s*(\d{1,5})(?:\.\d*)?px")
-_CAPTION_WORDS = ("caption", "legend", "cutline")
-_INLINE_CAPTION = ",".join(
-    f'{tag}[class*="{word}" i]'
-    for tag in ("span", "small", "em", "i", "font")
-    for word in _CAPTION_WORDS
-)
 # Classes that the wide-spread content systems give to the text under a picture.
 _CAPTION_CLASS = re.compile(r"(?:^|[\s_-])(?:\w*caption\w*|gallerytext|cutline|legend)(?:$|[\s_-])")
 # Whole class names: "sidebar" is a side bar, "content-sidebar-wrap" wraps the page's content.
@@ -61,13 +55,3 @@ def class_and_id(node: LexborNode) -> str:
 def is_caption(node: LexborNode) -> bool:
     """Says whether an element's class marks a caption."""
     return roles((node.attributes.get("class") or "")[:200])[1]
-
-
-def has_inline_captions(tree: LexborHTMLParser) -> bool:
-    """Says whether an element of text may be a caption.
-
-    The words are looked for in the source first, which is faster; entities may hide one.
-    """
-    source = (tree.raw_html or b"").lower()
-    may = b"&#" in source or any(word.encode() in source for word in _CAPTION_WORDS)
-    return may and tree.css_first(_INLINE_CAPTION) is not None

@@ -176,7 +176,8 @@ def expensive(text: str, max_nesting: int) -> str | None:
     took 13 s), in open formatting elements (opened again in each block) and in the attributes of
     one element (40,000 took 5 s).
     """
-    if text.count("<") - text.count("</") > _HARMLESS_TAGS:
+    num_tags = text.count("<")
+    if num_tags > _HARMLESS_TAGS and num_tags - text.count("</") > _HARMLESS_TAGS:
         deepest, formatting, tags = _nesting(text)
         if deepest > max_nesting or deepest * tags > _MAX_DEPTH_TIMES_TAGS:
             return f"nested {deepest} deep, {tags} tags"

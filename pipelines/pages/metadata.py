@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from selectolax.lexbor import LexborHTMLParser
+from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.pages.walk import fold
 from vlmill.schemas.net.opt_outs import meta_opt_outs
@@ -39,12 +39,14 @@ class Metadata:
     captions: dict[str, str] = field(default_factory=dict)  # JSON-LD: reference -> caption
     site: str = ""
     license: str = ""
+    opt_outs: frozenset[Reason] = frozenset()  # what all its ``meta`` elements forbid
 
 
 def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
     """Reads ``meta``, ``link`` and JSON-LD; texts are cut after ``limit`` characters."""
-    said = Metadata()
-    for node in tree.css(_SAYING)[:_MAX_SAYING]:
+    nodes = tree.css(_SAYING)
+    said = Metadata(opt_outs=_opt_outs_in(nodes))
+    for node in nodes[:_MAX_SAYING]:
         tag, attributes = node.tag, node.attributes
         if tag == "meta":
             _read_meta(attributes, said, limit)
@@ -119,8 +121,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def opt_outs_in(tree: LexborHTMLParser) -> frozenset[Reason]:
-    """Returns what a page's metadata forbids."""
-    nodes = tree.css("meta[name][content]")
-    attributes = (node.attributes for node in nodes)
+def _opt_outs_in(nodes: Sequence[LexborNode]) -> frozenset[Reason]:
+    attributes = (node.attributes for node in nodes if node.tag == "meta")
     return meta_opt_outs((a.get("name") or "", a.get("content") or "") for a in attributes)

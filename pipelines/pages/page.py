@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.pages.addresses import (
     MAX_INLINE_BYTES,
     PICTURE_NAME,
@@ -23,6 +24,7 @@ from vlmill.pipelines.pages.labels import Labels
 from vlmill.pipelines.pages.metadata import Metadata, read_metadata
 from vlmill.pipelines.pages.tables import captions_in_tables
 from vlmill.pipelines.pages.walk import Block, Spot, fold, walk_page
+from vlmill.schemas.net.opt_outs import first_opt_out
 from vlmill.schemas.net.urls import resolve
 
 _MAX_LINK, _MAX_LINK_TEXT = 300, 500
@@ -69,14 +71,26 @@ class Page:
     num_beyond: int = 0  # pictures that are left out, as the page shows too many
 
 
-def read_page(tree: LexborHTMLParser, url: str, *, max_text_chars: int, max_images: int) -> Page:
-    """What the parsed page at ``url`` says. Lengths and numbers are cut at the limits given."""
+def read_page(
+    tree: LexborHTMLParser,
+    url: str,
+    *,
+    max_text_chars: int,
+    max_images: int,
+    ignore_opt_outs: bool = False,
+) -> Page | Drop:
+    """What the parsed page at ``url`` says, or which opt-out in its metadata drops it.
+
+    Lengths and numbers are cut at the limits given.
+    """
+    said = read_metadata(tree, max_text_chars)
+    if not ignore_opt_outs and (why := first_opt_out(said.opt_outs)):
+        return Drop(why, "by the page's metadata")
     base_node = tree.css_first("base[href]")
     base = (resolve(url, base_node.attributes.get("href") or "") if base_node else None) or url
     title_node = tree.css_first("head > title")
     title = fold(title_node.text() if title_node else "", max_text_chars)
     blocks, spots, num_beyond = walk_page(tree, max_chars=max_text_chars, max_images=max_images)
-    said = read_metadata(tree, max_text_chars)
     inline: dict[str, bytes] = {}
     numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
     images = _images(tree, spots, blocks, numbers, base, inline, max_text_chars)
@@ -103,7 +117,9 @@ def _images(
     max_chars: int,
 ) -> list[PageImage]:
     captions = captions_by_picture(blocks, spots, max_chars=max_chars)
-    in_tables, labels = captions_in_tables(tree), Labels(tree)
+    in_cells = sum("td" in spot.ancestors for spot in spots)
+    in_tables = captions_in_tables(tree) if in_cells > 1 else {}
+    labels = Labels(tree)
     room = MAX_INLINE_BYTES
     images = []
     for order, spot in enumerate(spots):

@@ -21,9 +21,6 @@ def captions_in_tables(tree: LexborHTMLParser) -> dict[int, str]:
     text under every picture; in the row above if the table's last row is of pictures.
     """
     captions: dict[int, str] = {}
-    source = (tree.raw_html or b"").lower()
-    if b"<td" not in source or source.count(b"<img") < 2 or tree.css_first("td img") is None:
-        return captions
     for table in tree.css("table")[:_MAX_TABLES]:
         if len(table.css("table")) > 1:  # a table around tables lays out a page; it counts itself
             continue

@@ -14,7 +14,6 @@ from vlmill.pipelines.pages.addresses import painted
 from vlmill.pipelines.pages.marks import (
     class_and_id,
     declared_sides,
-    has_inline_captions,
     is_caption,
     roles,
 )
@@ -232,8 +231,6 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     limit = 2 * walk.max_chars
     parts = walk.parts
     above: list[tuple[LexborNode, bool]] = []  # open nodes, and whether the walk entered them
-    # Elements of text are noted only on pages where one may be a caption: listings have thousands.
-    has_captions = has_inline_captions(tree)
     source = tree.raw_html or b""
     has_drawn = b"<image" in source
     styled = body.css(_PAINTED) if b"url(" in source else ()
@@ -259,7 +256,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 for drawn in node.css("image"):
                     walk.see(drawn)
         elif (child := node.child) is not None:
-            is_noted = tag in _OPENED or (has_captions and is_caption(node))
+            is_noted = tag in _OPENED or is_caption(node)
             if is_noted:
                 walk.enter(node, tag)
             above.append((node, is_noted))

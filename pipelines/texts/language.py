@@ -155,6 +155,8 @@ def caption_language(
 
 def _density(text: str) -> float:
     """A character of Chinese, Japanese or Korean says as much as three of other scripts."""
+    if text.isascii():
+        return 1.0
     dense = len(_HAN.findall(text)) + len(_KANA.findall(text)) + len(_HANGUL.findall(text))
     return 0.33 if 2 * dense > len(text) else 1.0
 

@@ -30,7 +30,6 @@ from vlmill.pipelines.counting.steps import Counts
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.pages import markup
 from vlmill.pipelines.pages import page as html
-from vlmill.pipelines.pages.metadata import opt_outs_in
 from vlmill.pipelines.pages.pictures import Picture, examine_picture
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.language import LanguageDetector, page_language, parse_languages
@@ -158,10 +157,12 @@ def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
     tree = markup.parse(source, max_nesting=rules.max_nesting)
     if isinstance(tree, Drop):
         return tree
-    if not rules.ignore_opt_outs and (why := first_opt_out(opt_outs_in(tree))):
-        return Drop(why)
     return html.read_page(
-        tree, url, max_text_chars=rules.max_text_chars, max_images=rules.max_images_per_page
+        tree,
+        url,
+        max_text_chars=rules.max_text_chars,
+        max_images=rules.max_images_per_page,
+        ignore_opt_outs=rules.ignore_opt_outs,
     )
 
 

@@ -24,6 +24,7 @@ def joined(
     tree = parse(markup, max_nesting=1_000)
     assert not isinstance(tree, Drop)
     page = read_page(tree, at, max_text_chars=2_000, max_images=100)
+    assert not isinstance(page, Drop)
     pictures = {
         image.order: PictureFacts(
             image_id=image.urls[0], width=size[0], height=size[1], format="jpeg"

@@ -12,12 +12,9 @@ URL = "http://a.org/dir/page.html"
 def page(markup: str, *, images: int = 100) -> Page:
     tree = parse(markup, max_nesting=1_000)
     assert not isinstance(tree, Drop)
-    return read_page(
-        tree,
-        URL,
-        max_text_chars=300,
-        max_images=images,
-    )
+    page = read_page(tree, URL, max_text_chars=300, max_images=images)
+    assert not isinstance(page, Drop)
+    return page
 
 
 def one(markup: str) -> PageImage:
