@@ -20,6 +20,7 @@ PLACES = (
     "the river in early spring,the village where we stayed,a field of barley,the northern coast,"
 )
 PLACES += "the road that leads to the lake,the garden of the museum,a quiet valley,the city walls"
+MONTHS = ("January", "March", "May", "July", "September", "November")
 PICTURES_PER_PAGE = 3  # that the archive holds, where pictures are asked for
 WIDTH, HEIGHT = 400, 320
 RULES = "".join(f".c{i}{{margin:0 auto;padding:{i}px}}" for i in range(75))
@@ -105,7 +106,7 @@ def html(web: Web, number: int) -> bytes:
         if at % 10 == 0:
             part += (
                 f"<figure><img src='/p/{number}-{at // 10}.jpg' width={WIDTH} height={HEIGHT} "
-                f"alt='{sentence(rng)}'><figcaption>{sentence(rng)}</figcaption></figure>"
+                f"alt='{caption(rng)}'><figcaption>{caption(rng)}</figcaption></figure>"
             )
         parts.append(part)
         size, at = size + len(part), at + 1
@@ -118,6 +119,12 @@ def sentence(rng: random.Random) -> str:
     """A sentence in English."""
     subject, verb, place = (rng.choice(words.split(",")) for words in (SUBJECTS, VERBS, PLACES))
     return f"{subject.capitalize()} {verb} {place}."
+
+
+def caption(rng: random.Random) -> str:
+    """A sentence with a date: so many differ that pictures rarely share one."""
+    day, month, year = rng.randint(1, 28), rng.choice(MONTHS), rng.randint(1850, 2020)
+    return f"{sentence(rng)[:-1]} on {day} {month} {year}."
 
 
 def picture(number: int, at: int) -> bytes:
