@@ -1,17 +1,18 @@
 """VLMo's pretraining step, and its negatives, drawn by numbers that belong to pairs."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from tests.models.vlmo.test_model import BOTH, random_batch, tiny_model
 from torch import Tensor
 
 from vlmill.models import PixelInputs, VLInputs
-from vlmill.models.vlmo.model import Contrast
+from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives import contrast as global_contrast
 from vlmill.train.objectives.contrast import (
@@ -29,8 +30,11 @@ from vlmill.train.recipes import Objectives
 
 def dealt(process: int, processes: int) -> Any:
     """What `negative_numbers` asks of an accelerator."""
-    return SimpleNamespace(
-        process_index=process, num_processes=processes, device=torch.device("cpu")
+    return Mock(
+        spec=Accelerator,
+        process_index=process,
+        num_processes=processes,
+        device=torch.device("cpu"),
     )
 
 
@@ -282,11 +286,11 @@ def test_logits_are_of_float32_under_autocast() -> None:
     generator = torch.Generator().manual_seed(0)
     texts, images = (F.normalize(torch.randn(8, 64, generator=generator)) for _ in range(2))
     images = F.normalize(images + 4 * texts)
-    model = SimpleNamespace(log_scale=torch.tensor(100.0).log(), fused_scale=lambda: None)
+    model = Mock(spec=Vlmo, log_scale=torch.tensor(100.0).log(), fused_scale=lambda: None)
     made = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            one = contrast_of_all(model, Contrast(own=texts), Contrast(own=images))  # type: ignore[arg-type]
+            one = contrast_of_all(model, Contrast(own=texts), Contrast(own=images))
             made.append((one.scores, one.loss, *one.weights(8)))
     for plain, half in zip(*made, strict=True):
         assert torch.equal(plain, half)
