@@ -1,59 +1,42 @@
 """Image-text pairs from web archives: python -m vlmill.pipelines.web_pairs --help
 
 The stages of LAIT (ImageBERT, arXiv:2001.07966, section 3), as steps over units of work:
-archives, then ranges of keys, then shards. What one step leaves for the next lies in files, and no
-record goes through a shuffle. Units alone do, so that every runner gives the same bytes with any
-number of workers.
+archives, then ranges of keys, then shards.
 """
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-
 from vlmill.pipelines.archives.index import Index
 from vlmill.pipelines.counting.funnel import Tally, build_funnel
-from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.fetching.database import journal_errors
 from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
 from vlmill.pipelines.launch.dataflow import require_for_dataflow
-from vlmill.pipelines.launch.local import local_workers, workers_of
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import beam_options, run_pipeline
+from vlmill.pipelines.launch.local import local_workers
+from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
 from vlmill.pipelines.web_pairs.archives import find_archives, indexed_archives, with_sizes
 from vlmill.pipelines.web_pairs.cost import estimate_of, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
-from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
-from vlmill.pipelines.web_pairs.mine import mine
-from vlmill.pipelines.web_pairs.order import order, order_units
 from vlmill.pipelines.web_pairs.report import write_report
-from vlmill.pipelines.web_pairs.settle import best_texts, group_pictures, settle, shared_texts
-from vlmill.pipelines.web_pairs.shards import JOB, write_shard
+from vlmill.pipelines.web_pairs.shards import JOB
 from vlmill.pipelines.web_pairs.shown import write_shown
+from vlmill.pipelines.web_pairs.steps import STEPS, run_steps
 from vlmill.pipelines.web_pairs.units import (
     Archive,
     Job,
-    Unit,
-    Work,
-    archive_units,
     keep_index,
     mined_before,
     prepare_work,
-    range_units,
     results,
-    run_unit,
-    shard_units,
 )
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
@@ -66,125 +49,9 @@ from vlmill.schemas.files.outputs import FIRST_SCORES, RESCORING, State, prepare
 from vlmill.schemas.files.reading import reject_counts
 from vlmill.schemas.files.remote import path_of, remove_tree
 from vlmill.schemas.files.shards import Shard
-from vlmill.schemas.net.ranged import Unreachable
 from vlmill.schemas.rejects import rejects_said
 
 TABLE_NAMES = ("pairs", "images", "rejects")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step: its units follow from what the steps before have left."""
-
-    name: str
-    units: Callable[[Job], list[Unit]]
-    work: Work
-
-    def folder(self, job: Job) -> Path:
-        """Where its units leave their files."""
-        return job.mined if self.units is archive_units else job.joins
-
-    def run(self, job: Job, unit: Unit) -> Numbers:
-        """Does a unit unless it is done; returns what was done.
-
-        Raises OSError for an archive on the web that does not answer.
-        """
-        about: dict[str, Any] = {}
-        numbers = Numbers()
-        if self.units is archive_units:
-            archive = job.archives[unit.number]
-            about = {"path": archive.path, "size": archive.size}
-        try:
-            with timed(numbers):
-                result = run_unit(job, self.folder(job), unit, self.work, **about)
-        except Unreachable as error:
-            raise OSError(str(error)) from None
-        if result is None:
-            return Numbers()
-        written = sum(shard.bytes for shard in result.shards)
-        return numbers + numbers_of(result.tallies, num_bytes=written + result.num_bytes)
-
-
-def _ranged(name: str, work: Work) -> Step:
-    return Step(name=name, units=partial(range_units, step=name), work=work)
-
-
-STEPS = (
-    Step(name="mine", units=archive_units, work=mine),
-    _ranged("follow", follow_redirects),
-    _ranged("join", join_urls),
-    _ranged("choose", choose_texts),
-    _ranged("best", best_texts),
-    _ranged("shared", shared_texts),
-    _ranged("settle", settle),
-    Step(name="groups", units=lambda job: [Unit(name="groups", number=0)], work=group_pictures),
-    Step(name="order", units=order_units, work=order),
-    Step(name="shards", units=shard_units, work=write_shard),
-)
-
-
-def run_here(job: Job, workers: int, steps: range = range(len(STEPS))) -> None:
-    """Does everything in so many processes of this machine: what Beam does elsewhere."""
-    with workers_of(workers, job, __name__) as pool:
-        for number in steps:
-            step = STEPS[number]
-            units = step.units(job)
-            with UnitProgress(total=len(units), label=f"web pairs, {step.name}") as progress:
-                for numbers in pool.each(partial(_do, number), units, progress.idle):
-                    progress.add(numbers)
-
-
-def _do(step: int, job: Job, unit: Unit) -> Numbers:
-    return STEPS[step].run(job, unit)
-
-
-class RunUnits(beam.DoFn):
-    """Does units: (number, [Unit]) -> (0, how many)."""
-
-    def __init__(self, job: Job, step: int) -> None:
-        self.job, self.step = job, step
-
-    def process(self, numbered: tuple[int, Iterable[Unit]]) -> Iterator[tuple[int, int]]:
-        step, units = STEPS[self.step], list(numbered[1])
-        for unit in units:
-            count_in_beam(step.name, step.run(self.job, unit))
-        yield 0, len(units)
-
-
-def build(p: beam.Pipeline, job: Job, steps: range = range(len(STEPS))) -> Any:
-    """Builds the job: each step's units, when those of the step before are done."""
-    done = p | "Start" >> beam.Create([0], reshuffle=False)
-    for number in steps:
-        step = STEPS[number]
-        # A group for each unit spreads them over the workers, one group for all awaits them.
-        done = (
-            done
-            | f"Units to {step.name}" >> beam.FlatMap(partial(_numbered_units, job, number))
-            | f"Spread to {step.name}" >> beam.GroupByKey()
-            | step.name.capitalize() >> beam.ParDo(RunUnits(job, number))
-            | f"All of {step.name}" >> beam.GroupByKey()
-        )
-    return done
-
-
-def _run_steps(
-    options: PipelineOptions, workers: int | None, job: Job, steps: range = range(len(STEPS))
-) -> None:
-    """Does some steps on Beam, or in so many processes of this machine."""
-    if workers is None:
-        run_beam(job, options, steps)
-    else:
-        run_here(job, workers, steps)
-
-
-def run_beam(job: Job, options: PipelineOptions, steps: range = range(len(STEPS))) -> None:
-    """Does everything on the runner that the options name, and waits for its end."""
-    with run_pipeline(options) as p:
-        build(p, job, steps)
-
-
-def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
-    return [(unit.number, unit) for unit in STEPS[step].units(job)]
 
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
@@ -214,12 +81,12 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         prepare_work(job)
         keep_index(job, index)
     if args.fetch:
-        run_some = partial(_run_steps, options, workers)
+        run_some = partial(run_steps, options, workers)
         with journal_errors():
             fetched = fetch_missing(job, manners_of(args), run_some)
         job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
-    _run_steps(options, workers, job)
+    run_steps(options, workers, job)
     finish(job, settings, inputs_of(args))
     return say_result(output, "done")
 

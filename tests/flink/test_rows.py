@@ -14,7 +14,7 @@ from flink_cluster import Cluster
 from tests.flink.jobs import Inputs, assert_same, finish, start
 from tests.flink.observed import numbers_of, task_managers_of
 
-from vlmill.pipelines.web_pairs.job import STEPS
+from vlmill.pipelines.web_pairs.steps import STEPS
 
 pytestmark = [pytest.mark.flink, pytest.mark.long]
 LAST = {"regions": "Extract", "hard_negatives": "Write", "hard_negatives in parts": "Write"}

@@ -21,8 +21,8 @@ from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 from vlmill.pipelines.launch import local
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs import command as web_pairs
-from vlmill.pipelines.web_pairs import job as job_module
 from vlmill.pipelines.web_pairs import order
+from vlmill.pipelines.web_pairs import steps as steps_module
 from vlmill.pipelines.web_pairs.units import Job, Unit, record_path, run_unit
 from vlmill.schemas.console.lineage import state_of
 from vlmill.schemas.files.manifest import read_manifest, verify_folder, write_manifest
@@ -198,7 +198,7 @@ def test_one_large_shard_is_sorted_in_parts(
         names.append(unit.name)
         return run_unit(job, folder, unit, work, **about)
 
-    monkeypatch.setattr(job_module, "run_unit", note)
+    monkeypatch.setattr(steps_module, "run_unit", note)
     monkeypatch.setattr(order, "PART_BYTES", 400)
     assert run(warcs, tmp_path / "parts", *flags) == 0
     assert len([name for name in names if name.startswith("order-00000-")]) > 3
@@ -328,7 +328,7 @@ def test_a_full_disk_says_that_the_command_goes_on(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(job_module, "run_unit", full)
+    monkeypatch.setattr(steps_module, "run_unit", full)
     out = tmp_path / "out"
     assert run(warcs, out, *FLAGS) == 1
     said = capsys.readouterr().err.splitlines()[-1]
@@ -420,7 +420,7 @@ def test_every_unit_resumes_by_itself(
         raise OSError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(job_module, "run_unit", stop_after_one)
+        patch.setattr(steps_module, "run_unit", stop_after_one)
         for _ in range(50):
             if run(warcs, out, *FLAGS) == 0:
                 break
@@ -447,7 +447,7 @@ def test_archives_that_are_added_are_mined_alone(
         run_unit(job, folder, unit, work, **about)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job_module, "run_unit", note)
+        patch.setattr(steps_module, "run_unit", note)
         assert run(folder / "pictures.warc.gz", out, *FLAGS) == 0
     assert [name for name in names if name] == [str(folder / "pictures.warc.gz")]
     assert (out / "_manifest.json").read_bytes() != before
@@ -503,7 +503,7 @@ def test_an_archive_that_changes_at_equal_size_is_noticed(
         return run_unit(job, folder, unit, work, **about)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job_module, "run_unit", stop_at_shards)
+        patch.setattr(steps_module, "run_unit", stop_at_shards)
         assert run(path, tmp_path / "out") == 1
     content = path.read_bytes()
     middle = content.index(b"\x1f\x8b\x08", len(content) // 2)  # where a record begins
