@@ -102,7 +102,7 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
         for place, (region, text) in enumerate(zip(listed, texts, strict=True)):
             rows = _rows(region, text, picture, frame, kept, claims, boxes=boxes)
             notes: tuple[str, ...] = ()
-            if not isinstance(rows, Drop) and (boxes or not str(text).isascii()):
+            if (boxes or not str(text).isascii()) and not isinstance(rows, Drop):
                 notes = _notes(rows, region)
             yield Entry(
                 key=f"{key}.{place}",
@@ -132,9 +132,9 @@ def _text(region: object, source: Source) -> str | Drop:
     """A region's phrase, cleaned; keys that nothing reads are noted."""
     if isinstance(region, dict):
         source.remarks.check(region, REGION_KEYS)
-    if not isinstance(region, dict) or whole_number(region.get("region_id")) is None:
-        return Drop(Reason.BAD_ROW, "a region without region_id")
-    return text_of(region.get("phrase"))
+        if whole_number(region.get("region_id")) is not None:
+            return text_of(region.get("phrase"))
+    return Drop(Reason.BAD_ROW, "a region without region_id")
 
 
 def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
@@ -143,7 +143,8 @@ def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
     for region, text in zip(regions, texts, strict=True):
         if isinstance(text, str):
             number = region["region_id"]
-            lowest[text] = min(number, lowest.get(text, number))
+            if lowest.setdefault(text, number) > number:
+                lowest[text] = number
     return lowest
 
 
@@ -168,9 +169,10 @@ def _rows(
         return drop
     pair = _pair(number, text, picture)
     same = kept[text] != number
-    repeated = Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
+    if not boxes and same:
+        return Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
     if not boxes:
-        return repeated if same else ((PAIRS, pair),)
+        return ((PAIRS, pair),)
     box = edges([region.get(name) for name in ("x", "y", "width", "height")])
     inside = box if isinstance(box, Drop) else clipped(box, frame)
     if isinstance(inside, Drop):
