@@ -18,7 +18,7 @@ from vlmill.pipelines.manifest.entries import (
     Picture,
     Reading,
 )
-from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_entries
+from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
@@ -181,27 +181,19 @@ def _pair(
 
 
 def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
-    source = folder.require(KARPATHY)
-    groups = {"train": "train+restval", "restval": "train+restval"}
-    captions = {"train+restval": 566_747, "val": 25_010, "test": 25_010}
-    expected = {
-        f"{KARPATHY} {group}": Expected(rows=rows, source="caption_datasets.zip")
-        for group, rows in captions.items()
-    }
-    expected[PICTURES] = Expected(rows=123_287, source="caption_datasets.zip")
     file = SplitFile(
-        source=source,
+        source=folder.require(KARPATHY),
         pair_prefix="coco-karpathy",
         name="coco",
-        groups=groups,
+        groups={"train": "train+restval", "restval": "train+restval"},
         folds=True,
         picture=_karpathy_picture,
     )
-    return Reading(
-        sources=(source,),
-        entries=lambda: karpathy_entries(file),
-        expected=expected,
-        picture_folders=("train2014", "val2014"),
+    return karpathy_reading(
+        file,
+        captions={"train+restval": 566_747, "val": 25_010, "test": 25_010},
+        pictures=123_287,
+        folders=("train2014", "val2014"),
     )
 
 
