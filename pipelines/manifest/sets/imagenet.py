@@ -14,7 +14,8 @@ from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sets.webdataset import grouped
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.tars import DAMAGED, Member, inner_tar, members_of, opened_tar
+from vlmill.pipelines.manifest.tars import Member, members_of
+from vlmill.pipelines.manifest.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
@@ -107,15 +108,14 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
 
 def _holds_tars(path: Path) -> bool:
     with opened_tar(path) as tar:
-        first = next((info for info in tar if info.isfile()), None)
+        first = next(plain_files(tar), None)
         return first is not None and first.name.endswith(".tar")
 
 
 def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
     with opened_tar(path) as outer:
-        for info in outer:
-            outer.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            if not info.isfile() or not info.name.endswith(".tar"):
+        for info in plain_files(outer):
+            if not info.name.endswith(".tar"):
                 continue
             where = f"{path.name}/{info.name}"
             try:

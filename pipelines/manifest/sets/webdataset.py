@@ -12,7 +12,8 @@ from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture,
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
 from vlmill.pipelines.manifest.sources import Folder, Remarks, Source
 from vlmill.pipelines.manifest.streams import json_of
-from vlmill.pipelines.manifest.tars import MAX_MEMBER, Member, members_of, opened_tar
+from vlmill.pipelines.manifest.tars import MAX_MEMBER, Member, members_of
+from vlmill.pipelines.manifest.unpacking import opened_tar
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import Reason
