@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.json_text import json_of
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import MAX_ELEMENT, json_of, lines_of
+from vlmill.pipelines.manifest.streams import MAX_ELEMENT
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.overlaps import IdList
 from vlmill.pipelines.manifest.sources import Folder
-from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 

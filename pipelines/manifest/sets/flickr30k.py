@@ -16,9 +16,9 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
 )
 from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
+from vlmill.pipelines.manifest.lines import json_lines, lines_of
 from vlmill.pipelines.manifest.scan import ScanFile, scan_captions, scan_files
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import json_lines, lines_of
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 

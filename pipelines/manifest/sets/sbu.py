@@ -11,8 +11,9 @@ from itertools import zip_longest
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS

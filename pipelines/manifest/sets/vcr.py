@@ -19,8 +19,9 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.boxes import Box, Frame, frame_of
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.json_text import json_of
+from vlmill.pipelines.manifest.lines import json_lines
 from vlmill.pipelines.manifest.sources import Folder, Remarks, Source
-from vlmill.pipelines.manifest.streams import json_lines, json_of
 from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turned_boxes
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES

@@ -13,11 +13,12 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sets.coco import whole_number
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.splits import detector_splits
-from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES

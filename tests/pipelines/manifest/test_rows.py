@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.rows import (
-    MAX_LINE,
     Fields,
     column_names,
     count_rows,
@@ -20,6 +19,7 @@ from vlmill.pipelines.manifest.rows import (
     read_rows,
     table_file,
 )
+from vlmill.pipelines.manifest.text_rows import MAX_LINE
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
