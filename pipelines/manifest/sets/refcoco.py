@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmill.models.convert.plain_pickle import BadPickle, load
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text
 from vlmill.pipelines.manifest.detections import DETECTIONS, detection_entries
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
@@ -294,6 +294,7 @@ def box_entries(
             "source": "coco",
         }
         notes = ("object_without_area",) * (len(objects) - len(inside))
+        notes += size_notes(frame_of(image_id), [edges(one.bbox) for one in objects])
         yield Entry(key=f"boxes:{image_id}", group="", rows=((BOXES, row),), notes=notes)
 
 

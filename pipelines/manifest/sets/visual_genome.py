@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import Frame, clipped, edges, frame_of
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
 from vlmill.pipelines.manifest.entries import (
     PICTURES,
@@ -98,12 +98,19 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
         frame = _frame(folder, picture, with_files=with_files) if boxes else None
         named = (picture,) if picture is not None else ()
         texts = [_text(region, regions) for region in listed]
+        placed = [_placed(region, frame) for region in listed] if boxes else [None] * len(listed)
+        texts = [
+            box if isinstance(text, str) and isinstance(box, Drop) else text
+            for text, box in zip(texts, placed, strict=True)
+        ]
         kept = _lowest_ids(listed, texts)
-        for place, (region, text) in enumerate(zip(listed, texts, strict=True)):
-            rows = _rows(region, text, picture, frame, kept, claims, boxes=boxes)
+        for place, (region, text, box) in enumerate(zip(listed, texts, placed, strict=True)):
+            rows = _rows(region, text, picture, box, kept, claims)
             notes: tuple[str, ...] = ()
+            if boxes and place == 0:
+                notes = size_notes(frame, (_edges(one) for one in listed))
             if (boxes or not str(text).isascii()) and not isinstance(rows, Drop):
-                notes = _notes(rows, region)
+                notes += _notes(rows, region)
             yield Entry(
                 key=f"{key}.{place}",
                 group=regions.name,
@@ -152,11 +159,9 @@ def _rows(
     region: Any,
     text: str | Drop,
     picture: Picture | None,
-    frame: Frame | None,
+    box: Box | Drop | None,
     kept: Mapping[str, int],
     claims: Claims,
-    *,
-    boxes: bool,
 ) -> Rows | Drop:
     if isinstance(text, str) and picture is None:
         return Drop(Reason.BAD_ROW, f"its picture is not in {IMAGES}")
@@ -169,23 +174,33 @@ def _rows(
         return drop
     pair = _pair(number, text, picture)
     same = kept[text] != number
-    if not boxes and same:
+    if box is None and same:
         return Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
-    if not boxes:
+    if box is None:
         return ((PAIRS, pair),)
-    box = edges([region.get(name) for name in ("x", "y", "width", "height")])
-    inside = box if isinstance(box, Drop) else clipped(box, frame)
-    if isinstance(inside, Drop):
-        return inside
+    assert not isinstance(box, Drop)
     expression = {
         "expression_id": f"vg/{number}",
         "image_id": picture.image_id,
         "text": text,
-        "box": list(inside[0]),
+        "box": list(box),
         "source": "vg",
     }
     # The same words of another box: an expression of its own, and no second pair.
     return ((EXPRESSIONS, expression),) if same else ((PAIRS, pair), (EXPRESSIONS, expression))
+
+
+def _placed(region: object, frame: Frame | None) -> Box | Drop:
+    """A region's box inside the upright picture."""
+    box = _edges(region)
+    inside = box if isinstance(box, Drop) else clipped(box, frame)
+    return inside if isinstance(inside, Drop) else inside[0]
+
+
+def _edges(region: object) -> Box | Drop:
+    if not isinstance(region, dict):
+        return Drop(Reason.BAD_ROW, "no region")
+    return edges([region.get(name) for name in ("x", "y", "width", "height")])
 
 
 def _pair(number: int, text: str, picture: Picture) -> dict[str, Any]:
@@ -205,7 +220,7 @@ def _notes(rows: Rows, region: Mapping[str, Any]) -> tuple[str, ...]:
     notes = notes_of(rows[0][1]["text"], region["phrase"])
     for table, row in rows:
         if table is EXPRESSIONS:
-            published = edges([region.get(n) for n in ("x", "y", "width", "height")])
+            published = _edges(region)
             whole = not isinstance(published, Drop) and list(published) == row["box"]
             notes += () if whole else ("box_changed",)
     return notes
