@@ -218,7 +218,10 @@ class Folder:
                 if content is not None:
                     return content
         others = f", nor by {len(paths) - 1} other names" if len(paths) > 1 else ""
-        return Drop(Reason.IMAGE_MISSING, f"no file {paths[0]}{others}" if paths else "only a URL")
+        return Drop(
+            Reason.IMAGE_MISSING,
+            f"no file {paths[0]}{others}" if paths else "no name of a file here",
+        )
 
     def picture_size(self, paths: Sequence[str]) -> int | None:
         """The stored bytes of a picture, by the first of its names; None if there is none."""

@@ -35,6 +35,7 @@ class _Text:
         try:
             text = self._decoder.decode(content, final=not content)
         except UnicodeDecodeError as error:
+            self.at = len(self.buffer) + len(error.object[: error.start].decode(errors="replace"))
             raise self.broken(f"no UTF-8 ({error.reason})") from None
         self._used += self.at
         self.buffer, self.at, self.ended = self.buffer[self.at :] + text, 0, not content

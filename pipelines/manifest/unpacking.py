@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from vlmill.schemas.errors import InputError
 
@@ -28,7 +28,7 @@ DAMAGED = (
     *(EOFError, OSError, ValueError, NotImplementedError),
 )
 _ZIP_HEADER = 30  # bytes before the name of a zip's entry
-_PACKINGS: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {  # by how files begin
+_PACKINGS: dict[bytes, Callable[[IO[bytes]], Any]] = {  # by how files begin
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ": lzma.LZMAFile,
@@ -117,13 +117,17 @@ def opened_tar(path: Path) -> Iterator[tarfile.TarFile]:
             if is_packed:
                 most = max(FREE_BYTES, path.stat().st_size * MAX_RATIO_OF_TAR)
                 file = io.BufferedReader(Bounded(file, most, str(path)), 1 << 20)
-            mode = "r|" if is_packed else "r:"
-            yield stack.enter_context(tarfile.open(fileobj=file, mode=mode))
+            tar = _stream(file) if is_packed else tarfile.TarFile(fileobj=file)
+            yield stack.enter_context(tar)
         except InputError:
             raise
         except DAMAGED as error:
             said = f"{path} is no readable tar, or is cut ({error}); fetch it again"
             raise InputError(said) from None
+
+
+def _stream(file: IO[bytes]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r|")
 
 
 def plain_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -141,7 +145,7 @@ def plain_name(entry: tarfile.TarInfo) -> str:
 
 def inner_tar(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tarfile.TarFile:
     """A tar inside of a tar, to be read once in its order: unpacked, as published ones are."""
-    return tarfile.open(fileobj=member_file(tar, entry), mode="r|")
+    return _stream(member_file(tar, entry))
 
 
 def member_file(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:

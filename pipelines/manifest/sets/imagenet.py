@@ -65,11 +65,23 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
+    """Yields the pictures folder by folder. Names begin with the synset's, so that one folder's
+    names are remembered, and of all folders those alone that do not.
+    """
+    others: dict[str, str] = {}
     for source in sources:
+        named: dict[str, str] = {}
         for name in _names_in(source.path):
             if name.lower().endswith(PICTURE_ENDINGS):
-                path = f"{source.name}/{name}"
-                picture = Picture(image_id=_image_id(name), paths=(path,), alone=True)
+                path, image_id = f"{source.name}/{name}", _image_id(name)
+                earlier = (named if name.startswith(source.name) else others).setdefault(
+                    image_id, path
+                )
+                if earlier != path:
+                    drop = Drop(Reason.ID_CONFLICT, f"{image_id} came earlier: {earlier}")
+                    yield Entry(key=path, group=GROUP, rows=drop)
+                    continue
+                picture = Picture(image_id=image_id, paths=(path,), alone=True)
                 yield Entry(key=path, group=GROUP, rows=(), pictures=(picture,))
 
 

@@ -28,7 +28,7 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
         return Drop(
             Reason.BAD_ROW, f"identifier {identifier!a}: want {split}-SET-PAIR-SENTENCE and a text"
         )
-    if label is not None and label not in LABELS:
+    if label is not None and not (isinstance(label, str) and label in LABELS):
         return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, want True or False")
     text = clean_text(sentence)
     if not text:

@@ -5,6 +5,7 @@ belongs to line i. Ids are Flickr's photo ids, and photos come again with other 
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
@@ -12,6 +13,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.lines import lines_of
+from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
@@ -60,7 +62,9 @@ def check_columns(source: Source) -> None:
             f"{source.said} is a list of objects; the published file is one object with the lists "
             f"{', '.join(LISTS)} (a list made for img2dataset: read its output by `webdataset`)"
         )
-    counts = {name: sum(1 for _ in file.elements(name)) for name in LISTS}
+    counts = dict(Counter(name for name, _ in file.elements_of(*LISTS, "user_ids")))
+    if missing := [name for name in LISTS if name not in counts and counts]:
+        raise InputError(f"{source.said} has no list {missing[0]}; fetch it again")
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"{source.said}: its lists differ in length ({said}); fetch it again")
@@ -98,8 +102,12 @@ def _rows(sources: tuple[Source, ...], name: str) -> Iterator[Fields]:
 def _entry(name: str, number: int, place: object, caption: object, seen: dict[int, int]) -> Entry:
     key = f"{name}:{number}"
     text = caption if isinstance(caption, Drop) else text_of(caption)
-    if isinstance(place, Drop) or not isinstance(place, str) or not place.strip():
-        text = place if isinstance(place, Drop) else Drop(Reason.BAD_ROW, "no URL")
+    if isinstance(place, Drop):
+        text = place
+    elif not isinstance(place, str) or not 0 < len(place.strip()) <= MAX_URL:
+        text = Drop(Reason.BAD_ROW, "no URL")
+    elif not place.strip().isprintable():
+        text = Drop(Reason.BAD_ROW, f"no URL: {place[:200]!a}")
     if isinstance(text, Drop):
         return Entry(key=key, group=name, rows=text)
     assert isinstance(place, str)

@@ -12,9 +12,9 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.cleaning import whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.lines import lines_of
-from vlmill.pipelines.manifest.sets.coco import whole_number
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.splits import detector_splits
@@ -102,7 +102,8 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 def _entries(
     folder: Folder, images: Source, annotations: Source, vocabulary: Vocabulary
 ) -> Iterator[Entry]:
-    pictures, member = read_pictures(images), annotations.name.partition(".")[0]
+    pictures, member = dict[int, Picture](), annotations.name.partition(".")[0]
+    yield from read_pictures(images, pictures)
     splits, seen = dict(detector_splits(folder)), set[int]()
     file = JsonLists(source=annotations, known={"": ELEMENT_KEYS})
     for place, one in enumerate(file.elements()):

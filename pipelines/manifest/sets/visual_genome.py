@@ -11,7 +11,14 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
-from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
+from vlmill.pipelines.manifest.cleaning import (
+    Claims,
+    came_earlier,
+    coco_id,
+    notes_of,
+    text_of,
+    whole_number,
+)
 from vlmill.pipelines.manifest.entries import (
     PICTURES,
     DataSet,
@@ -21,7 +28,6 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     Rows,
 )
-from vlmill.pipelines.manifest.sets.coco import coco_id, whole_number
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -37,16 +43,24 @@ NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
 PAGE = "visualgenome.org"
 
 
-def read_pictures(source: Source) -> dict[int, Picture]:
-    """The pictures of ``image_data.json`` by their number, with their other names."""
-    pictures: dict[int, Picture] = {}
-    for image in JsonLists(source=source, known={"": IMAGE_KEYS}).elements():
-        if not isinstance(image, dict):
-            continue  # its regions find no picture, and say so
-        number = whole_number(image.get("image_id", image.get("id")))
-        if number is not None and number not in pictures:
+def read_pictures(source: Source, pictures: dict[int, Picture]) -> Iterator[Entry]:
+    """Puts the pictures of ``image_data.json`` into ``pictures`` by their number, with their other
+    names; yields what is none.
+    """
+    for place, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
+        own = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
+        number, drop = whole_number(own), None
+        if number is None:
+            drop = Drop(Reason.BAD_ROW, "a picture without image_id")
+        elif number in pictures:
+            drop = came_earlier(
+                f"picture {number}", same=pictures[number] == _picture(number, image)
+            )
+        if drop is not None or number is None:
+            assert drop is not None
+            yield Entry(key=f"{source.name}:{place}", group="", rows=drop)
+        else:
             pictures[number] = _picture(number, image)
-    return pictures
 
 
 def _picture(number: int, image: Mapping[str, Any]) -> Picture:
@@ -85,7 +99,8 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) -> Iterator[Entry]:
-    pictures, claims = read_pictures(images), Claims()
+    pictures, claims = dict[int, Picture](), Claims()
+    yield from read_pictures(images, pictures)
     with_files = boxes and folder.has_pictures(FOLDERS)
     for number, one in enumerate(JsonLists(source=regions, known={"": ELEMENT_KEYS}).elements()):
         key = f"{regions.name}:{number}"

@@ -61,7 +61,7 @@ def _successes(source: Source) -> Expected | None:
     path = source.path.parent / f"{source.path.name.split('.')[0]}_stats.json"
     try:
         rows = json.loads(path.read_bytes()[:MAX_MEMBER])["successes"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # no shard of img2dataset's, or one that it has not finished
     return Expected(rows=rows, source=path.name) if isinstance(rows, int) else None
 
