@@ -5,7 +5,6 @@ belongs to line i. Ids are Flickr's photo ids, and photos come again with other 
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
@@ -22,8 +21,8 @@ from vlmill.schemas.tables import PAIRS
 
 NEW, VILT = "sbu-captions-all.json", "annot.json"
 OLD = "SBU_captioned_photo_dataset_urls.txt", "SBU_captioned_photo_dataset_captions.txt"
-LISTS = ("image_urls", "captions")
-KNOWN = {"": frozenset(("image_urls", "user_ids", "captions"))}
+LISTS, USERS = ("image_urls", "captions"), "user_ids"
+KNOWN = {"": frozenset((*LISTS, USERS))}
 PUBLISHED = 1_000_000
 
 Fields = tuple[object, object]  # URL or path, caption; a Drop where a line cannot be read
@@ -62,9 +61,8 @@ def check_columns(source: Source) -> None:
             f"{source.said} is a list of objects; the published file is one object with the lists "
             f"{', '.join(LISTS)} (a list made for img2dataset: read its output by `webdataset`)"
         )
-    counts = dict(Counter(name for name, _ in file.elements_of(*LISTS, "user_ids")))
-    if missing := [name for name in LISTS if name not in counts and counts]:
-        raise InputError(f"{source.said} has no list {missing[0]}; fetch it again")
+    names = (*LISTS, *(name for name in file.members() if name == USERS))
+    counts = {name: sum(1 for _ in file.elements(name)) for name in names}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"{source.said}: its lists differ in length ({said}); fetch it again")
