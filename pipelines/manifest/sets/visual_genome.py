@@ -113,11 +113,13 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
         frame = _frame(folder, picture, with_files=with_files) if boxes else None
         named = (picture,) if picture is not None else ()
         texts = [_text(region, regions) for region in listed]
-        placed = [_placed(region, frame) for region in listed] if boxes else [None] * len(listed)
-        texts = [
-            box if isinstance(text, str) and isinstance(box, Drop) else text
-            for text, box in zip(texts, placed, strict=True)
-        ]
+        placed: list[Box | Drop | None] = [None] * len(listed)
+        if boxes:
+            placed = [_placed(region, frame) for region in listed]
+            texts = [
+                box if isinstance(text, str) and isinstance(box, Drop) else text
+                for text, box in zip(texts, placed, strict=True)
+            ]
         kept = _lowest_ids(listed, texts)
         for place, (region, text, box) in enumerate(zip(listed, texts, placed, strict=True)):
             rows = _rows(region, text, picture, box, kept, claims)
