@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TypeVar
 
 import pyarrow as pa
@@ -323,16 +324,29 @@ def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
 
     Raises ValueError for a key that is no column: Arrow alone would drop it in silence.
     """
-    there = set[str]().union(*set(map(tuple, rows)))
-    if unknown := sorted(there - spec.fields.keys()):
+    values = _values_by_name(rows)
+    if unknown := sorted(values.keys() - spec.fields.keys()):
         raise ValueError(f"{spec.name} has no column {', '.join(unknown)}")
     columns = [
-        pa.array([row.get(field.name) for row in rows], field.type)
-        if field.name in there
+        pa.array(values[field.name], field.type)
+        if field.name in values
         else pa.nulls(len(rows), field.type)
         for field in spec.schema
     ]
     return conform(pa.Table.from_arrays(columns, schema=spec.schema), spec)
+
+
+def _values_by_name(rows: list[dict[str, object]]) -> dict[str, list[object]]:
+    """Returns the values of each key; rows of one producer mostly share their keys, and are then
+    looked through once a key, not once more to collect the keys.
+    """
+    first = rows[0] if rows else {}
+    if set(map(len, rows)) == {len(first)}:
+        try:
+            return {name: list(map(itemgetter(name), rows)) for name in first}
+        except KeyError:  # as many keys, but others
+            pass
+    return {name: [row.get(name) for row in rows] for name in set[str]().union(*rows)}
 
 
 def conform(table: pa.Table, spec: Table) -> pa.Table:

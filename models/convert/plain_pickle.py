@@ -3,7 +3,8 @@
 A pickle is a program that may call whatever it names. Here every name is refused but those of
 numpy's arrays and of ordered dicts, and these lead to small classes of ours: numpy itself never
 sees what the file says about types, because a forged dtype can make it read wild pointers. Nothing
-reserves more memory than the file has bytes.
+reserves more memory than the file has bytes, and the number of instructions is bounded: one that
+has a single byte in the file can cost some 200 in memory.
 """
 
 import io
@@ -17,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_RECORD = 64 * 2**20  # of one picture; a checkpoint may be as large as its file
+MAX_INSTRUCTIONS = (
+    20_000_000  # of one pickle; one of 142,000 expressions, as RefCOCO, has 5 million
+)
 _NUMBER = re.compile(r"[<>|=]?([biu][1248]|f[248])")
 _TEXT = re.compile(r"[<>|=]?[SU][0-9]{1,6}")
 
@@ -178,6 +182,20 @@ class _Bounded:
         return self.file.read(min(count, self.size))
 
 
+class _Counted(dict[int, Any]):
+    """The functions of instructions; asking for one uses up one of ``left``."""
+
+    def __init__(self, functions: dict[int, Any], left: int) -> None:
+        super().__init__(functions)
+        self._left = left
+
+    def __getitem__(self, code: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise BadPickle(f"more than {MAX_INSTRUCTIONS} instructions")
+        return super().__getitem__(code)
+
+
 # The Python version: that in C allocates whatever number of slots a memo's index asks for.
 class PlainUnpickler(pickle._Unpickler):
     """Knows no name but those of arrays and ordered dicts."""
@@ -245,7 +263,9 @@ def load(file: io.BufferedIOBase, size: int, *, encoding: str = "latin1") -> Any
     ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes.
     """
     try:
-        return PlainUnpickler(_Bounded(file, size), encoding=encoding).load()
+        unpickler = PlainUnpickler(_Bounded(file, size), encoding=encoding)
+        unpickler.dispatch = _Counted(unpickler.dispatch, MAX_INSTRUCTIONS)  # type: ignore[misc]
+        return unpickler.load()
     except BadPickle:
         raise
     # A damaged pickle can fail in any instruction, with whatever error its operands give.

@@ -1,6 +1,6 @@
 """Published boxes: from x, y, width, height of the stored picture to ours of the upright one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +22,19 @@ Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges
 _BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
 
 
+SWAPPED, OTHER_SIZE = "size_swapped", "size_differs"
+SLACK_PX = 1.0  # by which a box of a picture of the right size may reach out
+
+
 class Frame(NamedTuple):
-    """A picture's stored size in pixels, and how it is to be turned."""
+    """A picture's stored size in pixels, how it is to be turned, and what is wrong with the size
+    that was published: it is the other way round, or that of another picture.
+    """
 
     width: int
     height: int
     orientation: int = UPRIGHT
+    fault: str | None = None
 
     @property
     def upright_size(self) -> tuple[int, int]:
@@ -39,7 +46,9 @@ def frame_of(folder: Folder, picture: Picture) -> Frame | None:
     """The published size of a picture, with the orientation that its file says, if it is there.
 
     None where no size was published and there is no readable file. A published size of which the
-    sides are those of the upright picture: the boxes are, too, and nothing is turned.
+    sides are those of the upright picture: the boxes are, too, and nothing is turned. One that is
+    the other way round without such a reason is a fault, and the file's own is taken; so is any
+    other size, as of a picture that was scaled: its boxes are then not where they should be.
     """
     content = picture.content if picture.content is not None else folder.picture(picture.paths)
     published = (picture.width, picture.height) if picture.width and picture.height else None
@@ -52,8 +61,25 @@ def frame_of(folder: Folder, picture: Picture) -> Frame | None:
         return Frame(*published) if published else None
     if published and orientation in LYING and published == stored[::-1] != stored:
         return Frame(*published)
-    width, height = published or stored
-    return Frame(width, height, orientation)
+    if published is None or published == stored:
+        return Frame(*stored, orientation)
+    if published == stored[::-1]:
+        return Frame(*stored, orientation, SWAPPED)
+    return Frame(*published, orientation, OTHER_SIZE)
+
+
+def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
+    """What to note of a picture's size: its fault, or that its boxes would only fit the other way
+    round, which is all that can be seen without the file.
+    """
+    if frame is None or frame.fault is not None:
+        return () if frame is None or frame.fault is None else (frame.fault,)
+    far = [(box[2], box[3]) for box in boxes if not isinstance(box, Drop)]
+    right = max((x2 for x2, _ in far), default=0.0) - SLACK_PX
+    bottom = max((y2 for _, y2 in far), default=0.0) - SLACK_PX
+    outside = right > frame.width or bottom > frame.height
+    fits_swapped = right <= frame.height and bottom <= frame.width
+    return (SWAPPED,) if outside and fits_swapped else ()
 
 
 def edges(values: Sequence[object]) -> Box | Drop:

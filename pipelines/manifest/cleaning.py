@@ -1,4 +1,4 @@
-"""Texts of published files: what is mended, and what is dropped."""
+"""Texts and ids of published files: what is mended, and what is dropped."""
 
 import re
 import unicodedata
@@ -10,6 +10,7 @@ from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 
 MAX_TEXT = 10_000  # characters; the longest captions of published sets have some hundred
+MAX_NUMBER = 1 << 40  # COCO's ids have up to twelve digits
 BAD_UNICODE = Reason.BAD_UNICODE.value
 _BROKEN = ("Cc", "Cs")  # control characters, lone surrogates
 
@@ -48,7 +49,7 @@ def notes_of(text: str, published: str) -> tuple[str, ...]:
 
 
 _STATIC = re.compile(
-    r"https?://(?:[\w-]+\.)?(?:static\.?flickr\.com|staticflickr\.com)/(?:[^?#]*/)?(\d+)_[^/?#]*$",
+    r"https?://(?:[\w-]+\.)?(?:static\.?flickr\.com|staticflickr\.com)/(?:[^?#]*/)?(\d{1,18})_[^/?#]*$",
     re.ASCII,
 )
 
@@ -57,6 +58,17 @@ def flickr_id(url: str | None) -> str | None:
     """The photo id of a static Flickr URL: the digits before the first ``_`` of its last part."""
     match = _STATIC.match(url) if url else None
     return match[1] if match else None
+
+
+def whole_number(value: object) -> int | None:
+    """A published id, None if it is no whole number."""
+    return value if type(value) is int and 0 <= value < MAX_NUMBER else None
+
+
+def coco_id(number: object) -> str | None:
+    """``coco/`` and twelve digits: one name of a picture in all years and splits."""
+    whole = whole_number(number)
+    return None if whole is None else f"coco/{whole:012d}"
 
 
 class Claims:
@@ -81,7 +93,7 @@ class Claims:
         if not earlier:
             block[place] = mark
             return None
-        return _came_earlier(str(number), same=earlier == mark)
+        return came_earlier(str(number), same=earlier == mark)
 
 
 class NamedClaims:
@@ -99,10 +111,11 @@ class NamedClaims:
         if earlier is None:
             self._contents[key] = mark
             return None
-        return _came_earlier(name, same=earlier == mark)
+        return came_earlier(name, same=earlier == mark)
 
 
-def _came_earlier(name: str, *, same: bool) -> Drop:
+def came_earlier(name: str, *, same: bool) -> Drop:
+    """Why a row is dropped whose id came earlier, with the same content or with another."""
     if same:
         return Drop(Reason.DUPLICATE, f"{name[:200]} came earlier, with the same content")
     return Drop(Reason.ID_CONFLICT, f"{name[:200]} came earlier with another content")

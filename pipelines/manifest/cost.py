@@ -10,7 +10,8 @@ from vlmill.pipelines.manifest.own import CHUNK, Caption, Ledger, OwnJob
 from vlmill.pipelines.manifest.parts import CHUNK as ENTRIES
 from vlmill.pipelines.manifest.parts import Job
 from vlmill.pipelines.manifest.pictures import picture_row
-from vlmill.pipelines.manifest.rows import Row, read_rows
+from vlmill.pipelines.manifest.rows import read_rows
+from vlmill.pipelines.manifest.text_rows import Row
 from vlmill.schemas.console.cost import Estimate, Rate, measured_rate
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vlmill.pipelines.manifest.boxes import OTHER_SIZE, SWAPPED
 from vlmill.pipelines.manifest.entries import PICTURES, Expected, Reading
 
 
@@ -48,6 +49,21 @@ def _warning(count: Count) -> str:
 def counts_table(counts: list[Count]) -> list[list[str]]:
     """The counts as cells: group, read, published, what is missing, and whose figure it is."""
     return [[c.group, f"{c.rows:,}", _shown(c.published), _missing(c), _source(c)] for c in counts]
+
+
+# Notes of what may make rows wrong, which are warnings.
+WARNED = {
+    SWAPPED: "width and height are published the other way round, or the boxes would only fit so",
+    OTHER_SIZE: "the stored picture has another size than the published one, which boxes are of: "
+    "was it scaled? Get the published files",
+}
+
+
+def note_said(note: str, number: int) -> str:
+    """A line on what was noted of so many rows."""
+    if note in WARNED:
+        return f"warning: {note} of {number} rows: {WARNED[note]}"
+    return f"noted: {note} of {number} rows"
 
 
 HEADER = ("rows of", "read", "published", "missing", "figure")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.lines import json_lines
 from vlmill.pipelines.manifest.sources import Source
-from vlmill.pipelines.manifest.streams import json_lines
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
-from vlmill.pipelines.manifest.entries import Entry, Picture
+from vlmill.pipelines.manifest.entries import PICTURES, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sources import Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
+ARCHIVE = "caption_datasets.zip"  # in which the files are published
 FOLD = 1_000  # test pictures
 KNOWN = {
     "": frozenset(("dataset", "images")),
@@ -34,6 +35,28 @@ class SplitFile:
     groups: Mapping[str, str]
     picture: Callable[[Mapping[str, Any]], Picture | Drop]
     folds: bool
+
+
+def karpathy_reading(
+    file: SplitFile,
+    *,
+    captions: Mapping[str, int],
+    pictures: int,
+    folders: tuple[str, ...],
+    says: tuple[str, ...] = (),
+) -> Reading:
+    """Opens a split file, which is said to have so many ``captions`` in each group."""
+    expected = {
+        f"{file.source.name} {group}": Expected(rows=rows, source=ARCHIVE)
+        for group, rows in captions.items()
+    }
+    return Reading(
+        sources=(file.source,),
+        entries=lambda: karpathy_entries(file),
+        expected={**expected, PICTURES: Expected(rows=pictures, source=ARCHIVE)},
+        picture_folders=folders,
+        says=says,
+    )
 
 
 def karpathy_entries(file: SplitFile) -> Iterator[Entry]:

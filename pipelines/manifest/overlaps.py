@@ -74,12 +74,20 @@ class Overlaps:
 
     def judge(self, entry: Entry) -> Drop | None:
         """Why an entry is excluded by a name of its pictures, None if it is not."""
-        drop = None
-        for picture in entry.pictures:
-            for one, name in self._matches(picture):
-                if one.excludes and drop is None and not (self.train_only and _held_out(entry)):
-                    drop = Drop(Reason.EXCLUDED, f"{name}, in {one.name}")
-        return drop
+        drops = [drop for picture in entry.pictures if (drop := self.judge_picture(picture))]
+        return drops[0] if drops and not self.stays(entry) else None
+
+    def judge_picture(self, picture: Picture) -> Drop | None:
+        """The list that excludes a picture by one of its names, None if there is none."""
+        matches = [*self._matches(picture)]  # all of them are counted
+        drops = (
+            Drop(Reason.EXCLUDED, f"{name}, in {one.name}") for one, name in matches if one.excludes
+        )
+        return next(drops, None)
+
+    def stays(self, entry: Entry) -> bool:
+        """Whether an entry's rows stay whatever list has their pictures."""
+        return self.train_only and _held_out(entry)
 
     def _matches(self, picture: Picture) -> Iterator[tuple[IdList, str]]:
         names = (picture.image_id, *picture.aliases)
@@ -97,8 +105,8 @@ class Overlaps:
             self._counted.add(mark)
             self.found[name, kind] += 1
 
-    def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> dict[str, Any] | Drop:
-        """The row of a picture, or the list that excludes it by its content."""
+    def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
+        """The list that excludes a picture by its content, None if there is none."""
         for one in self.hashes:
             same = row["sha256"] in one.sha256
             near = one.hashes is not None and one.hashes.near(phash)
@@ -107,7 +115,7 @@ class Overlaps:
                 if one.excludes:
                     said = "the same bytes" if same else f"within {one.distance} bits"
                     return Drop(Reason.EXCLUDED, f"{said}, in {one.name}")
-        return row
+        return None
 
 
 def _held_out(entry: Entry) -> bool:

@@ -20,7 +20,8 @@ from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.pictures import picture_row
-from vlmill.pipelines.manifest.rows import Row, TableFile, digest_of, read_rows
+from vlmill.pipelines.manifest.rows import TableFile, digest_of, read_rows
+from vlmill.pipelines.manifest.text_rows import Row
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import Shard
 from vlmill.schemas.ids import pair_id_of

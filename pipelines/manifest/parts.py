@@ -165,10 +165,11 @@ class Run:
         verdicts = self._verdicts_of(entry) if self._verdicts else []
         drop = job.overlaps.judge(entry) if job.overlaps.lists else None
         drop = drop or next((v for v in verdicts if v.reason is Reason.EXCLUDED), None)
-        if drop is not None:
+        if drop is not None and not job.overlaps.stays(entry):
             return Reject(EXCLUDE, drop)
-        if job.require_images and verdicts:
-            return Reject(REQUIRE, verdicts[0])
+        missing = [v for v in verdicts if v.reason is not Reason.EXCLUDED]
+        if job.require_images and missing:
+            return Reject(REQUIRE, missing[0])
         return rows
 
     def _verdicts_of(self, entry: Entry) -> list[Drop]:
@@ -187,11 +188,16 @@ class Run:
             return {}
         rows: dict[str, dict[str, Any] | Drop] = {}
         for picture, row in zip(pictures, self._pool.map(self._read, pictures), strict=True):
+            verdict = row if isinstance(row, Drop) and job.require_images else None
+            excluded = job.overlaps.judge_picture(picture) if job.overlaps.ids else None
             if not isinstance(row, Drop) and hashed:
-                row = job.overlaps.judge_hash(picture.image_id, row.pop("phash"), row)
-            if isinstance(row, Drop) and (job.require_images or row.reason is Reason.EXCLUDED):
-                self._verdicts[key64(picture.image_id)] = row
-            rows[picture.image_id] = row
+                verdict = job.overlaps.judge_hash(picture.image_id, row.pop("phash"), row)
+                excluded = excluded or verdict
+            if verdict is not None:
+                self._verdicts[key64(picture.image_id)] = verdict
+            # A picture of training may be one of validation, too, whose rows stay.
+            drop = excluded if not job.overlaps.train_only else None
+            rows[picture.image_id] = drop or row
         return rows
 
     def _read(self, picture: Picture) -> dict[str, Any] | Drop:

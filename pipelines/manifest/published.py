@@ -14,6 +14,7 @@ from vlmill.pipelines.manifest.counts import (
     Count,
     counts_of,
     lines_of,
+    note_said,
     unread_of,
     unread_said,
     warnings_of,
@@ -212,7 +213,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     if "fetch" in manifest:
         say(said_of_fetch(manifest["fetch"], sum(c.published or 0 for c in counts)))
     for note, number in manifest["notes"].items():
-        say(f"noted: {note} of {number} rows")
+        say(note_said(note, number))
     for name, kind, number, done in manifest["overlaps"]:
         say(f"shared with {name} by {kind}: {number} pictures, {done}")
     rows = {t: 0 for t in (*(t.name for t in data_set.tables), IMAGES.name)}

@@ -1,14 +1,11 @@
 """Rows of other people's tables, CSV, TSV, JSON lines and Parquet: a stream, whatever is in them.
 
 Nothing here raises for a bad row: it becomes a :class:`~vlmill.pipelines.counting.funnel.Drop` in
-its place, and costs no other row. CSV is quoted as in RFC 4180; a TSV is not, because a caption may
-begin with a quotation mark.
+its place, and costs no other row.
 """
 
-import csv
 import difflib
 import hashlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.json_rows import json_columns, json_rows
+from vlmill.pipelines.manifest.text_rows import Fields, Lines, Row, csv_records, tsv_records
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import readable
 from vlmill.schemas.rejects import Reason
@@ -27,14 +25,7 @@ FORMATS = {
     **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv"},
     **{".jsonl": "jsonl", ".parquet": "parquet"},
 }
-MAX_LINE = 2**20  # bytes of a line, and of a quoted record of several lines
 BATCH_ROWS = 1_000
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
-BOM = b"\xef\xbb\xbf"
-
-Fields = list[str | None]
-Row = tuple[int, Fields | Drop]
-"""The line on which it begins (of Parquet the row, both from 1), and its wanted fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +165,11 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
+    read = tsv_records if table.format == "tsv" else csv_records
+    return read(Lines(file, table.path, table.encoding), table.delimiter)
+
+
 def _readable(fields: Fields) -> Fields | Drop:
     """Bytes that could not be decoded stand as lone surrogates in a field."""
     for field in fields:
@@ -183,100 +179,6 @@ def _readable(fields: Fields) -> Fields | Drop:
             except UnicodeEncodeError:
                 return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
     return fields
-
-
-# Text
-
-
-def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
-    lines = _Lines(file, table)
-    return _tsv(lines, table.delimiter) if table.format == "tsv" else _csv(lines, table.delimiter)
-
-
-class _Lines:
-    """Lines with their numbers; some can be given back. One that is too long is None."""
-
-    def __init__(self, file: BinaryIO, table: TableFile) -> None:
-        self._file, self._table = file, table
-        self._number = 0
-        self._back: deque[tuple[int, str | None]] = deque()
-
-    def take(self) -> tuple[int, str | None] | None:
-        """The next line that is not blank, or None at the end."""
-        while True:
-            line = self._back.popleft() if self._back else self._read()
-            if line is None or line[1] is None or line[1].strip("\r\n"):
-                return line
-
-    def take_any(self) -> tuple[int, str | None] | None:
-        """The next line: inside a quoted field blank ones are text."""
-        return self._back.popleft() if self._back else self._read()
-
-    def give_back(self, lines: Sequence[tuple[int, str | None]]) -> None:
-        """Puts lines in front of the others."""
-        self._back.extendleft(reversed(lines))
-
-    def _read(self) -> tuple[int, str | None] | None:
-        line = self._file.readline(MAX_LINE + 1)
-        if not line:
-            return None
-        self._number += 1
-        if self._number == 1:
-            if line.startswith(UTF16):
-                path = self._table.path
-                raise InputError(f"--input {path} is UTF-16: convert it, iconv -f UTF-16 -t UTF-8")
-            line = line.removeprefix(BOM)
-        if len(line) > MAX_LINE:
-            while line and not line.endswith(b"\n"):
-                line = self._file.readline(MAX_LINE)
-            return self._number, None
-        return self._number, line.decode(self._table.encoding, "surrogateescape")
-
-
-_TOO_LONG = Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
-
-
-def _tsv(lines: _Lines, delimiter: str) -> Iterator[Row]:
-    while (line := lines.take()) is not None:
-        number, text = line
-        yield number, _TOO_LONG if text is None else [*text.rstrip("\r\n").split(delimiter)]
-
-
-def _csv(lines: _Lines, delimiter: str) -> Iterator[Row]:
-    width = None
-    while (line := lines.take()) is not None:
-        number, text = line
-        if text is None:
-            yield number, _TOO_LONG
-            continue
-        pulled = [line]
-        try:
-            fields = next(csv.reader(_pull(lines, pulled), delimiter=delimiter, strict=True))
-        except csv.Error as error:
-            # A quote that nothing closes: the line alone is lost, not what was read in search of
-            # the quote's end.
-            lines.give_back(pulled[1:])
-            yield number, Drop(Reason.BAD_RECORD, str(error))
-            continue
-        width = width or len(fields)
-        if len(pulled) > 1 and len(fields) != width:  # closed by the quote of a later row
-            lines.give_back(pulled[1:])
-            yield number, Drop(Reason.BAD_RECORD, "a quotation mark that does not end in its row")
-        else:
-            yield number, [*fields]
-
-
-def _pull(lines: _Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:
-    """Yields one record's lines as csv asks for them; notes them in ``pulled``."""
-    size = 0
-    text = pulled[0][1]
-    while text is not None and (size := size + len(text)) <= MAX_LINE:
-        yield text
-        line = lines.take_any()
-        if line is None:
-            return
-        pulled.append(line)
-        text = line[1]
 
 
 # Parquet

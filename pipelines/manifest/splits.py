@@ -5,18 +5,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.cleaning import coco_id
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.overlaps import IdList
 from vlmill.pipelines.manifest.sources import Folder
-from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 
+MAX_DIGITS = 12  # of a picture's number
 Names = Iterator[tuple[str, str]]  # (split, a picture's name)
 
 
 def _coco_karpathy(folder: Folder) -> Names:
     for image in _karpathy_images(folder, "dataset_coco.json"):
-        yield str(image.get("split")), f"coco/{int(image['cocoid']):012d}"
+        name = coco_id(image["cocoid"])
+        if name is None:
+            raise InputError(f"dataset_coco.json: cocoid {image['cocoid']!a:.80} is no number")
+        yield str(image.get("split")), name
 
 
 def _flickr30k(folder: Folder) -> Names:
@@ -49,7 +55,7 @@ def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
         for row, line in lines_of(source):
             words = [] if isinstance(line, Drop) else line.split()
             stem = words[0].rpartition("/")[2].partition(".")[0] if words else ""
-            if words and not stem.isdecimal():
+            if words and not (stem.isascii() and stem.isdecimal() and len(stem) <= MAX_DIGITS):
                 raise InputError(f"{source.said}: line {row} begins with no <folder>/<number>.jpg")
             if words:
                 yield int(stem), split

@@ -1,72 +1,23 @@
-"""Rows of large published files, one at a time: JSON lists, JSON lines, plain lines.
+"""Large files of JSON, one element of a list at a time.
 
-Memory is bounded by one element of a list or one line, whatever the file's size. A JSON file that
-is cut or is no JSON raises InputError with its place; a broken line is yielded as a Drop. Of a key
-that stands twice in one object the last counts, and the file's remarks have it.
+Memory is bounded by one element, whatever the file's size. A file that is cut or is no JSON raises
+InputError with its place.
 """
 
 import codecs
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
-from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.sources import Remarks, Source
+from vlmill.pipelines.manifest.json_text import check_depth, json_decoder
+from vlmill.pipelines.manifest.sources import Source
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import Reason
 
 CHUNK = 1 << 20
 MAX_ELEMENT = 64 << 20  # characters of one element of a list, or of a value outside of lists
-MAX_LINE = 1 << 20  # bytes; a line of VCR has some thousand
-MAX_DEPTH = 64  # of lists and objects in each other
 LONGEST_WORD = 16  # characters: -Infinity, and the escape of a surrogate pair
-BOM = b"\xef\xbb\xbf"
 _BLANKS = " \t\n\r"
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def json_decoder(remarks: Remarks) -> json.JSONDecoder:
-    """A decoder that refuses NaN and infinities and notes keys that stand twice."""
-
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            remarks.repeat([name for name, _ in pairs])
-        return made
-
-    return json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=object_of)
-
-
-def json_of(content: bytes, remarks: Remarks) -> Any:
-    """A small file of JSON. Raises ValueError for what is none, or is nested too deeply."""
-    text = content.decode("utf-8-sig")
-    try:
-        value = json_decoder(remarks).decode(text)
-    except RecursionError:
-        raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
-    check_depth(value, text, 0, len(text))
-    return value
-
-
-def check_depth(value: Any, text: str, start: int, end: int) -> None:
-    """Raises ValueError for a value, written as ``text[start:end]``, that is nested too deeply."""
-    if text.count("{", start, end) + text.count("[", start, end) <= MAX_DEPTH:
-        return
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
-        level = [
-            child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, list | dict)
-        ]
 
 
 class _Text:
@@ -84,6 +35,7 @@ class _Text:
         try:
             text = self._decoder.decode(content, final=not content)
         except UnicodeDecodeError as error:
+            self.at = len(self.buffer) + len(error.object[: error.start].decode(errors="replace"))
             raise self.broken(f"no UTF-8 ({error.reason})") from None
         self._used += self.at
         self.buffer, self.at, self.ended = self.buffer[self.at :] + text, 0, not content
@@ -268,63 +220,3 @@ def _skip(text: _Text) -> None:
             pass
     else:
         text.value()
-
-
-def lines_of(source: Source) -> Iterator[tuple[int, str | Drop]]:
-    r"""A file's lines with their numbers from 0, without their ends; a line ends at ``\n`` alone.
-
-    A line that is too long or is not UTF-8 is a Drop.
-    """
-    with source.open() as file:
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            if number == 0:
-                line = line.removeprefix(BOM)
-            yield number, _line(line, file)
-            number += 1
-
-
-def _line(line: bytes, file: BinaryIO) -> str | Drop:
-    if len(line) > MAX_LINE:
-        while line and not line.endswith(b"\n"):
-            line = file.readline(MAX_LINE)
-        return Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
-    try:
-        return line.removesuffix(b"\n").removesuffix(b"\r").decode()
-    except UnicodeDecodeError as error:
-        return Drop(Reason.BAD_ENCODING, f"byte {error.start} of the line is not UTF-8")
-
-
-def json_lines(
-    source: Source, known: frozenset[str]
-) -> Iterator[tuple[int, dict[str, Any] | Drop]]:
-    """The objects of a file of JSON lines with their lines' numbers from 0; blank lines are none.
-
-    A line that is no JSON object is a Drop. Keys that are not ``known`` are noted.
-    """
-    decoder = json_decoder(source.remarks)
-    for number, line in lines_of(source):
-        if isinstance(line, Drop):
-            yield number, line
-        elif line.strip():
-            record = _object(line, decoder)
-            if not isinstance(record, Drop):
-                source.remarks.check(record, known)
-            yield number, record
-
-
-def _object(line: str, decoder: json.JSONDecoder) -> dict[str, Any] | Drop:
-    try:
-        value = decoder.decode(line)
-        check_depth(value, line, 0, len(line))
-    except (ValueError, RecursionError) as error:
-        return Drop(Reason.BAD_ROW, f"no JSON: {error}")
-    if not isinstance(value, dict):
-        return Drop(Reason.BAD_ROW, f"a {type(value).__name__}, want a JSON object")
-    return value
-
-
-def tsv_rows(source: Source) -> Iterator[tuple[int, list[str] | Drop]]:
-    """The fields of a TSV's lines, without any quoting, with the lines' numbers from 0."""
-    for number, line in lines_of(source):
-        yield number, line if isinstance(line, Drop) else line.split("\t")

@@ -1,20 +1,15 @@
 """Members of tars, one after the other: each is in memory alone, and nothing is unpacked."""
 
-import lzma
 import tarfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, NamedTuple
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.pictures import is_unsafe
-from vlmill.schemas.errors import InputError
+from vlmill.pipelines.manifest.unpacking import member_file, plain_files, plain_name
 from vlmill.schemas.rejects import Reason
 
 MAX_MEMBER = 64 << 20  # bytes of a picture, a caption or its metadata
-DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
 
 
 class Member(NamedTuple):
@@ -24,44 +19,20 @@ class Member(NamedTuple):
     content: bytes | Drop
 
 
-@contextmanager
-def opened_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """Opens a tar, packed or not, to be read once in its order. Raises InputError."""
-    try:
-        with tarfile.open(path, "r|*") as tar:
-            yield tar
-    except DAMAGED as error:
-        raise InputError(
-            f"{path} is no readable tar, or is cut ({error}); fetch it again"
-        ) from None
-
-
 def members_of(tar: tarfile.TarFile) -> Iterator[Member]:
-    """The plain files of a tar; links, devices and folders are passed over.
+    """The plain files of a tar with what is in them.
 
     A name that leads elsewhere and a file that is too large are Drops.
     """
-    for info in tar:
-        tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
-        if not info.isfile():
-            continue
-        name = info.name.removeprefix("./")
+    for info in plain_files(tar):
+        name = plain_name(info)
         if is_unsafe(name):
             yield Member(name, Drop(Reason.UNSAFE_PATH, "leads out of the archive"))
         elif info.size > MAX_MEMBER:
             said = f"{info.size} bytes, at most {MAX_MEMBER}"
             yield Member(name, Drop(Reason.IMAGE_TOO_LARGE, said))
         else:
-            file = tar.extractfile(info)
-            assert file is not None
-            yield Member(name, _whole(file, info.size))
-
-
-def inner_tar(tar: tarfile.TarFile, info: tarfile.TarInfo) -> tarfile.TarFile:
-    """A tar inside of a tar, to be read once in its order."""
-    file: IO[bytes] | None = tar.extractfile(info)
-    assert file is not None
-    return tarfile.open(fileobj=file, mode="r|*")
+            yield Member(name, _whole(member_file(tar, info), info.size))
 
 
 def _whole(file: IO[bytes], size: int) -> bytes:

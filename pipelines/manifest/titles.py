@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.texts.lists import TextLists
+from vlmill.pipelines.texts.words import chinese_words
 from vlmill.schemas.rejects import Reason
 
 MAX_CHARACTERS = 36  # of a title, blanks not counted
@@ -28,9 +29,7 @@ def clean_title(title: str, rules: TitleRules) -> str | Drop:
     blocked = rules.lists.blocks(title)
     if blocked is not None:
         return Drop(Reason.BLOCKED_WORD, blocked)
-    import rjieba  # takes half a second
-
-    words = [word for part in title.split() for word in rjieba.cut(part)]
+    words = [word for part in title.split() for word in chinese_words(part)]
     return " ".join(first_words(words))
 
 

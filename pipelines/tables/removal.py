@@ -128,8 +128,13 @@ def _shorter(row: Mapping[str, object], ids: str, numbers: str, removed: Keys) -
 
 
 def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
-    """The pictures that any table names by what is wanted, and the pairs of these pictures."""
+    """The pictures that any table names by what is wanted, and the pairs of these pictures.
+
+    A picture goes under all its names: with it go those that share an alias or the bytes.
+    """
     images = np.unique(np.concatenate([wanted.ids, *_pictures(tables, wanted)]))
+    while len(more := _same_pictures(tables, images)) > len(images):
+        images = more
     pairs = [np.empty(0, np.uint64)]
     if "pairs" in tables:
         columns = ["pair_id", "image_id", "page_url", "image_url"]
@@ -139,6 +144,26 @@ def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
                 mask |= known_keys(keys_of(rows.column(name)), wanted.urls)
             pairs.append(keys_of(rows.filter(pa.array(mask)).column("pair_id")))
     return Removal(images=images, pairs=np.unique(np.concatenate(pairs)))
+
+
+SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one picture share
+
+
+def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
+    """The pictures and, as image_ids, aliases and digests that they share with others."""
+    for name, column in SAME.items():
+        if name not in tables:
+            continue
+        names = [images]
+        for rows in groups(tables[name], ["image_id", column]):
+            known = known_keys(keys_of(rows.column("image_id")), images)
+            names.append(keys_of(rows.filter(pa.array(known)).column(column).drop_null()))
+        shared, others = np.unique(np.concatenate(names)), [images]
+        for rows in groups(tables[name], ["image_id", column]):
+            known = known_keys(keys_of(rows.column(column)), shared)
+            others.append(keys_of(rows.filter(pa.array(known)).column("image_id")))
+        images = np.unique(np.concatenate([shared, *others]))
+    return images
 
 
 def _pictures(tables: Mapping[str, TableInput], wanted: Wanted) -> list[Keys]:

@@ -57,6 +57,11 @@ def _has_letter(word: str) -> bool:
     return any(character.isalnum() for character in word)
 
 
+def chinese_words(text: str) -> list[str]:
+    """The words of a Chinese text as jieba cuts it: all of it, punctuation and blanks included."""
+    return list(_chinese()(text))
+
+
 @cache
 def _chinese() -> Segment:
     import rjieba

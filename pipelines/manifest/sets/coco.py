@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import Claims, flickr_id, notes_of, text_of
+from vlmill.pipelines.manifest.cleaning import (
+    Claims,
+    came_earlier,
+    coco_id,
+    flickr_id,
+    notes_of,
+    text_of,
+    whole_number,
+)
 from vlmill.pipelines.manifest.entries import (
     PICTURES,
     DataSet,
@@ -18,7 +26,7 @@ from vlmill.pipelines.manifest.entries import (
     Picture,
     Reading,
 )
-from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_entries
+from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
@@ -41,18 +49,6 @@ KNOWN = {
     "annotations": frozenset(("id", "image_id", "caption")),
     "licenses": frozenset(("id", "name", "url")),
 }
-MAX_NUMBER = 1 << 40  # COCO's ids have up to twelve digits
-
-
-def whole_number(value: object) -> int | None:
-    """A published id, None if it is no whole number."""
-    return value if type(value) is int and 0 <= value < MAX_NUMBER else None
-
-
-def coco_id(number: object) -> str | None:
-    """``coco/`` and twelve digits: one name of a picture in all years and splits."""
-    whole = whole_number(number)
-    return None if whole is None else f"coco/{whole:012d}"
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
@@ -90,30 +86,42 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     )
 
 
+Named = tuple[Picture, object]  # with the number of its licence
+
+
 def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
     claims = Claims()
     for split, source in files.items():
         file = JsonLists(source=source, known=KNOWN)
-        pictures, licenses = _pictures(file, split)
+        pictures: dict[int, Named] = {}
+        licenses: dict[str, str] = {}
+        yield from _read_pictures(file, split, pictures, licenses)
         for number, annotation in enumerate(file.elements("annotations")):
             yield _entry(source, number, split, annotation, pictures, licenses, claims)
 
 
-Named = tuple[Picture, object]  # with the number of its licence
-
-
-def _pictures(file: JsonLists, split: str) -> tuple[dict[int, Named], dict[str, str]]:
-    """The pictures of a file by their number, and the licences by theirs."""
-    pictures: dict[int, Named] = {}
-    licenses: dict[str, str] = {}
+def _read_pictures(
+    file: JsonLists, split: str, pictures: dict[int, Named], licenses: dict[str, str]
+) -> Iterator[Entry]:
+    """Puts the pictures of a file into ``pictures`` by their number, and the licences by theirs;
+    yields what is no picture.
+    """
+    place = -1
     for member, one in file.elements_of("images", "licenses"):
-        if member == "licenses" and isinstance(one, dict) and isinstance(one.get("url"), str):
-            licenses[str(one.get("id"))] = one["url"]
-        elif member == "images" and isinstance(one, dict):
-            picture = _picture(one, split)
-            if picture is not None:
-                pictures[one["id"]] = picture, one.get("license")
-    return pictures, licenses
+        if member == "licenses":
+            if isinstance(one, dict) and isinstance(one.get("url"), str):
+                licenses[str(one.get("id"))] = one["url"]
+            continue
+        place += 1
+        picture = _picture(one, split) if isinstance(one, dict) else None
+        drop = None if picture else Drop(Reason.BAD_ROW, "a picture without id or file_name")
+        if picture is not None and (earlier := pictures.get(one["id"])) is not None:
+            drop = came_earlier(picture.image_id, same=earlier[0] == picture)
+        if drop is not None or picture is None:
+            assert drop is not None
+            yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
+        else:
+            pictures[one["id"]] = picture, one.get("license")
 
 
 def _picture(image: Mapping[str, Any], split: str) -> Picture | None:
@@ -181,27 +189,19 @@ def _pair(
 
 
 def _open_karpathy(folder: Folder, _: argparse.Namespace) -> Reading:
-    source = folder.require(KARPATHY)
-    groups = {"train": "train+restval", "restval": "train+restval"}
-    captions = {"train+restval": 566_747, "val": 25_010, "test": 25_010}
-    expected = {
-        f"{KARPATHY} {group}": Expected(rows=rows, source="caption_datasets.zip")
-        for group, rows in captions.items()
-    }
-    expected[PICTURES] = Expected(rows=123_287, source="caption_datasets.zip")
     file = SplitFile(
-        source=source,
+        source=folder.require(KARPATHY),
         pair_prefix="coco-karpathy",
         name="coco",
-        groups=groups,
+        groups={"train": "train+restval", "restval": "train+restval"},
         folds=True,
         picture=_karpathy_picture,
     )
-    return Reading(
-        sources=(source,),
-        entries=lambda: karpathy_entries(file),
-        expected=expected,
-        picture_folders=("train2014", "val2014"),
+    return karpathy_reading(
+        file,
+        captions={"train+restval": 566_747, "val": 25_010, "test": 25_010},
+        pictures=123_287,
+        folders=("train2014", "val2014"),
     )
 
 

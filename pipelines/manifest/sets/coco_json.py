@@ -54,10 +54,11 @@ KNOWN = {
 
 
 def _entries(sources: list[Source], name: str, split: str | None) -> Iterator[Entry]:
-    claims = NamedClaims()
+    claims, claims_of_pictures = NamedClaims(), NamedClaims()
     for source in sources:
         file = JsonLists(source=source, known=KNOWN)
-        pictures = dict(_pictures(file, name))
+        pictures: dict[str, Picture] = {}
+        yield from _read_pictures(file, name, pictures, claims_of_pictures)
         for number, annotation in enumerate(file.elements("annotations")):
             key = f"{source.name}:{number}"
             made = _pair(annotation, pictures, name, split, claims)
@@ -78,14 +79,25 @@ def _own_id(value: object) -> str | None:
     return text if text.isprintable() and 0 < len(text) <= MAX_KEY // 2 else None
 
 
-def _pictures(file: JsonLists, name: str) -> Iterator[tuple[str, Picture]]:
-    for image in file.elements("images"):
+def _read_pictures(
+    file: JsonLists, name: str, pictures: dict[str, Picture], claims: NamedClaims
+) -> Iterator[Entry]:
+    """Puts the pictures of a file into ``pictures`` by their id; yields what is none.
+
+    ``claims`` are those of all files: one id is one picture, also in another file.
+    """
+    for place, image in enumerate(file.elements("images")):
         own = _own_id(image.get("id")) if isinstance(image, dict) else None
         if own is None or not isinstance(image.get("file_name"), str):
-            continue  # an annotation of it finds no picture, and says so
-        path = image["file_name"]
-        paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
-        yield own, Picture(image_id=f"{name}/{own}", paths=paths)
+            drop: Drop | None = Drop(Reason.BAD_ROW, "a picture without id or file_name")
+        else:
+            drop = claims.claim(own, image["file_name"])
+        if own is not None and (drop is None or drop.reason is Reason.DUPLICATE):
+            path = image["file_name"]
+            paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
+            pictures[own] = Picture(image_id=f"{name}/{own}", paths=paths)
+        if drop is not None:
+            yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
 
 
 def _pair(

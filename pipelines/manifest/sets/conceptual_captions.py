@@ -7,6 +7,7 @@ Sharma et al. 2018; Changpinyo et al. 2021.
 
 import argparse
 import hashlib
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text, flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import lines_of
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
 MAX_URL = 8_192
+_WEB = re.compile(r"https?://", re.IGNORECASE)
 TRAIN = ("Train_GCC-training.tsv", "GCC-training.tsv", "Train%2FGCC-training.tsv")
 VALIDATION = ("Validation_GCC-1.1.0-Validation.tsv", "GCC-1.1.0-Validation.tsv")
 LABELS = ("Image_Labels_Subset_Train_GCC-Labels-training.tsv",)
@@ -109,7 +111,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
     text, url = text_of(published), url.strip()
     if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
         text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
-    elif not 0 < len(url) <= MAX_URL or not url.isprintable():
+    elif not is_url(url):  # as of CC3M's columns, which stand the other way round in CC12M
         text = Drop(Reason.BAD_ROW, f"no URL: {url[:200]!a}")
     if isinstance(text, Drop):
         return Entry(key=key, group=source.name, rows=text)
@@ -139,6 +141,11 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
         pictures=(picture,),
         notes=notes_of(text, published),
     )
+
+
+def is_url(text: str) -> bool:
+    """Whether a text may be the URL of a published picture."""
+    return len(text) <= MAX_URL and text.isprintable() and _WEB.match(text) is not None
 
 
 def url_aliases(url: str) -> tuple[str, ...]:

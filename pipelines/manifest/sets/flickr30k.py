@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
@@ -15,9 +15,10 @@ from vlmill.pipelines.manifest.entries import (
     Picture,
     Reading,
 )
-from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_entries
+from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
+from vlmill.pipelines.manifest.lines import json_lines, lines_of
+from vlmill.pipelines.manifest.scan import ScanFile, scan_captions, scan_files
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import json_lines, lines_of
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
@@ -28,27 +29,30 @@ LINES = {
     "val": "all_data_final_val_set0_2014.jsonline",
     "test": "all_data_final_test_set0_2014.jsonline",
 }
+SCAN_SPLITS = {"train": "train", "dev": "val", "test": "test"}  # as Karpathy calls them
 LINE_KEYS = frozenset(("img_path", "sentences", "id"))
 FOLDERS = ("flickr30k-images", "flickr30k_images", "images")
 PUBLISHED = {"train": 145_000, "val": 5_070, "test": 5_000}
 LINES_OF_ALL = 158_915
+MORE_IN_VAL = "note: the papers say 1,000 validation pictures, the file has 1,014; all are written"
 MOST_CAPTIONS = 64  # of a picture; it has five
-_NAME = re.compile(r"(\d+)\.jpg", re.ASCII)
-_LOST_BAR = re.compile(r"\s*(\d+)\s+(.*)", re.DOTALL | re.ASCII)
+_NAME = re.compile(r"(\d{1,18})\.jpg", re.ASCII)  # a photo id has up to eleven digits
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # of a caption
+_LOST_BAR = re.compile(r"\s*(\d{1,9})\s+(.*)", re.DOTALL | re.ASCII)
 
 Captions = Iterator[tuple[int, tuple[str, str, str] | Drop]]  # row -> file name, number, text
 
 
 def _open(folder: Folder, _: argparse.Namespace) -> Reading:
     if (source := folder.find(KARPATHY)) is not None:
-        return _open_karpathy(source)
+        return _open_karpathy(source)  # SCAN's captions are the same ones
     if (source := folder.find(TOKEN)) is not None:
         return _open_plain(source, _token_rows)
     if (source := folder.find(CSV, f"flickr30k_images/{CSV}")) is not None:
         return _open_plain(source, _csv_rows)
     files = {split: s for split, name in LINES.items() if (s := folder.find(name))}
     if not files:
-        raise folder.lacks(f"{KARPATHY} or {TOKEN}")
+        return _open_scan(folder)
     return Reading(
         sources=tuple(files.values()),
         entries=lambda: (e for split, source in files.items() for e in _lines(source, split)),
@@ -61,11 +65,6 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _open_karpathy(source: Source) -> Reading:
-    expected = {
-        f"{KARPATHY} {split}": Expected(rows=rows, source="caption_datasets.zip")
-        for split, rows in PUBLISHED.items()
-    }
-    expected[PICTURES] = Expected(rows=31_014, source="caption_datasets.zip")
     file = SplitFile(
         source=source,
         pair_prefix="flickr30k",
@@ -74,15 +73,36 @@ def _open_karpathy(source: Source) -> Reading:
         folds=False,
         picture=lambda image: _picture(image["filename"]),
     )
-    return Reading(
-        sources=(source,),
-        entries=lambda: karpathy_entries(file),
-        expected=expected,
-        picture_folders=FOLDERS,
-        says=(
-            "note: the papers say 1,000 validation pictures, the file has 1,014; all are written",
-        ),
+    return karpathy_reading(
+        file, captions=PUBLISHED, pictures=31_014, folders=FOLDERS, says=(MORE_IN_VAL,)
     )
+
+
+def _open_scan(folder: Folder) -> Reading:
+    files, mapping = scan_files(folder)
+    if not files:
+        raise folder.lacks(f"{KARPATHY} or {TOKEN}")
+    return Reading(
+        sources=tuple(s for f in files for s in (f.captions, f.ids))
+        + ((mapping,) if mapping else ()),
+        entries=lambda: _scan_entries(files),
+        expected={
+            file.captions.name: Expected(
+                rows=PUBLISHED[SCAN_SPLITS[file.split]], source="Karpathy's splits"
+            )
+            for file in files
+        },
+        picture_folders=FOLDERS,
+    )
+
+
+def _scan_entries(files: Sequence[ScanFile]) -> Iterator[Entry]:
+    claims = Claims()
+    for file in files:
+        for row, name, k, text in scan_captions(file):
+            picture = name if isinstance(name, Drop) else _picture(name)
+            key = f"{file.captions.name}:{row}"
+            yield _entry(key, file.captions.name, picture, k, text, file.split, claims)
 
 
 def _open_plain(source: Source, rows: Callable[[Source], Captions]) -> Reading:
@@ -115,24 +135,26 @@ def _token_rows(source: Source) -> Captions:
             continue
         place, tab, text = line.partition("\t")
         name, hash_sign, k = place.partition("#")
-        fits = tab and hash_sign and k.isdecimal()
+        fits = tab and hash_sign and _NUMBER.fullmatch(k)
         yield number, (name, k, text) if fits else Drop(Reason.BAD_ROW, "no <name>#<k>, tab, text")
 
 
 def _csv_rows(source: Source) -> Captions:
     """``name| number| text``; of one published row the second bar is missing."""
+    first = 0
     for number, line in lines_of(source):
         if isinstance(line, Drop):
-            yield number - 1, line
+            yield number - first, line
             continue
-        if number == 0:
-            continue  # the header
+        if number == 0 and line.lstrip().startswith("image_name"):
+            first = 1
+            continue
         fields = [field.strip() for field in line.split("|", 2)]
         if len(fields) == 2 and (lost := _LOST_BAR.fullmatch(fields[1])):
             fields = [fields[0], lost[1], lost[2]]
-        fits = len(fields) == 3 and fields[1].isdecimal()
+        fits = len(fields) == 3 and _NUMBER.fullmatch(fields[1])
         row = (fields[0], fields[1], fields[2]) if fits else None
-        yield number - 1, row or Drop(Reason.BAD_ROW, "no name| number| text")
+        yield number - first, row or Drop(Reason.BAD_ROW, "no name| number| text")
 
 
 def _plain_entries(source: Source, rows: Captions) -> Iterator[Entry]:
@@ -169,7 +191,7 @@ def _entry(
     split: str | None,
     claims: Claims,
 ) -> Entry:
-    text = text_of(published)
+    text = published if isinstance(published, Drop) else text_of(published)
     drop = next((one for one in (picture, text) if isinstance(one, Drop)), None)
     if drop is None and k >= MOST_CAPTIONS:
         drop = Drop(Reason.BAD_ROW, f"caption number {k}, want less than {MOST_CAPTIONS}")
@@ -196,10 +218,12 @@ FLICKR30K = DataSet(
     title="Flickr30k",
     about="""\
 Flickr30k (Young et al. 2014) as pairs: dataset_flickr30k.json of caption_datasets.zip (Karpathy's
-splits), or results_20130124.token, results.csv (no splits), or ViLBERT's all_data_final_*.jsonline;
-pictures in flickr30k-images/, on request from shannon.cs.illinois.edu/DenotationGraph (research
-only, Flickr's terms). image_id is flickr30k/<photo id of Flickr>. 21 captions are known not to
-belong to their picture: published scores include them, and so does this.""",
+splits), or results_20130124.token, results.csv (no splits), or ViLBERT's all_data_final_*.jsonline,
+or SCAN's {train,dev,test}_caps.txt with *_ids.txt, the lists of their pictures, and id_mapping.json
+of their names; pictures in flickr30k-images/, on request from
+shannon.cs.illinois.edu/DenotationGraph (research only, Flickr's terms). image_id is
+flickr30k/<photo id of Flickr>. 21 captions are known not to belong to their picture: published
+scores include them, and so does this.""",
     tables=(PAIRS,),
     open=_open,
     papers=(("InterBERT, ViLBERT", "29,000 / 1,000 / 1,000 images, five captions each"),),

@@ -1,6 +1,7 @@
 """Parquet files of Hugging Face's datasets, and img2dataset's: pictures and captions in one row."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
+
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 def add_column_arguments(p: argparse.ArgumentParser) -> None:
@@ -108,9 +111,9 @@ def _picture(image_id: str, value: object) -> Picture | Drop:
     if isinstance(content, bytes) and content:
         return Picture(image_id=image_id, content=content, alone=True)
     if isinstance(path, str) and path:
-        own = path.rpartition("/")[2] if path.startswith("/") else path  # of another machine
-        return Picture(image_id=image_id, paths=(own,), alone=True)
-    return Picture(image_id=image_id, paths=("",), alone=True)
+        of_another_machine = path.startswith("/") or _DRIVE.match(path) is not None
+        return Picture(image_id=image_id, paths=() if of_another_machine else (path,), alone=True)
+    return Picture(image_id=image_id, alone=True)
 
 
 HUGGING_FACE = DataSet(

@@ -14,7 +14,8 @@ from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sets.webdataset import grouped
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.tars import DAMAGED, Member, inner_tar, members_of, opened_tar
+from vlmill.pipelines.manifest.tars import Member, members_of
+from vlmill.pipelines.manifest.unpacking import DAMAGED, inner_tar, opened_tar, plain_files
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import RemotePath
 from vlmill.schemas.ids import image_id_of
@@ -64,11 +65,23 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
+    """Yields the pictures folder by folder. Names begin with the synset's, so that one folder's
+    names are remembered, and of all folders those alone that do not.
+    """
+    others: dict[str, str] = {}
     for source in sources:
+        named: dict[str, str] = {}
         for name in _names_in(source.path):
             if name.lower().endswith(PICTURE_ENDINGS):
-                path = f"{source.name}/{name}"
-                picture = Picture(image_id=_image_id(name), paths=(path,), alone=True)
+                path, image_id = f"{source.name}/{name}", _image_id(name)
+                earlier = (named if name.startswith(source.name) else others).setdefault(
+                    image_id, path
+                )
+                if earlier != path:
+                    drop = Drop(Reason.ID_CONFLICT, f"{image_id} came earlier: {earlier}")
+                    yield Entry(key=path, group=GROUP, rows=drop)
+                    continue
+                picture = Picture(image_id=image_id, paths=(path,), alone=True)
                 yield Entry(key=path, group=GROUP, rows=(), pictures=(picture,))
 
 
@@ -107,15 +120,14 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
 
 def _holds_tars(path: Path) -> bool:
     with opened_tar(path) as tar:
-        first = next((info for info in tar if info.isfile()), None)
+        first = next(plain_files(tar), None)
         return first is not None and first.name.endswith(".tar")
 
 
 def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
     with opened_tar(path) as outer:
-        for info in outer:
-            outer.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            if not info.isfile() or not info.name.endswith(".tar"):
+        for info in plain_files(outer):
+            if not info.name.endswith(".tar"):
                 continue
             where = f"{path.name}/{info.name}"
             try:

@@ -10,7 +10,7 @@ from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import notes_of, text_of
 from vlmill.pipelines.manifest.columns import TEXTS, guessed, num_rows, parquet_rows, schema_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL, url_aliases
+from vlmill.pipelines.manifest.sets.conceptual_captions import is_url, url_aliases
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
@@ -85,7 +85,7 @@ def _entries(source: Source, columns: Mapping[str, str]) -> Iterator[Entry]:
 def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
     url, score, language = values["url"], values.get("score"), values.get("language")
     text = Drop(Reason.EMPTY_TEXT) if values["text"] is None else text_of(values["text"])
-    if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isprintable():
+    if not isinstance(url, str) or not is_url(url):
         return Drop(Reason.BAD_ROW, "no URL")
     if isinstance(text, Drop):
         return text

@@ -7,9 +7,9 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.lines import json_lines
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import json_lines
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 
@@ -28,7 +28,7 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
         return Drop(
             Reason.BAD_ROW, f"identifier {identifier!a}: want {split}-SET-PAIR-SENTENCE and a text"
         )
-    if label is not None and label not in LABELS:
+    if label is not None and not (isinstance(label, str) and label in LABELS):
         return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, want True or False")
     text = clean_text(sentence)
     if not text:

@@ -9,8 +9,8 @@ from typing import Any
 
 from vlmill.models.convert.plain_pickle import BadPickle, load
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of
-from vlmill.pipelines.manifest.cleaning import Claims, clean_text
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.cleaning import Claims, came_earlier, clean_text, whole_number
 from vlmill.pipelines.manifest.detections import DETECTIONS, detection_entries
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sources import Folder, Source
@@ -42,7 +42,8 @@ def size_of(record: Any) -> tuple[int, tuple[int, int]] | Drop:
         image_id, width, height = record["id"], record["width"], record["height"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"a picture without {error}")
-    if any(type(value) is not int or value < 1 for value in (image_id, width, height)):
+    numbers = [whole_number(value) for value in (image_id, width, height)]
+    if not all(numbers):  # none of them is 0 either
         return Drop(Reason.BAD_ROW, f"picture {image_id!r} of {width!r} x {height!r}"[:200])
     return image_id, (width, height)
 
@@ -54,7 +55,7 @@ def instance_of(record: Any, sizes: Mapping[int, tuple[int, int]]) -> tuple[int,
         category_id, bbox = record["category_id"], record["bbox"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"an annotation without {error}")
-    if any(type(value) is not int for value in (ann_id, image_id, category_id)):
+    if any(whole_number(value) is None for value in (ann_id, image_id, category_id)):
         return Drop(Reason.BAD_ROW, f"annotation {ann_id!r:.40}: ids must be whole numbers")
     if not 0 <= category_id < MAX_CATEGORY:
         return Drop(Reason.LABEL_UNKNOWN, f"annotation {ann_id}: category {category_id}")
@@ -91,8 +92,9 @@ def expression_rows(
     except (KeyError, TypeError) as error:
         yield "?", Drop(Reason.BAD_ROW, f"a ref without {error}"), ()
         return
-    if not isinstance(sentences, list) or not split:
-        yield f"{source}/ref/{ref_id!s:.40}", Drop(Reason.BAD_ROW, "want split and sentences"), ()
+    if whole_number(ref_id) is None or not isinstance(sentences, list) or not split:
+        fault = Drop(Reason.BAD_ROW, "want ref_id, split and sentences")
+        yield f"{source}/ref/{ref_id!s:.40}", fault, ()
         return
     instance = instances.get(ann_id) if type(ann_id) is int else None
     placed: tuple[Box, bool] | Drop
@@ -127,7 +129,7 @@ def expression_rows(
 
 def text_of_sentence(sentence: Any, split: str) -> str | Drop:
     """Returns a sentence's text; without words it stays where it is scored."""
-    if not isinstance(sentence, dict) or type(sentence.get("sent_id")) is not int:
+    if not isinstance(sentence, dict) or whole_number(sentence.get("sent_id")) is None:
         return Drop(Reason.BAD_ROW, "a sentence without sent_id")
     text = expression_of(sentence)
     if not text and split not in EMPTY_STAYS:
@@ -294,6 +296,7 @@ def box_entries(
             "source": "coco",
         }
         notes = ("object_without_area",) * (len(objects) - len(inside))
+        notes += size_notes(frame_of(image_id), [edges(one.bbox) for one in objects])
         yield Entry(key=f"boxes:{image_id}", group="", rows=((BOXES, row),), notes=notes)
 
 
@@ -341,12 +344,17 @@ def read_instances(
     file = JsonLists(source=source, known=KNOWN)
     for place, record in enumerate(file.elements("images")):
         size = size_of(record)
+        if not isinstance(size, Drop) and size[0] in sizes:
+            size = came_earlier(f"picture {size[0]}", same=sizes[size[0]] == size[1])
         if isinstance(size, Drop):
             yield Entry(key=f"{source.name}:images:{place}", group="", rows=size)
         else:
             sizes[size[0]] = size[1]
     for place, record in enumerate(file.elements("annotations")):
         instance = instance_of(record, sizes)
+        if not isinstance(instance, Drop) and instance[0] in instances:
+            same = instances[instance[0]] == instance[1]
+            instance = came_earlier(f"annotation {instance[0]}", same=same)
         if isinstance(instance, Drop):
             yield Entry(key=f"{source.name}:annotations:{place}", group="", rows=instance)
         else:

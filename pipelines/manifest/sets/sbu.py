@@ -11,16 +11,18 @@ from itertools import zip_longest
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.lines import lines_of
+from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL
 from vlmill.pipelines.manifest.sources import Folder, Source
-from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
 NEW, VILT = "sbu-captions-all.json", "annot.json"
 OLD = "SBU_captioned_photo_dataset_urls.txt", "SBU_captioned_photo_dataset_captions.txt"
-LISTS = ("image_urls", "captions")
-KNOWN = {"": frozenset(("image_urls", "user_ids", "captions"))}
+LISTS, USERS = ("image_urls", "captions"), "user_ids"
+KNOWN = {"": frozenset((*LISTS, USERS))}
 PUBLISHED = 1_000_000
 
 Fields = tuple[object, object]  # URL or path, caption; a Drop where a line cannot be read
@@ -59,7 +61,8 @@ def check_columns(source: Source) -> None:
             f"{source.said} is a list of objects; the published file is one object with the lists "
             f"{', '.join(LISTS)} (a list made for img2dataset: read its output by `webdataset`)"
         )
-    counts = {name: sum(1 for _ in file.elements(name)) for name in LISTS}
+    names = (*LISTS, *(name for name in file.members() if name == USERS))
+    counts = {name: sum(1 for _ in file.elements(name)) for name in names}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"{source.said}: its lists differ in length ({said}); fetch it again")
@@ -97,8 +100,12 @@ def _rows(sources: tuple[Source, ...], name: str) -> Iterator[Fields]:
 def _entry(name: str, number: int, place: object, caption: object, seen: dict[int, int]) -> Entry:
     key = f"{name}:{number}"
     text = caption if isinstance(caption, Drop) else text_of(caption)
-    if isinstance(place, Drop) or not isinstance(place, str) or not place.strip():
-        text = place if isinstance(place, Drop) else Drop(Reason.BAD_ROW, "no URL")
+    if isinstance(place, Drop):
+        text = place
+    elif not isinstance(place, str) or not 0 < len(place.strip()) <= MAX_URL:
+        text = Drop(Reason.BAD_ROW, "no URL")
+    elif not place.strip().isprintable():
+        text = Drop(Reason.BAD_ROW, f"no URL: {place[:200]!a}")
     if isinstance(text, Drop):
         return Entry(key=key, group=name, rows=text)
     assert isinstance(place, str)

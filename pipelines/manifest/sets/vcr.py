@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import Box, Frame, frame_of
-from vlmill.pipelines.manifest.cleaning import clean_text
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, frame_of, size_notes
+from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.json_text import json_of
+from vlmill.pipelines.manifest.lines import json_lines
 from vlmill.pipelines.manifest.sources import Folder, Remarks, Source
-from vlmill.pipelines.manifest.streams import json_lines, json_of
 from vlmill.schemas.pictures.orientation import LYING, UPRIGHT, turned_boxes
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
@@ -47,13 +48,16 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Objects:
-    """A picture's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2."""
+    """A picture's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2, and
+    ``notes`` what was mended in them.
+    """
 
     boxes: tuple[Box, ...]
     scores: tuple[float | None, ...]
     segms: Any  # for each object its polygons [[x, y], ...], or None
     width: int
     height: int
+    notes: tuple[str, ...] = ()
 
 
 class BadRow(ValueError):
@@ -101,6 +105,16 @@ def is_polygons(segms: Any, num_objects: int) -> bool:
         )
     except (TypeError, ValueError):
         return False
+
+
+def inside(objects: Objects, frame: Frame) -> Objects | Drop:
+    """Returns the objects with boxes cut to the stored picture; a Drop if one lies beyond it."""
+    boxes = [clipped(box, Frame(frame.width, frame.height)) for box in objects.boxes]
+    whole = [box for box in boxes if not isinstance(box, Drop)]
+    if beyond := [box for box in boxes if isinstance(box, Drop)]:
+        return Drop(Reason.EMPTY_BOX, f"metadata: {beyond[0].detail}")
+    notes = size_notes(frame, objects.boxes) + ("box_clipped",) * any(cut for _, cut in whole)
+    return replace(objects, boxes=tuple(box for box, _ in whole), notes=notes)
 
 
 def upright(objects: Objects, frame: Frame) -> Objects:
@@ -272,33 +286,43 @@ def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
 def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry]:
     """Yields a line's rows, in the order of the files' lines."""
     read = lru_cache(REMEMBERED)(partial(read_objects, folder))
-    names = set[str]()
-    for source in sources.values():
+    claims = NamedClaims()
+    for split, source in sources.items():
         for place, line in json_lines(source, LINE_KEYS):
             key = f"{source.name}:{place}"
-            rows, pictures = (line, ()) if isinstance(line, Drop) else line_rows(line, read)
-            if not isinstance(rows, Drop) and rows[0]["example_id"] in names:
-                rows = Drop(Reason.ID_CONFLICT, f"{rows[0]['example_id']} came earlier")
-            if isinstance(rows, Drop):
+            if isinstance(line, Drop):
+                yield Entry(key=key, group=source.name, rows=line)
+                continue
+            objects = line_objects(line, split, read)
+            rows = objects if isinstance(objects, Drop) else choice_rows(line, objects)
+            if isinstance(objects, Drop) or isinstance(rows, Drop):
+                assert isinstance(rows, Drop)
                 yield Entry(key=key, group=source.name, rows=rows)
                 continue
-            names.add(rows[0]["example_id"])
+            picture = picture_named(rows[0]["image_id"], line["img_fn"], objects)
+            drop = claims.claim(rows[0]["example_id"], repr(rows))
             of_table = tuple((CHOICES, row) for row in rows)
-            yield Entry(key=key, group=source.name, rows=of_table, pictures=pictures)
+            yield Entry(
+                key=key,
+                group=source.name,
+                rows=drop or of_table,
+                pictures=(picture,),
+                notes=objects.notes,
+            )
 
 
-def line_rows(
-    line: Mapping[str, Any], read: Callable[[str, str], Objects | Drop]
-) -> tuple[list[dict[str, Any]] | Drop, tuple[Picture, ...]]:
-    """Returns the rows of a line and its picture; ``read`` gives the objects of both its files."""
-    file, picture = line.get("metadata_fn"), line.get("img_fn")
+def line_objects(
+    line: Mapping[str, Any], split: str, read: Callable[[str, str], Objects | Drop]
+) -> Objects | Drop:
+    """Returns the objects of a line of the file of ``split``; ``read`` gives those of both its
+    files.
+    """
+    file, picture, annot_id = (line.get(key) for key in ("metadata_fn", "img_fn", "annot_id"))
     if not isinstance(file, str) or not isinstance(picture, str):
-        return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files"), ()
-    objects = read(file, picture)
-    rows = objects if isinstance(objects, Drop) else choice_rows(line, objects)
-    if isinstance(objects, Drop) or isinstance(rows, Drop):
-        return rows, ()
-    return rows, (picture_named(rows[0]["image_id"], picture, objects),)
+        return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files")
+    if not isinstance(annot_id, str) or annot_id.partition("-")[0] != split:
+        return Drop(Reason.BAD_ROW, f"annot_id {annot_id!a:.80} is none of {split}")
+    return read(file, picture)
 
 
 def picture_named(image_id: str, file: str, objects: Objects) -> Picture:
@@ -323,7 +347,10 @@ def read_objects(folder: Folder, file: str, picture: str) -> Objects | Drop:
     if isinstance(objects, Drop):
         return objects
     frame = frame_of(folder, picture_named("", picture, objects))
-    return objects if frame is None else upright(objects, frame)
+    if frame is None:
+        return objects
+    cut = inside(objects, frame)
+    return cut if isinstance(cut, Drop) else upright(cut, frame)
 
 
 VCR = DataSet(

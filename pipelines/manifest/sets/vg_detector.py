@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of
+from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.cleaning import whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.sets.coco import whole_number
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.splits import detector_splits
-from vlmill.pipelines.manifest.streams import JsonLists, lines_of
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
@@ -101,7 +102,8 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 def _entries(
     folder: Folder, images: Source, annotations: Source, vocabulary: Vocabulary
 ) -> Iterator[Entry]:
-    pictures, member = read_pictures(images), annotations.name.partition(".")[0]
+    pictures, member = dict[int, Picture](), annotations.name.partition(".")[0]
+    yield from read_pictures(images, pictures)
     splits, seen = dict(detector_splits(folder)), set[int]()
     file = JsonLists(source=annotations, known={"": ELEMENT_KEYS})
     for place, one in enumerate(file.elements()):
@@ -140,8 +142,8 @@ def _entry(
 ) -> Entry:
     frame, left_out = frame_of(folder, picture), Counter[str]()
     row: dict[str, Any] = {"boxes": [], "class_ids": [], "attribute_ids": []}
-    for one in listed:
-        made = _object(one, vocabulary)
+    objects = [_object(one, vocabulary) for one in listed]
+    for made in objects:
         box = made if isinstance(made, Drop) else clipped(made[0], frame)
         if isinstance(made, Drop) or isinstance(box, Drop):
             left_out[(made if isinstance(made, Drop) else box).reason.value] += 1  # type: ignore[union-attr]
@@ -150,6 +152,7 @@ def _entry(
         row["class_ids"].append(made[1])
         row["attribute_ids"].append(made[2])
     notes = tuple(f"objects left out, {reason}" for reason in left_out.elements())
+    notes += size_notes(frame, [made[0] for made in objects if not isinstance(made, Drop)])
     if not row["boxes"] or frame is None:
         why = "no size" if frame is None else f"none of {len(listed)} objects in the vocabulary"
         drop = Drop(Reason.LABEL_UNKNOWN if frame is not None else Reason.BAD_ROW, why)

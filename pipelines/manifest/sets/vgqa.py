@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import Claims, clean_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
+from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
 from vlmill.pipelines.manifest.sources import Folder, Source
@@ -29,7 +29,7 @@ def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] |
         text, answer = record["question"], record["answer"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"a question without {error}")
-    if type(qa_id) is not int or type(image_id) is not int:
+    if whole_number(qa_id) is None or whole_number(image_id) is None:
         return Drop(Reason.BAD_ROW, "qa_id and image_id must be whole numbers")
     if not isinstance(text, str) or not isinstance(answer, str):
         return Drop(Reason.BAD_ROW, f"question {qa_id}: question and answer must be text")
@@ -78,7 +78,8 @@ def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:
 
 def vgqa_entries(images: Source, questions: Source, numbers: Mapping[str, int]) -> Iterator[Entry]:
     """Yields the questions in the order of their file."""
-    pictures, claims = read_pictures(images), Claims()
+    pictures, claims = dict[int, Picture](), Claims()
+    yield from read_pictures(images, pictures)
     for place, one in enumerate(JsonLists(source=questions, known={"": ELEMENT_KEYS}).elements()):
         key = f"{questions.name}:{place}"
         listed = one.get("qas") if isinstance(one, dict) else None
@@ -94,9 +95,13 @@ def vgqa_entries(images: Source, questions: Source, numbers: Mapping[str, int]) 
                 yield Entry(key=f"{key}.{number}", group=questions.name, rows=row)
                 continue
             picture = pictures.get(record["image_id"])
-            repeated = claims.claim(record["qa_id"], f"{row['image_id']} {row['question']}")
             if picture is None:
-                repeated = Drop(Reason.BAD_REFERENCE, f"its picture is not in {IMAGES}")
+                repeated: Drop | None = Drop(
+                    Reason.BAD_REFERENCE, f"its picture is not in {IMAGES}"
+                )
+            else:
+                content = f"{row['image_id']} {row['question']}\0{row['answer']}"
+                repeated = claims.claim(record["qa_id"], content)
             yield Entry(
                 key=f"{key}.{number}",
                 group=questions.name,

@@ -10,8 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.boxes import Frame, clipped, edges, frame_of
-from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
+from vlmill.pipelines.manifest.cleaning import (
+    Claims,
+    came_earlier,
+    coco_id,
+    notes_of,
+    text_of,
+    whole_number,
+)
 from vlmill.pipelines.manifest.entries import (
     PICTURES,
     DataSet,
@@ -21,7 +28,6 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     Rows,
 )
-from vlmill.pipelines.manifest.sets.coco import coco_id, whole_number
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -37,16 +43,24 @@ NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
 PAGE = "visualgenome.org"
 
 
-def read_pictures(source: Source) -> dict[int, Picture]:
-    """The pictures of ``image_data.json`` by their number, with their other names."""
-    pictures: dict[int, Picture] = {}
-    for image in JsonLists(source=source, known={"": IMAGE_KEYS}).elements():
-        if not isinstance(image, dict):
-            continue  # its regions find no picture, and say so
-        number = whole_number(image.get("image_id", image.get("id")))
-        if number is not None and number not in pictures:
+def read_pictures(source: Source, pictures: dict[int, Picture]) -> Iterator[Entry]:
+    """Puts the pictures of ``image_data.json`` into ``pictures`` by their number, with their other
+    names; yields what is none.
+    """
+    for place, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
+        own = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
+        number, drop = whole_number(own), None
+        if number is None:
+            drop = Drop(Reason.BAD_ROW, "a picture without image_id")
+        elif number in pictures:
+            drop = came_earlier(
+                f"picture {number}", same=pictures[number] == _picture(number, image)
+            )
+        if drop is not None or number is None:
+            assert drop is not None
+            yield Entry(key=f"{source.name}:{place}", group="", rows=drop)
+        else:
             pictures[number] = _picture(number, image)
-    return pictures
 
 
 def _picture(number: int, image: Mapping[str, Any]) -> Picture:
@@ -85,7 +99,8 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) -> Iterator[Entry]:
-    pictures, claims = read_pictures(images), Claims()
+    pictures, claims = dict[int, Picture](), Claims()
+    yield from read_pictures(images, pictures)
     with_files = boxes and folder.has_pictures(FOLDERS)
     for number, one in enumerate(JsonLists(source=regions, known={"": ELEMENT_KEYS}).elements()):
         key = f"{regions.name}:{number}"
@@ -98,12 +113,21 @@ def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) ->
         frame = _frame(folder, picture, with_files=with_files) if boxes else None
         named = (picture,) if picture is not None else ()
         texts = [_text(region, regions) for region in listed]
+        placed: list[Box | Drop | None] = [None] * len(listed)
+        if boxes:
+            placed = [_placed(region, frame) for region in listed]
+            texts = [
+                box if isinstance(text, str) and isinstance(box, Drop) else text
+                for text, box in zip(texts, placed, strict=True)
+            ]
         kept = _lowest_ids(listed, texts)
-        for place, (region, text) in enumerate(zip(listed, texts, strict=True)):
-            rows = _rows(region, text, picture, frame, kept, claims, boxes=boxes)
+        for place, (region, text, box) in enumerate(zip(listed, texts, placed, strict=True)):
+            rows = _rows(region, text, picture, box, kept, claims)
             notes: tuple[str, ...] = ()
-            if not isinstance(rows, Drop) and (boxes or not str(text).isascii()):
-                notes = _notes(rows, region)
+            if boxes and place == 0:
+                notes = size_notes(frame, (_edges(one) for one in listed))
+            if (boxes or not str(text).isascii()) and not isinstance(rows, Drop):
+                notes += _notes(rows, region)
             yield Entry(
                 key=f"{key}.{place}",
                 group=regions.name,
@@ -132,9 +156,9 @@ def _text(region: object, source: Source) -> str | Drop:
     """A region's phrase, cleaned; keys that nothing reads are noted."""
     if isinstance(region, dict):
         source.remarks.check(region, REGION_KEYS)
-    if not isinstance(region, dict) or whole_number(region.get("region_id")) is None:
-        return Drop(Reason.BAD_ROW, "a region without region_id")
-    return text_of(region.get("phrase"))
+        if whole_number(region.get("region_id")) is not None:
+            return text_of(region.get("phrase"))
+    return Drop(Reason.BAD_ROW, "a region without region_id")
 
 
 def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
@@ -143,7 +167,8 @@ def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
     for region, text in zip(regions, texts, strict=True):
         if isinstance(text, str):
             number = region["region_id"]
-            lowest[text] = min(number, lowest.get(text, number))
+            if lowest.setdefault(text, number) > number:
+                lowest[text] = number
     return lowest
 
 
@@ -151,11 +176,9 @@ def _rows(
     region: Any,
     text: str | Drop,
     picture: Picture | None,
-    frame: Frame | None,
+    box: Box | Drop | None,
     kept: Mapping[str, int],
     claims: Claims,
-    *,
-    boxes: bool,
 ) -> Rows | Drop:
     if isinstance(text, str) and picture is None:
         return Drop(Reason.BAD_ROW, f"its picture is not in {IMAGES}")
@@ -168,22 +191,33 @@ def _rows(
         return drop
     pair = _pair(number, text, picture)
     same = kept[text] != number
-    repeated = Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
-    if not boxes:
-        return repeated if same else ((PAIRS, pair),)
-    box = edges([region.get(name) for name in ("x", "y", "width", "height")])
-    inside = box if isinstance(box, Drop) else clipped(box, frame)
-    if isinstance(inside, Drop):
-        return inside
+    if box is None and same:
+        return Drop(Reason.DUPLICATE, f"the text of region {kept[text]} of the same picture")
+    if box is None:
+        return ((PAIRS, pair),)
+    assert not isinstance(box, Drop)
     expression = {
         "expression_id": f"vg/{number}",
         "image_id": picture.image_id,
         "text": text,
-        "box": list(inside[0]),
+        "box": list(box),
         "source": "vg",
     }
     # The same words of another box: an expression of its own, and no second pair.
     return ((EXPRESSIONS, expression),) if same else ((PAIRS, pair), (EXPRESSIONS, expression))
+
+
+def _placed(region: object, frame: Frame | None) -> Box | Drop:
+    """A region's box inside the upright picture."""
+    box = _edges(region)
+    inside = box if isinstance(box, Drop) else clipped(box, frame)
+    return inside if isinstance(inside, Drop) else inside[0]
+
+
+def _edges(region: object) -> Box | Drop:
+    if not isinstance(region, dict):
+        return Drop(Reason.BAD_ROW, "no region")
+    return edges([region.get(name) for name in ("x", "y", "width", "height")])
 
 
 def _pair(number: int, text: str, picture: Picture) -> dict[str, Any]:
@@ -203,7 +237,7 @@ def _notes(rows: Rows, region: Mapping[str, Any]) -> tuple[str, ...]:
     notes = notes_of(rows[0][1]["text"], region["phrase"])
     for table, row in rows:
         if table is EXPRESSIONS:
-            published = edges([region.get(n) for n in ("x", "y", "width", "height")])
+            published = _edges(region)
             whole = not isinstance(published, Drop) and list(published) == row["box"]
             notes += () if whole else ("box_changed",)
     return notes

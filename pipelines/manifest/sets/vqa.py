@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import Claims, clean_text
+from vlmill.pipelines.manifest.cleaning import Claims, clean_text, coco_id, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.sources import Folder, Source
@@ -26,8 +26,12 @@ from vlmill.schemas.tables import QUESTIONS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotation:
-    """What was answered to a question; ``answers`` as the annotators typed them."""
+    """What was answered to a question; ``answers`` as the annotators typed them.
 
+    ``image_id`` is the picture's number, None where the file does not say it.
+    """
+
+    image_id: int | None
     question_type: str | None
     answer_type: str | None
     answer: str
@@ -41,11 +45,13 @@ def annotation_of(record: Any) -> tuple[int, Annotation] | Drop:
         answers = tuple(one["answer"] for one in record["answers"])
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"an annotation without {error}")
-    if type(question_id) is not int or not all(isinstance(a, str) for a in (answer, *answers)):
+    texts = (answer, *answers)
+    if whole_number(question_id) is None or not all(isinstance(a, str) for a in texts):
         return Drop(Reason.BAD_ROW, "question_id must be a whole number and answers text")
     if not answers:
         return Drop(Reason.BAD_ROW, f"question {question_id} has no answers")
     return question_id, Annotation(
+        image_id=whole_number(record.get("image_id")),
         question_type=text_or_none(record.get("question_type")),
         answer_type=text_or_none(record.get("answer_type")),
         answer=clean_answer(answer),
@@ -75,14 +81,15 @@ def question_row(
         question_id, image_id, text = record["question_id"], record["image_id"], record["question"]
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"a question without {error}")
-    if type(question_id) is not int or type(image_id) is not int or not isinstance(text, str):
+    of = coco_id(image_id)
+    if whole_number(question_id) is None or of is None or not isinstance(text, str):
         return Drop(Reason.BAD_ROW, "question_id and image_id must be whole numbers, question text")
     question = clean_text(text)
     if not question:
         return Drop(Reason.EMPTY_TEXT, f"question {question_id} of picture {image_id}")
     row: dict[str, Any] = {
         "question_id": f"{source}/{question_id}",
-        "image_id": f"coco/{image_id:012d}",
+        "image_id": of,
         "question": question,
         "split": split,
         "source": source,
@@ -92,6 +99,9 @@ def question_row(
     annotation = annotations.get(question_id)
     if annotation is None:
         return Drop(Reason.BAD_ROW, f"question {question_id} has no annotation")
+    if annotation.image_id not in (None, image_id):
+        detail = f"question {question_id} is of picture {image_id}, its annotation of another"
+        return Drop(Reason.BAD_REFERENCE, detail)
     return row | answered(annotation, numbers)
 
 

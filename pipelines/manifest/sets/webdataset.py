@@ -9,10 +9,11 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.json_text import json_of
 from vlmill.pipelines.manifest.sets.conceptual_captions import url_aliases
 from vlmill.pipelines.manifest.sources import Folder, Remarks, Source
-from vlmill.pipelines.manifest.streams import json_of
-from vlmill.pipelines.manifest.tars import MAX_MEMBER, Member, members_of, opened_tar
+from vlmill.pipelines.manifest.tars import MAX_MEMBER, Member, members_of
+from vlmill.pipelines.manifest.unpacking import opened_tar
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import Reason
@@ -60,7 +61,7 @@ def _successes(source: Source) -> Expected | None:
     path = source.path.parent / f"{source.path.name.split('.')[0]}_stats.json"
     try:
         rows = json.loads(path.read_bytes()[:MAX_MEMBER])["successes"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # no shard of img2dataset's, or one that it has not finished
     return Expected(rows=rows, source=path.name) if isinstance(rows, int) else None
 

@@ -197,3 +197,14 @@ def test_a_file_is_never_asked_for_more_than_it_has(code: bytes) -> None:
 def test_it_needs_no_torch() -> None:
     code = f"import sys, {plain_pickle.__name__}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("instruction", [b"\x94", b"}", b"]", b"2", b"N"])
+def test_instructions_are_counted_as_each_costs_memory(
+    monkeypatch: pytest.MonkeyPatch, instruction: bytes
+) -> None:
+    monkeypatch.setattr(plain_pickle, "MAX_INSTRUCTIONS", 1_000)
+    few, many = (b"\x80\x04]" + instruction * count + b"." for count in (900, 1_000))
+    loads(few)
+    with pytest.raises(BadPickle, match="more than 1000 instructions"):
+        loads(many)

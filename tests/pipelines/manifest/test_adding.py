@@ -20,7 +20,7 @@ FILE = '''
 from vlmill.pipelines.manifest.cleaning import text_of
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.streams import lines_of
+from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.schemas.tables import PAIRS
 
 

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.rows import (
-    MAX_LINE,
-    Fields,
     column_names,
     count_rows,
     places_of,
     read_rows,
     table_file,
 )
+from vlmill.pipelines.manifest.text_rows import MAX_LINE, Fields
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 

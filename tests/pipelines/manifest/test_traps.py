@@ -7,43 +7,22 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from markupsafe import Markup
 from tests.pipelines.manifest.layouts import LAYOUTS, write, write_json
+from tests.pipelines.manifest.running import made, reasons, rows
 from tests.pipelines.manifest.task_layouts import METADATA, lines, vcr_line
 
-from vlmill.pipelines.manifest import published_report, report
 from vlmill.pipelines.manifest.job import main
 from vlmill.schemas.files.manifest import read_manifest
-from vlmill.schemas.files.reading import read_table
-from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, REJECTS, STATEMENTS, Table
+from vlmill.schemas.tables import ALIASES, CHOICES, IMAGES, PAIRS, STATEMENTS
 
 Picture = Callable[..., bytes]
 
 
-@pytest.fixture(autouse=True)
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (published_report, report):
-        monkeypatch.setattr(module, "pair_charts", lambda _: Markup(""))
-
-
-def made(name: str, root: Path, *flags: str, status: int = 0) -> Path:
-    output = root.parent / f"{root.name}-out"
-    assert main([name, "--input", str(root), "--output", str(output), *flags]) == status
-    return output
-
-
-def rows(folder: Path, table: Table) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = read_table(folder, table).to_pylist()
-    return listed
-
-
-def reasons(folder: Path) -> list[tuple[str, str]]:
-    return [(row["key"], row["reason"]) for row in rows(folder, REJECTS)]
+pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 # Columns and keys

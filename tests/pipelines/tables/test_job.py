@@ -217,6 +217,23 @@ def test_remove_finds_pictures_by_digest_and_by_id_in_lists_too(tmp_path: Path) 
     assert ids(tmp_path / "q", STATEMENTS, "example_id") == ["e0", "e2"]
 
 
+@pytest.mark.parametrize("asked", ["vg/1", "coco/9", "flickr/7", "flickr30k/7", "copy"])
+def test_remove_takes_a_picture_out_under_all_its_names(tmp_path: Path, asked: str) -> None:
+    names = [("vg/1", "coco/9"), ("coco/9", "flickr/7"), ("flickr30k/7", "flickr/7"), ("vg/2", "x")]
+    aliases = [{"image_id": name, "alias": alias} for name, alias in names]
+    pictures = [image("flickr30k/7", b"seven"), image("copy", b"seven"), image("vg/2", b"two")]
+    of = ("vg/1", "coco/9", "flickr30k/7", "copy", "vg/2", None)
+    pairs = [pair(number, name) for number, name in enumerate(of)]
+    tables = {PAIRS: [pairs], IMAGES: [pictures], ALIASES: [aliases]}
+    given = folder(tmp_path / "in", tables)
+    wanted = tmp_path / "wanted.txt"
+    wanted.write_text(asked)
+    assert main(["remove", given, "--image-ids", str(wanted), "--output", str(tmp_path / "o")]) == 0
+    assert ids(tmp_path / "o", PAIRS) == ["p4", "p5"]
+    assert ids(tmp_path / "o", IMAGES, "image_id") == ["vg/2"]
+    assert ids(tmp_path / "o", ALIASES, "alias") == ["x"]
+
+
 def regions(name: str) -> list[dict[str, Any]]:
     return [{"image_id": name, "width": 2, "height": 2, "num_boxes": 0, "boxes": [],
              "features": b""}]  # fmt: skip

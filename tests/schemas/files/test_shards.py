@@ -78,6 +78,17 @@ def test_an_unknown_column_is_refused_and_not_dropped(tmp_path: Path) -> None:
         write_shard(tmp_path, PAIRS, [{**pair(1), "captoin": "x"}])
 
 
+def test_rows_of_other_columns_come_together() -> None:
+    rows = [pair(1) | {"score": 0.5}, pair(2) | {"language": "en"}, pair(3)]
+    table = table_of_rows(rows[:2], PAIRS)  # as many columns, but others
+    assert table.select(["score", "language"]).to_pydict() == {
+        "score": [0.5, None],
+        "language": [None, "en"],
+    }
+    assert table_of_rows(rows, PAIRS).column("text").to_pylist() == [row["text"] for row in rows]
+    assert table_of_rows([], PAIRS).num_rows == 0
+
+
 def test_conform_names_the_column() -> None:
     good = table_of_rows([pair(1)], PAIRS)
     with pytest.raises(ValueError, match="lacks the column text"):

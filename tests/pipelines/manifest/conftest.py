@@ -1,0 +1,13 @@
+"""What tests of the manifest job share."""
+
+import pytest
+from markupsafe import Markup
+
+from vlmill.pipelines.manifest import published_report, report
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves charts out of reports: they take ten times as long as the job on small files."""
+    for module in (published_report, report):
+        monkeypatch.setattr(module, "pair_charts", lambda _: Markup(""))

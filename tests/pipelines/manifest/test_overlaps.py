@@ -1,0 +1,66 @@
+"""Pictures that other sets have, too: what is excluded is in no table, and what stays in all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.pipelines.manifest.layouts import karpathy_image, write, write_json
+from tests.pipelines.manifest.running import made, reasons, rows
+
+from vlmill.schemas.tables import IMAGES, PAIRS
+
+pytestmark = pytest.mark.usefixtures("no_charts")
+Picture = Callable[..., bytes]
+NAMES = {10: "train", 11: "val", 12: "train"}
+
+
+def write_flickr30k(root: Path, picture: Picture) -> Path:
+    """A picture of training and one of validation that are the same photo, and another one."""
+    images = [karpathy_image(number, f"{number}.jpg", split) for number, split in NAMES.items()]
+    write_json(root / "dataset_flickr30k.json", {"images": images})
+    for number in NAMES:
+        write(root / f"flickr30k-images/{number}.jpg", picture(40, 30, seed=min(number, 11)))
+    write(root / "flickr30k-images/11.jpg", picture(40, 30, seed=10))
+    return root
+
+
+def shown(folder: Path) -> tuple[list[str], list[str]]:
+    """The pictures that pairs name, and those that are there."""
+    named = dict.fromkeys(row["image_id"].partition("/")[2] for row in rows(folder, PAIRS))
+    return list(named), [row["image_id"].partition("/")[2] for row in rows(folder, IMAGES)]
+
+
+def test_an_excluded_picture_is_in_no_table(tmp_path: Path, picture: Picture) -> None:
+    root = write_flickr30k(tmp_path / "in", picture)
+    write(tmp_path / "ids.txt", "flickr/10\n")
+    out = made("flickr30k", root, "--exclude", str(tmp_path / "ids.txt"))
+    assert shown(out) == (["11", "12"], ["11", "12"])
+    assert ("flickr30k/10", "excluded") in reasons(out)
+    kept = made("flickr30k", root, "--compare", str(tmp_path / "ids.txt"), "--fresh")
+    assert shown(kept) == (["10", "11", "12"], ["10", "11", "12"])
+
+
+def test_pictures_alone_are_excluded_by_their_ids(tmp_path: Path, picture: Picture) -> None:
+    for number in (1, 2):
+        write(tmp_path / f"in/n01440764/n01440764_{number}.JPEG", picture(9, 9, seed=number))
+    write(tmp_path / "ids.txt", "imagenet22k/n01440764_1\n")
+    out = made("imagenet22k", tmp_path / "in", "--exclude", str(tmp_path / "ids.txt"))
+    assert [row["image_id"] for row in rows(out, IMAGES)] == ["imagenet22k/n01440764_2"]
+
+
+@pytest.mark.parametrize("by", ["id", "hash"])
+def test_rows_of_validation_stay_with_their_pictures(
+    tmp_path: Path, picture: Picture, by: str
+) -> None:
+    root = write_flickr30k(tmp_path / "in", picture)
+    write(tmp_path / "ids.txt", "flickr/10\nflickr/11\n")
+    if by == "hash":
+        write(tmp_path / "test/n01440764/n01440764_1.JPEG", picture(40, 30, seed=10))
+        flags = ["--exclude-hash", str(made("imagenet22k", tmp_path / "test"))]
+    else:
+        flags = ["--exclude", str(tmp_path / "ids.txt")]
+    out = made("flickr30k", root, *flags, "--exclude-from", "train")
+    assert shown(out) == (["11", "12"], ["10", "11", "12"])
+    assert {reason for _, reason in reasons(out)} == {"excluded"}
+    everywhere = made("flickr30k", root, *flags, "--fresh")
+    assert shown(everywhere) == (["12"], ["12"])
