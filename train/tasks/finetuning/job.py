@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from tokenizers import Tokenizer
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from vlmill.schemas.console.command import say
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
+from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.plain import to_plain
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe
@@ -61,41 +62,60 @@ def finetune(
     """
     accelerator = make_accelerator(recipe)
     require_trackers(recipe.trackers)
-    init = load_checkpoint(inputs.init, "--init") if inputs.init else None
-    check_start(recipe, init)
-    if init is None and accelerator.is_main_process:
-        say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
-    make: MakeTask = named(TASKS[recipe.task].task)
-    task = make(recipe, inputs.examples, inputs.labels, init)
-    sources = open_examples(
-        Inputs(
-            examples=task.examples(inputs.examples),
-            regions=inputs.regions,
-            images=inputs.images,
-            missing=inputs.missing,
-            init=inputs.init,
-            vocab=inputs.vocab,
-        ),
-        recipe,
-        init,
-    )
+    task, sources = open_task(recipe, inputs, speaks=accelerator.is_main_process)
     settings = settings_of_run(recipe, sources) | {"labels": digest_of(task)}
     made = prepare_once(
         accelerator,
-        lambda: prepare(
-            recipe,
-            sources,
-            output,
-            settings,
-            fresh=fresh,
-            form_of=lambda words: task.reading(words).form,
-        ),
+        lambda: prepare_examples(recipe, sources, task, output, settings, fresh=fresh),
     )
     if made is None:
         return said_finished(output)
     words = Tokenizer.from_str(made.tokenizer)
     runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
     return carry_out(runner, made, settings, force=force)
+
+
+def open_task(recipe: TaskRecipe, inputs: TaskInputs, *, speaks: bool) -> tuple[Task, Sources]:
+    """The recipe's task on its examples, and its tables and checkpoint, opened and measured.
+
+    ``speaks``: tells what the recipe has to do without. Raises InputError for inputs that do not
+    fit together.
+    """
+    init = load_checkpoint(inputs.init, "--init") if inputs.init else None
+    check_start(recipe, init)
+    if init is None and speaks:
+        say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
+    make: MakeTask = named(TASKS[recipe.task].task)
+    task = make(recipe, inputs.examples, inputs.labels, init)
+    opened = Inputs(
+        examples=task.examples(inputs.examples),
+        regions=inputs.regions,
+        images=inputs.images,
+        missing=inputs.missing,
+        init=inputs.init,
+        vocab=inputs.vocab,
+    )
+    return task, open_examples(opened, recipe, init)
+
+
+def prepare_examples(
+    recipe: TaskRecipe,
+    sources: Sources,
+    task: Task,
+    output: Path,
+    settings: dict[str, Any],
+    *,
+    fresh: bool,
+) -> Preparation | None:
+    """Makes the task's examples ready to be read; None if the run has finished before."""
+    return prepare(
+        recipe,
+        sources,
+        output,
+        settings,
+        fresh=fresh,
+        form_of=lambda words: task.reading(words).form,
+    )
 
 
 def open_task_runner(
