@@ -32,7 +32,11 @@ VLBERT = (
     *("model.body.width=16", "model.body.num_heads=2", "model.body.num_layers=2"),
     "model.body.intermediate_width=32",
 )
-VLMO = ("model.encoder.width=16", "model.encoder.num_heads=2", "model.encoder.intermediate_width=32")
+VLMO = (
+    "model.encoder.width=16",
+    "model.encoder.num_heads=2",
+    "model.encoder.intermediate_width=32",
+)
 # What the small recipes have beside their size: in full or quickly on a CPU.
 QUICKLY = ("epochs=null", "precision=no", "workers=0", "settings.min_questions=1")
 TWO_CO_LAYERS = (
