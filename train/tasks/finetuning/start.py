@@ -128,10 +128,10 @@ def first_task_model(
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
     init = sources.init
+    if recipe.standardise_features and (init is None or init.variant == "bert"):
+        body = training_of(recipe.variant).body_of(fresh)
+        body.standardise_regions(*feature_statistics(sources))
     if init is None:
-        if recipe.standardise_features:
-            body = training_of(recipe.variant).body_of(fresh)
-            body.standardise_regions(*feature_statistics(sources))
         return fresh
     try:
         if init.variant == "bert":

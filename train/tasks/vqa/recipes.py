@@ -335,6 +335,7 @@ def small_vqa(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskReci
         workers=0,
         precision="no",
         vocabulary_size=4000,
+        standardise_features=like.stages[0].feeding.reads_regions,
     )
 
 

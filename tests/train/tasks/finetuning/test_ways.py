@@ -99,3 +99,19 @@ def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: 
     assert lines[-1]["validation/soft_score"] == answered(
         tmp_path / "out", inputs, tmp_path / "answered"
     )
+
+
+@pytest.mark.parametrize("name", FROM_BERT)
+def test_new_regions_start_as_if_their_features_were_standardised(
+    tmp_path: Path, name: str
+) -> None:
+    init = pretrained(tmp_path / "bert", name)
+    inputs = dataclasses.replace(world(tmp_path), init=str(init))
+    models = {}
+    for standardised in ("false", "true"):
+        recipe = tiny(name, "steps=0", f"standardise_features={standardised}")
+        finetune(recipe, inputs, tmp_path / standardised)
+        models[standardised] = load_checkpoint(tmp_path / standardised).model.state_dict()
+    plain, other = models.values()
+    changed = {key for key, value in plain.items() if not value.equal(other[key])}
+    assert changed and all("region" in key for key in changed)
