@@ -36,6 +36,9 @@ def vilbert_vqa(root: Path, work: VqaWork) -> tuple[nn.Module, Step]:
         code = importlib.import_module("vilbert.vilbert")
         config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
         model: nn.Module = code.VILBertForVLTasks(config, num_labels=ANSWERS)
+    for module in model.modules():  # today's PyTorch refuses to overwrite what a ReLU has kept
+        if isinstance(module, nn.Dropout):
+            module.inplace = False
     tokens = torch.zeros(len(work.questions), MAX_TOKENS, dtype=torch.int64)
     for row, question in zip(tokens, work.word_pieces(), strict=True):
         row[: len(question) + 2] = torch.tensor([CLS, *question, SEP])
