@@ -57,7 +57,7 @@ def forms() -> dict[bool, Form]:
     easy = World(num_things=(2,), num_colours=3, num_shapes=3)
     world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
-        False: Form(world=easy, pairs=800, held_out=100, arms=short_arms()),
+        False: Form(world=easy, pairs=400, held_out=100, arms=short_arms()),
         True: Form(world=world, pairs=3_000, held_out=300, arms=vqa_arms()),
     }
 

@@ -77,15 +77,16 @@ def vqa_arm(
     changes: tuple[str, ...] = (),
     *,
     steps: int = 600,
+    questions: int = 32,
     seeds: tuple[int, ...] = (0,),
 ) -> TaskArm:
-    """An arm of VQA, 32 questions a step."""
+    """An arm of VQA with so many ``questions`` a step."""
     return TaskArm(
         task="vqa",
         name=name,
         recipe=recipe,
         pretrained=pretrained,
-        changes=(*changes, "batch_size=32"),
+        changes=(*changes, f"batch_size={questions}"),
         steps=steps,
         seeds=seeds,
     )
@@ -94,6 +95,6 @@ def vqa_arm(
 def short_arms() -> tuple[TaskArm, ...]:
     """ViLBERT and the blind model from drawn weights, which a small world takes no longer for."""
     return (
-        vqa_arm("vilbert", VILBERT, None, steps=150),
-        vqa_arm(BLIND, VILBERT, None, ("blind=true",), steps=150),
+        vqa_arm("vilbert", VILBERT, None, steps=150, questions=24),
+        vqa_arm(BLIND, VILBERT, None, ("blind=true",), steps=150, questions=24),
     )
