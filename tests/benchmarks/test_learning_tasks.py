@@ -105,8 +105,8 @@ def test_vqa_of_a_small_world_is_learnt_and_not_from_the_questions_alone(
     printed = [json.loads(told) for told in capsys.readouterr().out.splitlines()]
     right = {told["name"].removeprefix("learning_tasks/vqa/"): told["value"] for told in printed}
     seen, blind = ({kind: right[f"{arm}/seed-0/{kind}"] for kind in KINDS} for arm in ARMS)
-    assert seen["accuracy"] >= blind["accuracy"] + MARGIN / 2  # numbers and relations come later
-    assert seen["colour"] >= blind["colour"] + 2 * MARGIN
+    assert seen["accuracy"] >= blind["accuracy"] + MARGIN / 2  # relations come later
+    assert seen["colour"] >= blind["colour"] + MARGIN
     monkeypatch.setattr("proof.task_runs.finetune", None)  # the kept figures are enough
     assert learning_tasks.main(flags) == 0
     again = [json.loads(told) for told in capsys.readouterr().out.splitlines()]
