@@ -29,9 +29,9 @@ from vlmill.train.run.settings import settings_of_run
 from vlmill.train.run.trackers import require_trackers
 from vlmill.train.tasks.finetuning.learning import FineTuning
 from vlmill.train.tasks.finetuning.start import check_start, first_task_model, task_config
-from vlmill.train.tasks.task import Task
+from vlmill.train.tasks.task import LearntTask
 
-MakeTask = Callable[[TaskRecipe, str, Path | None, LoadedCheckpoint | None], Task]
+MakeTask = Callable[[TaskRecipe, str, Path | None, LoadedCheckpoint | None], LearntTask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +103,13 @@ def open_task_runner(
     sources: Sources,
     output: Path,
     words: Tokenizer,
-    task: Task,
+    task: LearntTask,
     accelerator: Accelerator,
 ) -> Runner:
     """The run on the samples that were prepared, its model sized by the checkpoint and the data."""
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits)
+    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits, "--examples")
     return Runner(
         recipe,
         sources,
@@ -123,7 +123,7 @@ def open_task_runner(
     )
 
 
-def digest_of(task: Task) -> str:
+def digest_of(task: LearntTask) -> str:
     """What a task's labels are, for the settings that decide a run's output."""
     record = json.dumps(to_plain(task.record)).encode()
     return hashlib.sha256(record).hexdigest()[:16]

@@ -75,7 +75,8 @@ def task_config(
     else:
         body = of_checkpoint(recipe, ours, init)
         check_regions(body, sources)
-    return dataclasses.replace(recipe.model, **{training.body: body}, **sizes)
+    config = dataclasses.replace(recipe.model, **{training.body: body}) if training.body else body
+    return dataclasses.replace(config, **sizes)
 
 
 def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
@@ -102,8 +103,9 @@ def refuse_changes(recipe: TaskRecipe, body: Mapping[str, Any], init: LoadedChec
     for name, value in flatten(to_plain(training.body_of(recipe.model))).items():
         changed = usual.get(name) != value and name.rpartition(".")[2] not in OF_DATA
         if changed and flat.get(name) != value:
+            field = f"model.{training.body}.{name}" if training.body else f"model.{name}"
             raise InputError(
-                f"model.{training.body}.{name}={value}: --init {init.path} has {flat.get(name)}; "
+                f"{field}={value}: --init {init.path} has {flat.get(name)}; "
                 "leave it as the checkpoint has it"
             )
 
