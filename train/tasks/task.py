@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.chosen import StagePairs
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms, permutation
@@ -61,6 +62,11 @@ class Reading(Protocol):
         ...
 
     @property
+    def pairs(self) -> StagePairs:
+        """The stage's examples, to draw others from."""
+        ...
+
+    @property
     def training(self) -> bool:
         """Whether a step learns from them, or they are measured."""
         ...
@@ -98,9 +104,11 @@ class LearntTask(ABC):
         return self
 
     @property
-    def needs_negatives(self) -> bool:
-        """Whether its samples need the table that ``--negatives`` names."""
-        return False
+    def negatives(self) -> str:
+        """What is drawn from the table that ``--negatives`` names, and what to do without it;
+        empty: nothing.
+        """
+        return ""
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.table import SampleTable
@@ -41,6 +42,7 @@ class TaskInputs:
     examples: str
     regions: str | None = None
     images: str | None = None
+    negatives: str | None = None  # the table of negatives that the task draws from
     missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their picture
     init: str | None = None
     vocab: str | None = None
@@ -72,6 +74,7 @@ def finetune(
             examples=task.examples(inputs.examples),
             regions=inputs.regions,
             images=inputs.images,
+            neighbours=negatives_of(task, recipe, inputs.negatives),
             missing=inputs.missing,
             init=inputs.init,
             vocab=inputs.vocab,
@@ -96,6 +99,18 @@ def finetune(
     words = Tokenizer.from_str(made.tokenizer)
     runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
     return carry_out(runner, made, settings, force=force)
+
+
+def negatives_of(task: LearntTask, recipe: TaskRecipe, negatives: str | None) -> str | None:
+    """The table of negatives, where the task reads it. Raises InputError if it needs one and has
+    none.
+    """
+    if task.negatives and negatives is None:
+        raise InputError(f"--negatives is missing: {task.negatives}")
+    if negatives is not None and not task.negatives:
+        say(f"note: --negatives is not read; {recipe.name} has no use for it")
+        return None
+    return negatives
 
 
 def open_task_runner(

@@ -180,13 +180,25 @@ def start_vlmo_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config.encoder)))
 
 
+def start_same(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
+    """Goes on with the whole model of pretraining, its heads included."""
+    fresh.load_state_dict(training_of(init.variant).body_of(init.model).state_dict())
+
+
+def start_vlmo_dual(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
+    """VLMo with its first contrastive pair, its positions resized."""
+    say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config)))
+
+
 STARTS: dict[str, Callable[[Any, LoadedCheckpoint, Labels], None]] = {
     "imagebert-retrieval": start_trunk,
     "interbert-tasks": start_trunk,
+    "vilbert": start_same,
     "vilbert-tasks": start_trunk,
     "vl-bert-refcoco": start_vlbert,
     "vl-bert-vcr": start_vlbert,
     "vl-bert-vqa": start_vlbert,
+    "vlmo": start_vlmo_dual,
     "vlmo-nlvr2": start_vlmo_task,
     "vlmo-vqa": start_vlmo_task,
 }

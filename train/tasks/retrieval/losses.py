@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
+from vlmill.train.tasks.retrieval.settings import MARGIN
 
 
 def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
