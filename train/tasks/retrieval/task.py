@@ -35,11 +35,7 @@ from vlmill.train.tasks.retrieval.base import RetrievalTask
 from vlmill.train.tasks.retrieval.drawing import Candidate, draw_candidates
 from vlmill.train.tasks.retrieval.dual import dual_encoder
 from vlmill.train.tasks.retrieval.held_out import measured, one_row_each, scores_of_candidates
-from vlmill.train.tasks.retrieval.losses import (
-    binary_candidates,
-    hardest_triplet,
-    softmax_candidates,
-)
+from vlmill.train.tasks.retrieval.losses import candidate_losses
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import LearntTask, Predicted, Reading
@@ -128,16 +124,8 @@ class CandidateRetrieval(RetrievalTask):
         return scores.view(num_captions, len(scores) // num_captions, scores.shape[1])
 
     def compute(self, outputs: Float[Tensor, "S P K"], batch: Batch) -> dict[str, Tensor]:
-        """Each loss as a mean over the captions; where there are two heads the first one tells
-        pairs by themselves, the other candidates.
-        """
-        margin = self.settings.margin
-        every = {
-            "binary": lambda: binary_candidates(outputs[..., 0]),
-            "softmax": lambda: softmax_candidates(outputs[..., -1]),
-            "triplet": lambda: hardest_triplet(outputs[..., -1], margin),
-        }
-        return {name: every[name]() for name in self.losses}
+        """Each loss as a mean over the captions."""
+        return candidate_losses(outputs, self.losses, self.settings.margin)
 
     # Metric
 
