@@ -26,7 +26,7 @@ from vlmill.train.tasks.finetuning.job import (
     open_task_runner,
     prepare_examples,
 )
-from vlmill.train.tasks.task import Task
+from vlmill.train.tasks.task import LearntTask
 from vlmill.train.tasks.vqa.task import targets_of
 
 ANSWERS = 3_129  # of VQA 2.0, in every published code
@@ -61,7 +61,7 @@ class PreparedStep:
     """A run's step module with its first batch, as `train-vl finetune` computes it."""
 
     module: nn.Module
-    task: Task
+    task: LearntTask
     batch: Batch
     parameters: int
 

@@ -20,6 +20,8 @@ Fine-tune a pretrained model on a task's examples.
 example:
   train-vl finetune vqa-vilbert-small --init runs/small --examples vqa/questions \\
       --regions regions --output runs/vqa steps=600 optimizer.lr=1e-4
+  train-vl finetune retrieval-vilbert-small --init runs/small --examples pairs \\
+      --regions regions --negatives neighbours --output runs/retrieval
 
 The same with --dry-run tells what it would cost, and writes nothing.
 TASK-MODEL is a recipe (`train-vl recipes`); TASK alone takes the first one that starts from --init.
@@ -49,6 +51,12 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     add("--examples", required=True, metavar="TABLE", help="the task's examples")
     add("--regions", metavar="TABLE", help="regions of their pictures")
     add("--images", metavar="TABLE", help="their pictures, for models of pixels")
+    add(
+        "--negatives",
+        metavar="TABLE",
+        help="retrieval by ViLBERT and InterBERT: the nearest pictures of each "
+        "(`python -m vlmill.pipelines.nearest_pictures`)",
+    )
     add(
         "--labels",
         type=Path,
@@ -83,7 +91,12 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.schemas.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    find_shards(args.examples, TABLES[TASKS[recipe.task].examples], "--examples")
+    home = TASKS[recipe.task]
+    find_shards(args.examples, TABLES[home.examples], "--examples")
+    if args.negatives is not None:
+        if not home.negatives:
+            raise InputError(f"--negatives {args.negatives}: {recipe.task} reads none")
+        find_shards(args.negatives, TABLES[home.negatives], "--negatives")
     require_tables({"--regions": args.regions, "--images": args.images})
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
     from vlmill.train.tasks.finetuning.job import TaskInputs
