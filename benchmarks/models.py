@@ -20,17 +20,16 @@ of the recipes. ``left_out`` says which side does not compute what.
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
-from peers.apart import Apart, Timing, timed
-from peers.official_models import PEERS, WITH_APEX, Step
+from peers.apart import Apart, Timing, measure, timed
+from peers.official_models import PEERS, WITH_APEX, Step, official_checkout
 from peers.works import PixelWork, RegionWork, mask_of, random_pixels, random_regions
 from shell import parse_form, result_line
 from torch import Tensor, nn
@@ -250,22 +249,6 @@ def operations(model: nn.Module, work: Work, variant: str, backward: bool) -> in
     return total
 
 
-def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str, Timing]:
-    """Medians of the works, taken in turn, so that a busy spell meets all; the first is warm-up."""
-    measured: dict[str, list[Timing]] = {name: [] for name in works}
-    for number in range(rounds + 1):
-        for name, work in works.items():
-            timing = work()
-            if number:
-                measured[name].append(timing)
-    return {
-        name: Timing(
-            wall_s=median(one.wall_s for one in timings), cpu_s=median(one.cpu_s for one in timings)
-        )
-        for name, timings in measured.items()
-    }
-
-
 def gemm() -> None:
     """The products that the rate is taken from."""
     for _ in range(GEMMS):
@@ -386,16 +369,6 @@ def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> 
     )
 
 
-def official_checkout(text: str) -> tuple[str, Path]:
-    """``VARIANT=DIR`` as a pair."""
-    variant, _, folder = text.partition("=")
-    if variant not in PEERS or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text}: want VARIANT=DIR with a variant of {', '.join(PEERS)} and a checkout's folder"
-        )
-    return variant, Path(folder).resolve()
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
@@ -407,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--official",
         nargs="*",
-        type=official_checkout,
+        type=partial(official_checkout, known=PEERS),
         default=[],
         metavar="VARIANT=DIR",
         help="checkouts of official codes, to be measured beside",

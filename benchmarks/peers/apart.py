@@ -1,10 +1,11 @@
 """Runs a peer in a process of its own, with the settings of memory that its users have."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from statistics import median
 
 import torch.multiprocessing
 from peers.official_models import Step
@@ -24,6 +25,22 @@ def timed(work: Callable[[], object]) -> Timing:
     started, cpu_started = time.perf_counter(), time.process_time()
     work()
     return Timing(wall_s=time.perf_counter() - started, cpu_s=time.process_time() - cpu_started)
+
+
+def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str, Timing]:
+    """Medians of the works, taken in turn, so that a busy spell meets all; the first is warm-up."""
+    measured: dict[str, list[Timing]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            timing = work()
+            if number:
+                measured[name].append(timing)
+    return {
+        name: Timing(
+            wall_s=median(one.wall_s for one in timings), cpu_s=median(one.cpu_s for one in timings)
+        )
+        for name, timings in measured.items()
+    }
 
 
 class Apart:

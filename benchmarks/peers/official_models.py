@@ -15,10 +15,11 @@ InterBERT's norms are seven operations each: with ``one_norm`` apex's place is t
 norm in one, which computes the same.
 """
 
+import argparse
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -126,52 +127,59 @@ def _two_streams(model: nn.Module, work: RegionWork) -> Step:
     return step
 
 
-def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
-    """Makes the model and the step of VL-BERT base on precomputed features, without text-only
-    corpora.
-    """
+class Attributes(dict[str, Any]):
+    """Is a mapping whose keys are attributes too."""
 
-    class Attributes(dict[str, Any]):
-        """Is a mapping whose keys are attributes too."""
+    __getattr__ = dict.__getitem__
 
-        __getattr__ = dict.__getitem__
+    def __init__(self, values: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        for key, value in (values or {}).items():
+            self[key] = value
 
-        def __init__(self, values: dict[str, Any] | None = None) -> None:
-            super().__init__()
-            for key, value in (values or {}).items():
-                self[key] = value
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            self[name] = value
 
-    stand_ins = DOWNLOADS | {
-        "easydict": {"EasyDict": Attributes},
-        "common__lib__roi_pooling": {},
-        "common__lib__roi_pooling__roi_pool": {"ROIPool": nn.Identity},
-        "common__lib__roi_pooling__roi_align": {
-            "ROIAlign": lambda output_size, spatial_scale: nn.Identity()
-        },
+def vl_bert_code(
+    root: Path, settings: str, configuration: str, module: str, tokenizer: object = None
+) -> tuple[Any, Attributes]:
+    """Imports VL-BERT's ``module`` and its ``settings`` as a file of ``configuration`` has them."""
+    stand_ins = DOWNLOADS | {"easydict": {"EasyDict": Attributes}}
+    pooling: dict[str, dict[str, Any]] = {
+        "roi_pool": {"ROIPool": nn.Identity},
+        "roi_align": {"ROIAlign": lambda output_size, spatial_scale: nn.Identity()},
     }
-    with importing(root, **{k: v for k, v in stand_ins.items() if not k.startswith("common")}):
+    with importing(root, **stand_ins):
         importlib.import_module("common")
-        for name in ("common__lib__roi_pooling__roi_pool", "common__lib__roi_pooling__roi_align"):
-            module = types.ModuleType(name)
-            vars(module).update(stand_ins[name])
-            sys.modules[name.replace("__", ".")] = module
         sys.modules["common.lib.roi_pooling"] = types.ModuleType("roi_pooling")
+        for name, content in pooling.items():
+            stand_in = types.ModuleType(name)
+            vars(stand_in).update(content)
+            sys.modules[f"common.lib.roi_pooling.{name}"] = stand_in
         tokens = importlib.import_module("external.pytorch_pretrained_bert.tokenization")
-        tokens.BertTokenizer.from_pretrained = classmethod(lambda cls, *a, **k: None)
-        config = importlib.import_module("pretrain.function.config").config
-        file = root / "cfgs/pretrain/base_prec_withouttextonly_4x16G_fp32.yaml"
+        tokens.BertTokenizer.from_pretrained = classmethod(lambda cls, *a, **k: tokenizer)
+        config = importlib.import_module(settings).config
         yaml = importlib.import_module("yaml")
-        for part, values in yaml.safe_load(file.read_text())["NETWORK"].items():
+        for part, values in yaml.safe_load((root / configuration).read_text())["NETWORK"].items():
             if isinstance(values, dict):
                 config["NETWORK"][part].update(values)
             else:
                 config["NETWORK"][part] = values
-        code = importlib.import_module("pretrain.modules.resnet_vlbert_for_pretraining")
-        model: nn.Module = code.ResNetVLBERTForPretraining(config)
+        return importlib.import_module(module), config
 
+
+def vl_bert(root: Path, work: RegionWork) -> tuple[nn.Module, Step]:
+    """Makes the model and the step of VL-BERT base on precomputed features, without text-only
+    corpora.
+    """
+    code, config = vl_bert_code(
+        root,
+        "pretrain.function.config",
+        "cfgs/pretrain/base_prec_withouttextonly_4x16G_fp32.yaml",
+        "pretrain.modules.resnet_vlbert_for_pretraining",
+    )
+    model: nn.Module = code.ResNetVLBERTForPretraining(config)
     real = mask_of(work.text_lengths, work.tokens.shape[1])
     present = mask_of(work.region_lengths, work.features.shape[1])
     boxes = torch.cat([work.locations[..., :4] * 600.0, work.features], dim=-1)
@@ -311,3 +319,13 @@ PEERS: dict[str, Callable[..., tuple[nn.Module, Step]]] = {
 }
 # Whose norms apex would have computed.
 WITH_APEX = ("vilbert", "interbert")
+
+
+def official_checkout(text: str, known: Collection[str]) -> tuple[str, Path]:
+    """``VARIANT=DIR`` as a pair. Raises ArgumentTypeError for others than ``known`` variants."""
+    variant, _, folder = text.partition("=")
+    if variant not in known or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text}: want VARIANT=DIR with a variant of {', '.join(known)} and a checkout's folder"
+        )
+    return variant, Path(folder).resolve()

@@ -130,18 +130,25 @@ def run(job: Job) -> Figures:
     return figures
 
 
-def _figures(job: Job) -> Figures:
+def pretrained(job: Job) -> Path:
+    """Pretrains by the job's recipe, or what is left of it; the checkpoint."""
     recipe, tables, trained = job.recipe, job.tables, job.folder / "train"
-    continued, clock = bool(saved_steps(trained)), time.process_time()
-    regions = None if recipe.variant == "vlmo" else tables.regions
+    feeding = recipe.stages[0].feeding
     inputs = Inputs(
         pairs=tables.pairs,
-        regions=regions,
-        images=tables.images if regions is None else None,
+        regions=tables.regions if feeding.reads_regions else None,
+        images=tables.images if feeding.reads_pictures else None,
         negatives=tables.negatives,
         init=str(small_bert(job)) if job.arm.from_bert else None,
     )
     pretrain(recipe, inputs, trained)
+    return trained
+
+
+def _figures(job: Job) -> Figures:
+    recipe, trained = job.recipe, job.folder / "train"
+    continued, clock = bool(saved_steps(trained)), time.process_time()
+    pretrained(job)
     sizes = {stage.name: stage.batch_size for stage in recipe.stages}
     figures: Figures = {
         "name": job.name,

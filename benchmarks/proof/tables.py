@@ -1,6 +1,6 @@
 """The tables that the arms train on, each made once and found again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,7 @@ class WorldTables:
     folder: Path
     pairs: int
     held_out: int
-
-    @property
-    def world(self) -> World:
-        """What may occur."""
-        return World()
+    world: World = field(default_factory=World)  # what may occur
 
     def oracles(self) -> Oracles:
         """What matchers that see a part can reach on the held-out pairs."""

@@ -4,7 +4,7 @@ The paper has no released code: what it leaves open is marked [choice].
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
 
@@ -85,3 +85,6 @@ class ImageBertRetrievalConfig:
     """Holds the pretrained model's configuration."""
 
     trunk: ImageBertConfig = field(default_factory=ImageBertConfig)
+    # The head by which pictures are ranked: that of pretraining (the paper's best, table 4), or
+    # the score among candidates, for a model that was trained by that alone.
+    rank_by: Literal["match", "score"] = "match"

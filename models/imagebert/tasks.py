@@ -36,6 +36,11 @@ class ImageBertRetrieval(nn.Module):
         """Gives c(t), log odds that text and picture belong together."""
         return self.trunk.match_logit(pooled)
 
+    def rank_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
+        """Gives what ranks pictures and texts: `match_logit` or `scores`, as configured."""
+        by_score = self.config.rank_by == "score"
+        return self.scores(pooled) if by_score else self.match_logit(pooled)
+
     def scores(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
         """Gives s(t), how well the pair fits, among candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(pooled)

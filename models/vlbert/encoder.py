@@ -78,6 +78,20 @@ class VlBertBody(nn.Module):
         if self.special_words is not None:
             self.special_words.weight.data.copy_(tables.word.weight[:NUM_SPECIAL_WORDS].detach())
 
+    @torch.no_grad()
+    def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
+        """Starts new weights as if features had mean 0 and variance 1, given theirs.
+
+        What the network can compute stays the same; the feature of masked regions starts from
+        ``mean``.
+        """
+        vectors = self.region_vectors
+        appearance = vectors.projection.weight[:, vectors.geometry_width :]
+        appearance.div_(std)
+        vectors.projection.bias.sub_(appearance @ mean)
+        if self.masked_feature is not None:
+            self.masked_feature.weight.mul_(std).add_(mean)
+
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
         """Encodes text, regions and [END] (figure 1); without regions it is text alone.
 

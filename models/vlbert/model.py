@@ -3,7 +3,6 @@
 N labelled positions, B samples, H width, V vocabulary, K region classes.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -90,20 +89,6 @@ class VlBert(VlBertBody):
         """Gives log odds that text and picture belong together."""
         logits = self.match_logits(pooled)
         return logits[:, BELONGS] - logits[:, 1 - BELONGS]
-
-    @torch.no_grad()
-    def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Starts new weights as if features had mean 0 and variance 1, given theirs.
-
-        What the network can compute stays the same; the feature of masked regions starts from
-        ``mean``.
-        """
-        vectors = self.region_vectors
-        appearance = vectors.projection.weight[:, vectors.geometry_width :]
-        appearance.div_(std)
-        vectors.projection.bias.sub_(appearance @ mean)
-        if self.masked_feature is not None:
-            self.masked_feature.weight.mul_(std).add_(mean)
 
 
 __all__ = [

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.factories import write_photographs
+from tests.train.tasks.questions import tiny, world
 
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.tables import REJECTS
@@ -23,7 +24,11 @@ from vlmill.train.run.log import read_log
 from vlmill.train.run.runner import LOG
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.factories import Tables
+
+    from vlmill.train.recipes.spec import RunSettings
 
 TRAIN = """
 import sys
@@ -38,21 +43,42 @@ print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
 """
 
 
-def train(
-    folder: Path, tables: Tables, recipe: Recipe, processes: int, images: str | None = None
+FINETUNE = """
+import sys
+from pathlib import Path
+from vlmill.train.recipes.plain import from_plain, read_yaml
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.tasks.finetuning.job import TaskInputs
+from vlmill.train.tasks.finetuning.seeds import finetune_seeds
+config, examples, regions, images, output = sys.argv[1:]
+inputs = TaskInputs(examples=examples, regions=regions or None, images=images or None)
+recipe = from_plain(TaskRecipe, read_yaml(config))
+print(finetune_seeds(recipe, inputs, Path(output), fresh=False, force=False))
+"""
+
+
+def launch(
+    folder: Path, script: str, recipe: RunSettings, tables: Sequence[str], processes: int
 ) -> Path:
-    """Run the recipe under torchrun, on regions or on ``images``; returns the output folder."""
+    """Runs a script's recipe on its tables under torchrun; returns the output folder."""
     output = folder / f"of-{processes}"
-    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.py").write_text(script)
     (folder / "recipe.yaml").write_text(to_yaml(recipe))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), str(folder / "train.py")]
-    command += [str(folder / "recipe.yaml"), tables.pairs]
-    command += ["", images, str(output)] if images else [tables.regions, "", str(output)]
+    command += [str(folder / "recipe.yaml"), *tables, str(output)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-9000:]
     return output
+
+
+def train(
+    folder: Path, tables: Tables, recipe: Recipe, processes: int, images: str | None = None
+) -> Path:
+    """Pretrains by the recipe, on regions or on ``images``; returns the output folder."""
+    pictures = ["", images] if images else [tables.regions, ""]
+    return launch(folder, TRAIN, recipe, [tables.pairs, *pictures], processes)
 
 
 @pytest.mark.slow
@@ -104,6 +130,37 @@ def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_pictures(
     assert rejects[0] == rejects[1] and {r["reason"] for r in rejects[0]} == {"unreadable_image"}
     counts = [[line.get("undecodable_pictures") for line in read_log(r / LOG)] for r in runs]
     assert counts[0] == counts[1] and counts[0][-1] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("vqa-vilbert-small", ["average=0.9"]),
+        pytest.param("vqa-vl-bert-small", ["shard=true"], marks=pytest.mark.long),
+        pytest.param("vqa-vlmo-small", ["accumulation=2"], marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_fine_tune_and_measure_as_one(
+    name: str, changes: list[str], tmp_path: Path
+) -> None:
+    """Their questions to validate on, of which one process has more, are measured together."""
+    inputs = world(tmp_path, 30)
+    still = ["model.dropout=0"] if name == "vqa-vl-bert-small" else []
+    still += ["model.trunk.dropout=0", "model.classifier_dropout=0"] if "vilbert" in name else []
+    still += ["model.encoder.drop_path=0"] if "vlmo" in name else []
+    every = ["batch_size=4", "steps=4", "validate_every=2", "seeds=[0,1]"]
+    recipe = tiny(name, *still, *every, *changes)
+    tables = [inputs.examples, str(inputs.regions), str(inputs.images)]
+    one, two = (launch(tmp_path, FINETUNE, recipe, tables, count) for count in (1, 2))
+    for seed in ("seed-0", "seed-1"):
+        assert_same(one / seed, two / seed)
+        lines = [read_log(output / seed / LOG)[-1] for output in (one, two)]
+        scores = [line["validation/soft_score"] for line in lines]
+        losses = [line["validation/loss"] for line in lines]
+        assert scores[0] == scores[1] and losses[0] == pytest.approx(losses[1], rel=1e-5)
+    spreads = [json.loads((output / "seeds.json").read_text()) for output in (one, two)]
+    assert spreads[0] == spreads[1]
 
 
 def assert_same(one: Path, two: Path) -> None:

@@ -21,10 +21,12 @@ SCRIPTS = sorted(
     for path in (ROOT / "benchmarks").glob("*.py")
     if "__main__" in path.read_text() and path.stem != OF_LABELS
 )
-# Less than even the short form; test_learning.py has that of learning, which trains.
+TRAINING = {"learning", "learning_tasks"}  # which have tests of their own
+# Less than even the short form.
 SMALLEST = {
     "crawl": ["--urls", "60", "--rounds", "1", "--growth", "1", "--lines", "40"],
     "extract": ["--arch", "tiny", "--pictures", "1", "--rounds", "1"],
+    "finetuning": ["--models", "vl-bert", "--questions", "2"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--pictures", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],
@@ -50,7 +52,7 @@ def load(name: str) -> ModuleType:
 def test_make_runs_every_benchmark() -> None:
     listed = re.search(r"^BENCHMARKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert listed is not None and sorted(listed[1].split()) == SCRIPTS
-    assert {*SMALLEST, "learning"} == set(SCRIPTS)
+    assert SMALLEST.keys() | TRAINING == set(SCRIPTS)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -83,6 +85,8 @@ def test_every_line_has_the_keys_that_all_benchmarks_share(
         monkeypatch.setattr(module, "preset", partial(module.preset, vocab_size=30_522))
         case = replace(module.CASES["interbert"], preset="interbert-small").halved().halved()
         monkeypatch.setitem(module.CASES, "interbert", case)
+    if name == "finetuning":
+        monkeypatch.setattr(module, "RECIPES", {"vl-bert": "vqa-vl-bert-small"})
     run: Callable[[list[str]], int | None] = module.main
     assert not run(SMALLEST[name])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

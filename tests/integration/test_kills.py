@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.factories import NO_MODELS, Tables, caption, write_images
 from tests.pipelines.conftest import make_picture, write_archive
+from tests.train.tasks.questions import TINY as TASK_MODELS
+from tests.train.tasks.questions import question, write_questions
 from worlds.host_server import serve_site
 
 from vlmill.schemas.readers.regions import RegionReader
@@ -38,6 +40,7 @@ EARLIEST = 0.2  # of the time: before, a process has only begun to import
 PICTURES = 8
 TINY = ["--arch", "tiny", "--short-side", "48", "--long-side", "64", "--pictures-per-shard", "2"]
 MODEL = ["model.width=16", "model.num_layers=2", "model.num_heads=2", "model.intermediate_width=32"]
+TASK_MODEL = TASK_MODELS["vqa-vilbert-small"]
 RUN = ["steps=24", "batch_size=4", "save_every=6", "log_every=1", "vocabulary_size=90"]
 
 
@@ -78,13 +81,17 @@ def command_of(name: str, inputs: Path) -> list[str]:
         "pretrain": [
             *["vlmill.train.cli", "pretrain", "imagebert-small", *pairs, *regions, *MODEL, *RUN]
         ],
+        "finetune": [
+            *["vlmill.train.cli", "finetune", "vqa-vilbert-small", *regions, *TASK_MODEL, *RUN],
+            *["--examples", str(inputs / "questions"), "validate_every=6"],
+        ],
     }
     return [sys.executable, "-m", *commands[name]]
 
 
 JOBS = (
     *("web_pairs", "hard_negatives", "nearest_pictures", "manifest", "crawl"),
-    *("regions", "extract", "pretrain"),
+    *("regions", "extract", "pretrain", "finetune"),
 )
 
 
@@ -112,6 +119,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "own.csv").write_text("\n".join(rows) + "\n")
     write_images(folder / "images", PICTURES)
     Tables(folder).write(24)
+    write_questions(folder, [question(number) for number in range(48)])
     with serve_site(None) as served:
         plain = [host for host, kind in served.site.kinds.items() if kind == "plain"]
         pages = [served.site.url(host, "/index.html") for host in plain[:3]]
@@ -212,4 +220,4 @@ def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> N
     }
     for name, table in names.items():
         assert any(file.startswith(table) for file in tables[name])
-    assert len(tables["pretrain"]["log.jsonl"]) == 24
+    assert len(tables["pretrain"]["log.jsonl"]) == len(tables["finetune"]["log.jsonl"]) == 24

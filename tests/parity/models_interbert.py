@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tests.parity.golden import GoldenSet
+from tests.parity.golden import GoldenSet, expect
 from tests.parity.networks import Case, check_gradients, open_cases
 from tests.parity.results import Results
 from tests.parity.vl_cases import (
     divergence,
     masked_word_loss,
     on_grid,
+    own_first,
     recorded_pairs,
     region_scores,
 )
@@ -22,6 +23,9 @@ from vlmill.models.interbert.model import InterBert
 from vlmill.models.interbert.published import links
 from vlmill.models.interbert.tasks import InterBertTasks
 from vlmill.models.layers.pair_heads import EncodedPair
+from vlmill.train.tasks.retrieval.losses import candidate_losses
+from vlmill.train.tasks.retrieval.recipes import retrieval_interbert
+from vlmill.train.tasks.retrieval.task import pair_scores
 
 
 def interbert(golden: GoldenSet, results: Results) -> None:
@@ -130,7 +134,7 @@ def tasks(case: Case) -> None:
     if "out.vcr_loss" in case:
         vcr(case, scores)
     if "out.retrieval_loss" in case:
-        retrieval(case, matching)
+        retrieval(case, matching, pair_scores(model, "interbert-tasks", encoded.pooled))
 
 
 def vcr(case: Case, scores: Tensor) -> None:
@@ -147,13 +151,16 @@ def vcr(case: Case, scores: Tensor) -> None:
     )
 
 
-def retrieval(case: Case, matching: Tensor) -> None:
-    """A row of targets for each group: 0 for the pair that matches."""
+def retrieval(case: Case, matching: Tensor, scores: Tensor) -> None:
+    """A row of targets for each group: 0 for the pair that matches, which the task has first."""
     target = case["in.target"]
+    expect(bool(((target == 0).sum(1) == 1).all()), f"{case.name}: want a match in each group")
+    candidates = own_first(scores.view(*target.shape, -1), target.argmin(1))
+    (loss,) = retrieval_interbert().settings.losses
     chosen = case.settle(
         "retrieval_choice",
         matching[:, 0].view(target.shape).argmax(1),
         "vil_binary_prediction",
         lambda recorded: recorded[:, 0].view(target.shape),
     )
-    case.check(retrieval_loss=F.cross_entropy(matching, target.flatten()), retrieval_choice=chosen)
+    case.check(retrieval_loss=candidate_losses(candidates, [loss])[loss], retrieval_choice=chosen)

@@ -10,6 +10,7 @@ from tests.parity.vl_cases import (
     divergence,
     masked_word_loss,
     on_grid,
+    own_first,
     recorded_pairs,
     region_scores,
 )
@@ -21,6 +22,9 @@ from vlmill.models.layers.pair_heads import EncodedPair
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.published import links
 from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertTasks
+from vlmill.train.tasks.retrieval.losses import candidate_losses
+from vlmill.train.tasks.retrieval.recipes import retrieval_vilbert
+from vlmill.train.tasks.retrieval.task import pair_scores
 
 
 def vilbert(golden: GoldenSet, results: Results) -> None:
@@ -113,7 +117,7 @@ def tasks(case: Case) -> None:
     if "out.select_idx" in case:
         expressions(case, regions)
     elif "out.probs" in case:
-        choices(case, scores)
+        choices(case, scores, pair_scores(model, "vilbert-tasks", encoded.pooled))
     elif "in.target" in case:
         vqa(case, answers)
 
@@ -157,9 +161,14 @@ def vqa(case: Case, answers: Tensor) -> None:
     case.check(loss=loss, score=target.gather(1, best[:, None]).sum())
 
 
-def choices(case: Case, scores: Tensor) -> None:
-    """A sample's options stand one below the other, as many as there are for each target."""
+def choices(case: Case, scores: Tensor, of_pairs: Tensor) -> None:
+    """A sample's options stand one below the other, as many as there are for each target.
+
+    ``of_pairs`` is what retrieval makes of them, whose loss is VCR's, too.
+    """
     target = case["in.target"]
+    candidates = own_first(of_pairs.view(len(target), -1, 1), target)
+    (loss,) = retrieval_vilbert().settings.losses
     of_options = scores.view(len(target), -1)
     best = case.settle(
         "score",
@@ -169,7 +178,7 @@ def choices(case: Case, scores: Tensor) -> None:
         is_choice=False,
     )
     case.check(
-        loss=F.cross_entropy(of_options, target),
+        loss=candidate_losses(candidates, [loss])[loss],
         probs=of_options.softmax(1),
         score=(best == target).sum(),
     )

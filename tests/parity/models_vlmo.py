@@ -24,6 +24,7 @@ from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import mean_cross_entropy
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.recipes.vlmo import vlmo_texts
+from vlmill.train.tasks.retrieval.dual import contrast_of, scaled_vectors
 
 BEIT_WEIGHTS = "beit_weights.safetensors"
 ITM_WEIGHTS = ("itm.weights_t2i", "itm.weights_i2t")
@@ -349,8 +350,8 @@ def retrieval(case: Case) -> Tensor:
     model: Vlmo = case.model
     text = model.text_vectors(case["in.text_ids"], case["in.text_masks"].bool(), pack=False)
     image = model.image_vectors(case["in.image"])
-    logits = model.log_scale.exp() * image @ text.T
-    loss = symmetric(logits)
+    vectors = scaled_vectors(model, text, image)
+    logits, loss = vectors[:, 1] @ vectors[:, 0].T, contrast_of(vectors)
     case.check(text_vec=text, image_vec=image, loss=loss)
     case.check(i2t_logits=logits, t2i_logits=logits.T)
     return loss

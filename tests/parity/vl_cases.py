@@ -6,6 +6,7 @@ B pairs, T tokens, R regions. The recorded names of inputs are those of ViLBERT'
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tests.parity.networks import Case
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,6 +25,13 @@ def recorded_pairs(case: Case) -> VLInputs:
         region_mask=case.mask("in.image_attention_mask", features[..., 0]),
         segments=case.optional("in.token_type_ids"),
     )
+
+
+def own_first(scores: Tensor, own: Tensor) -> Tensor:
+    """Scores [S, P, K] of candidates, of each sample its ``own`` [S] before the others."""
+    others = torch.arange(scores.shape[1]) != own[:, None]
+    order = others.to(torch.int64).argsort(dim=1, stable=True)
+    return scores.take_along_dim(order[..., None], dim=1)
 
 
 def on_grid(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:

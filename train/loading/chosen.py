@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlmill.train.loading.arrays import Flags, Ids, Keys
-from vlmill.train.loading.random import scrambled, stream_starts
+from vlmill.train.loading.pairing import draw_row
+from vlmill.train.loading.random import Draws, scrambled, stream_starts
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.spec import Pass
 
@@ -31,6 +32,18 @@ class StagePairs:
         """Returns the rows of the pair's hard negatives that the stage visits, maybe none."""
         rows = self.table.hard_negatives(row)
         return rows[self.visited[rows]]
+
+    def near_caption(self, row: int, draws: Draws) -> int | None:
+        """Draws one of the pictures near the row's own, and one of its captions that the stage
+        visits and that is no caption of the row's; None where that picture has none.
+        """
+        near = self.table.near
+        pictures = near.of(int(self.table.image_rows[row])) if near is not None else ()
+        if near is None or not len(pictures):
+            return None
+        captions = near.captions(int(pictures[draws.integers(0, len(pictures))]))
+        captions = captions[self.visited[captions]]
+        return draw_row(captions, draws, lambda other: not self.matches(other, row))
 
 
 def stage_rows(table: SampleTable, stage: Pass, splits: Collection[str | None] | None) -> Ids:

@@ -4,6 +4,7 @@ Nothing here depends on workers, devices or what was drawn before, so any number
 the same batches, and a resumed run needs no more than the number of its next step.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from vlmill.train.loading.arrays import Ids
@@ -43,10 +44,21 @@ def choose_pairing(
     if draws.random() >= negative_share:
         return row, row, True
     replaces_text, hard = draws.random() < text_share, draws.random() < hard_share
+
+    def mismatches(other: int) -> bool:
+        return not (table.matches(other, row) if replaces_text else table.matches(row, other))
+
     for pool in (table.hard_negatives(row), rows) if hard else (rows,):
-        for _ in range(MAX_DRAWS if len(pool) else 0):
-            other = int(pool[draws.integers(0, len(pool))])
-            text_row, image_row = (other, row) if replaces_text else (row, other)
-            if not table.matches(text_row, image_row):
-                return text_row, image_row, False
+        other = draw_row(pool, draws, mismatches)
+        if other is not None:
+            return (other, row, False) if replaces_text else (row, other, False)
     return row, row, True
+
+
+def draw_row(pool: Ids, draws: Draws, is_right: Callable[[int], bool]) -> int | None:
+    """A row of ``pool`` that ``is_right``, by chance; None where so many draws meet none."""
+    for _ in range(MAX_DRAWS if len(pool) else 0):
+        row = int(pool[draws.integers(0, len(pool))])
+        if is_right(row):
+            return row
+    return None

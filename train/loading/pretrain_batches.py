@@ -9,7 +9,7 @@ import numpy as np
 
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.loading.chosen import StagePairs, text_rows
+from vlmill.train.loading.chosen import text_rows
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.mixture import mixture_of
@@ -56,12 +56,6 @@ class PretrainBatches(StageBatches):
     def _texts_of_a_batch(self) -> int:
         return self.stage.feeding.text_rows // self.stage.accumulation // self.processes
 
-    @cached_property
-    def _pairs(self) -> StagePairs:
-        visited = np.zeros(len(self.table), dtype=np.bool_)
-        visited[self.order.rows] = True
-        return StagePairs(table=self.table, visited=visited)
-
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
         """Batch ``index`` of these samples, and the texts alone that come with them."""
         masking = self.stage.masking
@@ -95,7 +89,7 @@ class PretrainBatches(StageBatches):
         return choose_pairing(
             visit.row,
             visit.near,
-            self._pairs,
+            self.pairs,
             draws,
             negative_share=self.stage.negative_share,
             hard_share=self.stage.hard_negative_share,

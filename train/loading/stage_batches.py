@@ -16,7 +16,7 @@ from vlmill.schemas.readers.joining import Join
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.loading.arrays import Arrays
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.loading.chosen import stage_rows
+from vlmill.train.loading.chosen import StagePairs, stage_rows
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.mixture import ROUND_EPOCH, mixture_of
@@ -60,7 +60,7 @@ class StageBatches(Dataset[HostBatch], ABC):
     asking: str = "--pairs"  # the option that names the table of the samples
 
     def __getstate__(self) -> dict[str, object]:
-        opened = ("table", "order", "texts", "_pairs", "_block_masking", "_columns", "_join")
+        opened = ("table", "order", "texts", "pairs", "_block_masking", "_columns", "_join")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     @cached_property
@@ -90,6 +90,13 @@ class StageBatches(Dataset[HostBatch], ABC):
             stage=self.stage_number,
             size=self.size,
         )
+
+    @cached_property
+    def pairs(self) -> StagePairs:
+        """The stage's pairs, to draw others from."""
+        visited = np.zeros(len(self.table), dtype=np.bool_)
+        visited[self.order.rows] = True
+        return StagePairs(table=self.table, visited=visited)
 
     @cached_property
     def _block_masking(self) -> BlockMasking:

@@ -46,7 +46,7 @@ def cost_of(recipe: RunSettings) -> Cost:
     return Cost(
         parameters=network.parameters,
         fixed_bytes=TRAINING_BYTES * network.parameters,
-        pair_bytes=number * pair,
+        pair_bytes=number * pair * recipe.samples_of_pair,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from vlmill.models.beit.config import BeitConfig
 from vlmill.models.bert.config import BertConfig
-from vlmill.models.imagebert.config import ImageBertConfig
-from vlmill.models.interbert.config import InterBertConfig
+from vlmill.models.imagebert.config import ImageBertConfig, ImageBertRetrievalConfig
+from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
 from vlmill.models.vilbert.config import SingleStreamConfig, VilbertConfig, VilbertTasksConfig
 from vlmill.models.vlbert.config import (
     EXPANSION,
@@ -296,6 +296,18 @@ def _vilbert_tasks(config: VilbertTasksConfig) -> Network:
     return trunk._replace(beside=trunk.beside + heads)
 
 
+def _interbert_tasks(config: InterBertTasksConfig) -> Network:
+    trunk, width = network_of(config.trunk), config.trunk.width
+    pooled = config.trunk.pooled_width
+    heads = _linear(pooled, 1) + 2 * _linear(width, 1) + _linear(pooled, config.num_answers)
+    return trunk._replace(beside=trunk.beside + heads)
+
+
+def _imagebert_retrieval(config: ImageBertRetrievalConfig) -> Network:
+    trunk = network_of(config.trunk)
+    return trunk._replace(beside=trunk.beside + _linear(config.trunk.width, 1))
+
+
 def _vlbert_vqa(config: VlBertVqaConfig) -> Network:
     heads: dict[str, Any] = {"masked_words": False, "masked_classes": False, "matching": False}
     body = network_of(dataclasses.replace(config.body, **heads))
@@ -320,7 +332,9 @@ NETWORKS: dict[type[Any], Callable[[Any], Network]] = {
     BeitConfig: _beit,
     BertConfig: _bert,
     ImageBertConfig: _imagebert,
+    ImageBertRetrievalConfig: _imagebert_retrieval,
     InterBertConfig: _interbert,
+    InterBertTasksConfig: _interbert_tasks,
     SingleStreamConfig: _single_stream,
     VilbertConfig: _vilbert,
     VilbertTasksConfig: _vilbert_tasks,

@@ -399,6 +399,11 @@ class RunSettings:
     shard: bool = False
 
     @property
+    def samples_of_pair(self) -> int:
+        """How many texts with a picture a pair, or an example, becomes in a step."""
+        return 1
+
+    @property
     def job(self) -> str:
         """What made a run's output, as its manifest says."""
         return f"train-vl {self.command}"

@@ -21,6 +21,9 @@ class TaskHome:
     settings: str  # the class of the fields that only this task has
     recipes: str  # its recipes by name
     task: str  # makes the task of a recipe
+    negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
+    # What evaluates it given the command's arguments; empty: its examples are predicted one by one.
+    evaluation: str = ""
 
 
 # A new task is a folder in ``train/tasks`` and a line here.
@@ -30,6 +33,14 @@ TASKS: dict[str, TaskHome] = {
         settings="vlmill.train.tasks.vqa.recipes.VqaSettings",
         recipes="vlmill.train.tasks.vqa.recipes.RECIPES",
         task="vlmill.train.tasks.vqa.task.vqa",
+    ),
+    "retrieval": TaskHome(
+        examples="pairs",
+        settings="vlmill.train.tasks.retrieval.settings.RetrievalSettings",
+        recipes="vlmill.train.tasks.retrieval.recipes.RECIPES",
+        task="vlmill.train.tasks.retrieval.task.retrieval",
+        negatives="neighbours",
+        evaluation="vlmill.train.tasks.retrieval.command.run_retrieval",
     ),
 }
 
@@ -57,6 +68,12 @@ class TaskRecipe(RunSettings):
                 raise ValueError(f"{field}: {values.get(field)!r} is none of {', '.join(known)}")
         settings = named(TASKS[values["task"]].settings)
         return hints | {"model": MODELS[values["variant"]].config, "settings": settings}
+
+    @property
+    def samples_of_pair(self) -> int:
+        """What the task's settings say, if they do."""
+        samples: int = getattr(self.settings, "samples_of_pair", 1)
+        return samples
 
     def __post_init__(self) -> None:
         super().__post_init__()

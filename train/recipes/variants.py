@@ -75,11 +75,13 @@ TRAININGS: dict[str, VariantTraining] = {
         start="vlmill.train.run.model.copy_weights",
     ),
     "imagebert": VariantTraining(feeding="vlmill.train.recipes.feeding.imagebert_feeding"),
-    # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2).
+    # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2), unless another
+    # loss alone was trained.
     "imagebert-retrieval": VariantTraining(
         feeding="vlmill.train.recipes.feeding.imagebert_feeding",
         body="trunk",
         match_head="trunk.match_head",
+        match_logit="rank_logit",
     ),
     "interbert": VariantTraining(feeding="vlmill.train.recipes.feeding.interbert_released_feeding"),
     # Fine-tuned with pretraining's head, too (arXiv:2003.13198, sec. 4; code).

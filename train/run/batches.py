@@ -22,6 +22,7 @@ from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.recipes import RunSettings
+from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import StageRun
@@ -89,6 +90,7 @@ class RunBatches:
     def _of(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool
     ) -> StageBatches:
+        body = training_of(self.recipe.variant).body_of(self.recipe.model)
         return self.learning.batches(
             run,
             training=training,
@@ -100,7 +102,7 @@ class RunBatches:
             seed=self.recipe.seed,
             processes=self.accelerator.num_processes,
             longest=self.recipe.max_text_tokens,
-            global_features=bool(global_widths_of(self.recipe.model)),
+            global_features=bool(global_widths_of(body)),
             tolerance=self.tolerance if training else None,
             asking=flag_of(self.sources.inputs.visited),
         )

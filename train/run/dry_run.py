@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from accelerate import Accelerator
 
 from vlmill.schemas.console.cost import SECONDS_MEASURED, Estimate
 from vlmill.schemas.errors import InputError
@@ -17,8 +18,8 @@ from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import PAIRS
 from vlmill.train.devices.setup import make_accelerator
-from vlmill.train.loading.store.pairs import PairTable, pair_batches
-from vlmill.train.recipes import Recipe
+from vlmill.train.loading.store.pairs import PairTable, flag_of, pair_batches
+from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.cost import checkpoints_bytes, measure
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.job import open_runner
@@ -36,9 +37,7 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
     in epochs is that of the sample, times the share of the sample. Raises InputError as the run
     would, and under a launcher.
     """
-    accelerator = make_accelerator(recipe)
-    if accelerator.num_processes > 1:
-        raise InputError("--dry-run measures one process; start it without a launcher")
+    accelerator = only_process(recipe)
     say_what_is_missing(recipe, inputs)
     sources = open_sources(inputs, recipe)
     with tempfile.TemporaryDirectory(prefix="vlmill-dry-run-") as scratch:
@@ -59,6 +58,14 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
         runner = open_runner(recipe, small, output, prepared.tokenizer, accelerator)
         say_what_never_peaks(runner.stages)
         return estimate_of(runner, sources, total, total / max(sampled, 1))
+
+
+def only_process(recipe: RunSettings) -> Accelerator:
+    """The device of a dry run. Raises InputError under a launcher."""
+    accelerator = make_accelerator(recipe)
+    if accelerator.num_processes > 1:
+        raise InputError("--dry-run measures one process; start it without a launcher")
+    return accelerator
 
 
 def counts_captions(recipe: Recipe) -> bool:
@@ -117,7 +124,9 @@ def of_sample(recipe: Recipe, share: float) -> Recipe:
 
 
 def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) -> Estimate:
-    """Steps of each stage at its measured rate; ``share``: pairs for one of the sample."""
+    """Steps of each stage at its measured rate; ``share``: pairs, or a task's examples, for one of
+    the sample.
+    """
     seconds, rate = 0.0, None
     total = 0
     for run in runner.stages:
@@ -129,8 +138,9 @@ def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) 
         total += steps
     least = checkpoints_bytes(runner)
     regions, images = sources.regions, sources.images
+    visited = flag_of(sources.inputs.visited)
     counts: Mapping[str, Any] = {
-        "--pairs": sources.inputs.pairs and f"{num_pairs:,} pairs",
+        visited: visited != "--images" and f"{num_pairs:,} {visited[2:]}",
         "--regions": regions and f"{len(regions):,} pictures",
         "--images": images and f"{len(images):,} pictures",
         "--negatives": sources.inputs.negatives,

@@ -40,6 +40,7 @@ class Inputs:
     regions: str | None = None
     images: str | None = None
     negatives: str | None = None
+    neighbours: str | None = None
     missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their picture
     init: str | None = None
     vocab: str | None = None

@@ -31,20 +31,25 @@ def say_what_never_peaks(stages: Sequence[StageRun]) -> None:
             )
 
 
-def plan_stages(recipe: RunSettings, table: SampleTable, plan: SplitPlan) -> list[StageRun]:
-    """The stages' lengths in steps. Raises InputError for a stage without pairs."""
+def plan_stages(
+    recipe: RunSettings, table: SampleTable, plan: SplitPlan, flag: str = "--pairs"
+) -> list[StageRun]:
+    """The stages' lengths in steps on the samples of the table that ``flag`` names.
+
+    Raises InputError for a stage without any.
+    """
     runs: list[StageRun] = []
     for number, stage in enumerate(recipe.stages):
         visits, texts = visits_of(table, stage, plan.training[number])
         count = sum(visits.values())
         steps = stage.length(count)
         if not count and (steps or stage.steps is None):
-            _refuse_without_pairs(table, stage, number, plan.training[number])
+            _refuse_without_pairs(table, stage, number, plan.training[number], flag)
         for at, mixed in enumerate(stage.mixture):
             if mixed.source not in visits.keys() | texts.keys():
                 raise InputError(
                     f"stages.{number}.mixture.{at}.source={mixed.source}: stage {stage.name} has "
-                    f"no pair of it in --pairs (there are: {said_visits(visits | texts)}); name "
+                    f"no pair of it in {flag} (there are: {said_visits(visits | texts)}); name "
                     "one of those"
                 )
         runs.append(
@@ -79,14 +84,16 @@ def visits_of(
     return pairs, beside
 
 
-def _refuse_without_pairs(table: SampleTable, stage: Pass, number: int, splits: Splits) -> None:
+def _refuse_without_pairs(
+    table: SampleTable, stage: Pass, number: int, splits: Splits, flag: str
+) -> None:
     if table.rows_of(stage.sources, stage.feeding.kind, splits).size:
         raise InputError(
-            f"stages.{number}.share={stage.share} leaves no pair of --pairs for stage "
+            f"stages.{number}.share={stage.share} leaves no pair of {flag} for stage "
             f"{stage.name}; give a larger share"
         )
     raise InputError(
-        f"--pairs has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
+        f"{flag} has no pair of source {', '.join(stage.sources)} for stage {stage.name} "
         f"(there are: {said_visits(table.sources())}); set stages.{number}.sources=[] to use all"
     )
 

@@ -75,7 +75,7 @@ def prepare(
     require_pictures(counts, sources.inputs.missing, flag_of(what.pairs))
     _require_pairs(counts, what)
     if recipe.validate_every:
-        for_validation = dataclasses.replace(what, rows=measured, negatives=None)
+        for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
         prepare_samples(output / HELD_OUT, for_validation)
         learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
         _compare(learnt_table, held_out, drawn=sources.splits.draws)
@@ -129,6 +129,7 @@ def _what_to_prepare(
         max_tokens=max(feed.max_tokens or recipe.max_text_tokens for feed in feeds),
         max_tokens_alone=longest_alone(recipe),
         negatives=sources.inputs.negatives,
+        neighbours=sources.inputs.neighbours,
         form=form,
         stage=recipe.command,
     )

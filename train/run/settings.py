@@ -9,7 +9,7 @@ from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.tables import NEGATIVES
+from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.pictures.tokenizer import FIELD
 from vlmill.train.recipes import Recipe, RunSettings
@@ -31,6 +31,10 @@ def settings_of_run(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
     fields = {k: v for k, v in to_plain(recipe).items() if k not in NO_EFFECT}
     negatives = find_shards(inputs.negatives, NEGATIVES, "--negatives") if inputs.negatives else []
     what = "pairs" if inputs.examples is None else "examples"
+    near = {}
+    if inputs.neighbours is not None:
+        shards = find_shards(inputs.neighbours, NEIGHBOURS, "--negatives")
+        near = {"neighbours": _digest(shards, "--negatives")}
     return flatten(fields) | {
         what: f"{sources.pairs.count} {what}, {sources.pairs.digest[:16]}",
         "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
@@ -38,6 +42,7 @@ def settings_of_run(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
         "negatives": _digest(negatives, "--negatives"),
         "vocab": _digest([path_of(inputs.vocab)] if inputs.vocab else [], "--vocab"),
         "init": _digest([init.path / MODEL] if init else [], "--init"),
+        **near,
     }
 
 

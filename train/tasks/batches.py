@@ -20,7 +20,7 @@ from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample, SampledRegions, take_regions
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.tasks.task import Task
+from vlmill.train.tasks.task import LearntTask
 
 NOBODY: Ids = np.empty(0, dtype=np.int64)
 
@@ -33,7 +33,7 @@ class TaskBatches(StageBatches):
     they are whole. A ``blind`` model is shown none of a picture.
     """
 
-    task: Task
+    task: LearntTask
     training: bool
     blind: bool = False
 
@@ -79,17 +79,22 @@ class TaskBatches(StageBatches):
         """The rows of the stage, each once: int64 [N]."""
         return stage_rows(self.table, self.stage, self.splits)
 
-    def of_rows(self, rows: Sequence[int]) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
-        """A batch of these rows as they are, and the pictures that it lacks; None of no row."""
-        made = self.sampled([self.visit_of(row) for row in rows])
+    def of_rows(
+        self, rows: Sequence[int], among: Ids = NOBODY
+    ) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
+        """A batch of these rows as they are, and the pictures that it lacks; None of no row.
+
+        ``among`` are all that are measured with them.
+        """
+        made = self.sampled([self.visit_of(row, among) for row in rows])
         lacking = tuple(one for one in made if isinstance(one, Undecodable))
         samples = [sample for one in made if not isinstance(one, Undecodable) for sample in one]
         return (self.collated(0, samples) if samples else None), lacking
 
     @staticmethod
-    def visit_of(row: int) -> Visit:
+    def visit_of(row: int, among: Ids = NOBODY) -> Visit:
         """A visit of a row outside of training's order."""
-        return Visit(epoch=0, row=row, near=NOBODY)
+        return Visit(epoch=0, row=row, near=among)
 
     def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None

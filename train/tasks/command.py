@@ -7,9 +7,8 @@ from vlmill.schemas.console.command import add_lock_seconds, place
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.recipes.tasks import TASKS
-from vlmill.train.tasks.retrieval.command import run_retrieval
+from vlmill.train.recipes.variants import named
 
-RETRIEVAL = "retrieval"
 EPILOG = """\
 examples:
   train-vl evaluate retrieval --checkpoint demo/trained --pairs demo/pairs \\
@@ -37,7 +36,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("task", choices=[RETRIEVAL, *TASKS], help="what to evaluate")
+    add("task", choices=TASKS, help="what to evaluate")
     add("--checkpoint", type=place, required=True, help="a run's output, or a converted one")
     add("--pairs", help="retrieval: image-text pairs: folder, file or glob")
     add("--examples", help="other tasks: their table, as `manifest` wrote it")
@@ -85,15 +84,17 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_evaluate(args: argparse.Namespace) -> int:
     """Run the subcommand that :func:`add_evaluate_arguments` declares; gives the exit status."""
     find_checkpoint(args.checkpoint)
-    if args.task == RETRIEVAL:
-        return run_retrieval(args)
+    home = TASKS[args.task]
+    if home.evaluation:
+        status: int = named(home.evaluation)(args)
+        return status
     if args.examples is None:
-        raise InputError(f"--examples is missing: {args.task} reads {TASKS[args.task].examples}")
+        raise InputError(f"--examples is missing: {args.task} reads {home.examples}")
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.schemas.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    find_shards(args.examples, TABLES[TASKS[args.task].examples], "--examples")
+    find_shards(args.examples, TABLES[home.examples], "--examples")
     require_tables({"--regions": args.regions, "--images": args.images})
     from vlmill.train.tasks.evaluating.job import evaluate_task
     from vlmill.train.tasks.evaluating.opened import EvaluationOptions

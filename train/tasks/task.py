@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.train.checkpoints.files import TaskRecord
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.chosen import StagePairs
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
-from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.random import Uniforms, permutation
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import Examples
@@ -58,6 +61,16 @@ class Reading(Protocol):
         """The prepared examples."""
         ...
 
+    @property
+    def pairs(self) -> StagePairs:
+        """The stage's examples, to draw others from."""
+        ...
+
+    @property
+    def training(self) -> bool:
+        """Whether a step learns from them, or they are measured."""
+        ...
+
     def text(self, row: int) -> MaskedTokens:
         """The text of a row, nothing masked."""
         ...
@@ -69,8 +82,11 @@ class Reading(Protocol):
         ...
 
 
-class Task(ABC):
-    """A task with its model's head. It is sent to the processes that load batches."""
+class LearntTask(ABC):
+    """A task with its model's head, as it is learnt, and followed while it is.
+
+    It is sent to the processes that load batches.
+    """
 
     name: str
     losses: tuple[str, ...]  # the names of its losses, in the order in which they are counted
@@ -86,6 +102,13 @@ class Task(ABC):
     def reading(self, words: Tokenizer) -> Self:
         """The task of a model that reads this vocabulary."""
         return self
+
+    @property
+    def negatives(self) -> str:
+        """What is drawn from the table that ``--negatives`` names, and what to do without it;
+        empty: nothing.
+        """
+        return ""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -131,7 +154,16 @@ class Task(ABC):
     def compute(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Each of ``losses`` as a mean over its labels in the batch."""
 
-    # What it reports.
+    # How it is followed.
+
+    def held_out(self, table: SampleTable, rows: Ids, most: int) -> list[int]:
+        """The rows that are measured, at most so many: the same every time."""
+        chosen: list[int] = np.sort(rows[permutation(0, len(rows))[:most]]).tolist()
+        return chosen
+
+    def at_once(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
+        """How many of the ``rows`` are measured at once, where a step learns from ``size``."""
+        return size
 
     @abstractmethod
     def predict(self, outputs: Tensor, batch: Batch) -> list[Any]:
@@ -141,12 +173,16 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def score_of(self, outputs: Tensor, value: Any) -> float:
-        """How much the head says for a prediction of the only example of a batch."""
-
-    @abstractmethod
     def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
         """The metrics by which training is followed, ``criterion`` among them."""
+
+
+class Task(LearntTask):
+    """A task whose examples are predicted one by one, which ``train-vl evaluate`` then scores."""
+
+    @abstractmethod
+    def score_of(self, outputs: Tensor, value: Any) -> float:
+        """How much the head says for a prediction of the only example of a batch."""
 
     @abstractmethod
     def evaluate(

@@ -18,21 +18,41 @@ if TYPE_CHECKING:
 
 ANSWERS = ("red", "blue", "2")
 # Two layers of 16 numbers: seconds for a run.
+VILBERT = (
+    *("model.trunk.width=16", "model.trunk.num_heads=2", "model.trunk.intermediate_width=32"),
+    *("model.trunk.visual_width=16", "model.trunk.visual_num_heads=2"),
+    *("model.trunk.visual_intermediate_width=16", "model.trunk.co_width=16"),
+    *("model.trunk.co_num_heads=2", "model.trunk.dropout=0.1"),
+)
+SINGLE_STREAM = (
+    *("model.trunk.width=16", "model.trunk.num_heads=2", "model.trunk.num_layers=2"),
+    "model.trunk.intermediate_width=32",
+)
+VLBERT = (
+    *("model.body.width=16", "model.body.num_heads=2", "model.body.num_layers=2"),
+    "model.body.intermediate_width=32",
+)
+VLMO = (
+    "model.encoder.width=16",
+    "model.encoder.num_heads=2",
+    "model.encoder.intermediate_width=32",
+)
+# What the small recipes have beside their size: in full or quickly on a CPU.
+QUICKLY = ("epochs=null", "precision=no", "workers=0", "settings.min_questions=1")
+TWO_CO_LAYERS = (
+    *("model.trunk.num_layers=3", "model.trunk.visual_num_layers=2"),
+    *("model.trunk.text_co_layers=[1,2]", "model.trunk.visual_co_layers=[0,1]"),
+)
 TINY = {
-    "vqa-vilbert-small": (
-        *("model.trunk.width=16", "model.trunk.num_heads=2", "model.trunk.intermediate_width=32"),
-        *("model.trunk.visual_width=16", "model.trunk.visual_num_heads=2"),
-        *("model.trunk.visual_intermediate_width=16", "model.trunk.co_width=16"),
-        *("model.trunk.co_num_heads=2", "model.trunk.dropout=0.1"),
-    ),
-    "vqa-vl-bert-small": (
-        *("model.body.width=16", "model.body.num_heads=2", "model.body.num_layers=2"),
-        "model.body.intermediate_width=32",
-    ),
-    "vqa-vlmo-small": (
-        *("model.encoder.width=16", "model.encoder.num_heads=2"),
-        *("model.encoder.intermediate_width=32", "model.encoder.image_size=32"),
-        "feeding.image_size=32",
+    "vqa-vilbert-small": VILBERT,
+    "vqa-vl-bert-small": VLBERT,
+    "vqa-vlmo-small": (*VLMO, "model.encoder.image_size=32", "feeding.image_size=32"),
+    "vqa-vilbert-from-bert": (*VILBERT, *TWO_CO_LAYERS, *QUICKLY),
+    "vqa-single-stream-from-bert": (*SINGLE_STREAM, *QUICKLY),
+    "vqa-vl-bert-from-bert": (*VLBERT, *QUICKLY),
+    "vqa-vlmo-base": (
+        *(*VLMO, "model.encoder.num_layers=2", "model.encoder.first_vl_layer=1"),
+        *QUICKLY,
     ),
 }
 USUAL = ("batch_size=6", "log_every=1", "save_every=2", "keep_checkpoints=9", "trackers=[]")

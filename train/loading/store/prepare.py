@@ -31,6 +31,7 @@ from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
+from vlmill.train.loading.store.near import keep_neighbours
 from vlmill.train.loading.store.pairs import (
     COLUMNS,
     PairTable,
@@ -82,6 +83,7 @@ class WhatToPrepare(WhichPairs):
     # Those without a picture, where others may follow in their row; null: as all texts.
     max_tokens_alone: int | None = None
     negatives: str | None = None  # the table of hard negatives
+    neighbours: str | None = None  # that of nearest pictures
     form: TextForm = AS_IT_IS
     stage: str = "pretrain"  # in the table of rejects
 
@@ -161,6 +163,8 @@ def prepare_samples(
             say(f"note: {summary}")
     if what.negatives is not None and counts["kept"]:
         counts["hard_negatives"] = _negatives(folder, what.negatives)
+    if what.neighbours is not None and what.pictures is not None and counts["kept"]:
+        keep_neighbours(folder, what.neighbours, what.pictures, _flag(what.pictures))
     return +counts
 
 

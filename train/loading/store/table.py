@@ -12,6 +12,7 @@ from vlmill.schemas.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import mix
 from vlmill.train.loading.store.files import ROWS, numbers_of
+from vlmill.train.loading.store.near import NEAR, NearPictures
 
 NO_SOURCE = "null"  # of pairs whose source is missing
 
@@ -28,10 +29,11 @@ class SampleTable:
         self.num_tokens = numbers_of(folder, "num_tokens")
         self.num_regions = numbers_of(folder, "num_regions")
         self._columns = {n: [b.column(n) for b in self._batches] for n in names}
-        self._text_keys = numbers_of(folder, "text_key")
+        self.text_keys = numbers_of(folder, "text_key")
         self.image_keys = numbers_of(folder, "image_key")
         self._known = numbers_of(folder, "known")
         self._tokens = numbers_of(folder, "tokens")
+        self._folder = folder
         self._ends = numbers_of(folder, "token_ends")
 
     def __len__(self) -> int:
@@ -62,9 +64,14 @@ class SampleTable:
 
     def matches(self, text_row: int, image_row: int) -> bool:
         """Says whether the text of one row is a caption of the picture of another."""
-        key = mix(int(self._text_keys[text_row]), int(self.image_keys[image_row]))
+        key = mix(int(self.text_keys[text_row]), int(self.image_keys[image_row]))
         at = int(np.searchsorted(self._known, key))
         return at < len(self._known) and bool(self._known[at] == key)
+
+    @cached_property
+    def near(self) -> NearPictures | None:
+        """Returns which pictures lie near each other; None where no table has told."""
+        return NearPictures(self._folder) if (self._folder / NEAR).exists() else None
 
     @cached_property
     def _hard_rows(self) -> tuple[Ids, Ids]:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from vlmill.schemas.console.command import add_lock_seconds
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
@@ -19,7 +20,10 @@ Fine-tune a pretrained model on a task's examples.
 example:
   train-vl finetune vqa-vilbert-small --init runs/small --examples vqa/questions \\
       --regions regions --output runs/vqa steps=600 optimizer.lr=1e-4
+  train-vl finetune retrieval-vilbert-small --init runs/small --examples pairs \\
+      --regions regions --negatives neighbours --output runs/retrieval
 
+The same with --dry-run tells what it would cost, and writes nothing.
 TASK-MODEL is a recipe (`train-vl recipes`); TASK alone takes the first one that starts from --init.
 --examples is a table that `manifest` wrote, and a table is a folder, a file or a glob. The same
 command on the same --output continues a run that was killed, with the same losses. DIR gets
@@ -48,6 +52,12 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     add("--regions", metavar="TABLE", help="regions of their pictures")
     add("--images", metavar="TABLE", help="their pictures, for models of pixels")
     add(
+        "--negatives",
+        metavar="TABLE",
+        help="retrieval by ViLBERT and InterBERT: the nearest pictures of each "
+        "(`python -m vlmill.pipelines.nearest_pictures`)",
+    )
+    add(
         "--labels",
         type=Path,
         metavar="FILE",
@@ -64,7 +74,6 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=Path, required=True, metavar="DIR")
     add_lock_seconds(parser)
     add("--fresh", action="store_true", help="delete the run in DIR and start over")
-    add("--force", action="store_true", help="start although the disk is too small")
     add(
         "--stopped-status",
         type=int,
@@ -72,6 +81,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="exit status of a run that a signal has stopped and that has saved (default: 0)",
     )
+    add_cost_arguments(parser)
 
 
 def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -81,7 +91,12 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.schemas.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    find_shards(args.examples, TABLES[TASKS[recipe.task].examples], "--examples")
+    home = TASKS[recipe.task]
+    find_shards(args.examples, TABLES[home.examples], "--examples")
+    if args.negatives is not None:
+        if not home.negatives:
+            raise InputError(f"--negatives {args.negatives}: {recipe.task} reads none")
+        find_shards(args.negatives, TABLES[home.negatives], "--negatives")
     require_tables({"--regions": args.regions, "--images": args.images})
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
     from vlmill.train.tasks.finetuning.job import TaskInputs
@@ -89,6 +104,10 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
 
     inputs = TaskInputs(**{field.name: getattr(args, field.name) for field in fields(TaskInputs)})
     try:
+        if args.dry_run:
+            from vlmill.train.tasks.finetuning.dry_run import estimate_finetuning
+
+            return print_estimate(estimate_finetuning(recipe, inputs), args.output)
         said = finetune_seeds(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
     except Stopped as error:
         print(error)

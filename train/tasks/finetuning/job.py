@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
+from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes.plain import to_plain
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe
@@ -29,9 +31,9 @@ from vlmill.train.run.settings import settings_of_run
 from vlmill.train.run.trackers import require_trackers
 from vlmill.train.tasks.finetuning.learning import FineTuning
 from vlmill.train.tasks.finetuning.start import check_start, first_task_model, task_config
-from vlmill.train.tasks.task import Task
+from vlmill.train.tasks.task import LearntTask
 
-MakeTask = Callable[[TaskRecipe, str, Path | None, LoadedCheckpoint | None], Task]
+MakeTask = Callable[[TaskRecipe, str, Path | None, LoadedCheckpoint | None], LearntTask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class TaskInputs:
     examples: str
     regions: str | None = None
     images: str | None = None
+    negatives: str | None = None  # the table of negatives that the task draws from
     missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their picture
     init: str | None = None
     vocab: str | None = None
@@ -61,35 +64,11 @@ def finetune(
     """
     accelerator = make_accelerator(recipe)
     require_trackers(recipe.trackers)
-    init = load_checkpoint(inputs.init, "--init") if inputs.init else None
-    check_start(recipe, init)
-    if init is None and accelerator.is_main_process:
-        say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
-    make: MakeTask = named(TASKS[recipe.task].task)
-    task = make(recipe, inputs.examples, inputs.labels, init)
-    sources = open_examples(
-        Inputs(
-            examples=task.examples(inputs.examples),
-            regions=inputs.regions,
-            images=inputs.images,
-            missing=inputs.missing,
-            init=inputs.init,
-            vocab=inputs.vocab,
-        ),
-        recipe,
-        init,
-    )
+    task, sources = open_task(recipe, inputs, speaks=accelerator.is_main_process)
     settings = settings_of_run(recipe, sources) | {"labels": digest_of(task)}
     made = prepare_once(
         accelerator,
-        lambda: prepare(
-            recipe,
-            sources,
-            output,
-            settings,
-            fresh=fresh,
-            form_of=lambda words: task.reading(words).form,
-        ),
+        lambda: prepare_examples(recipe, sources, task, output, settings, fresh=fresh),
     )
     if made is None:
         return said_finished(output)
@@ -98,18 +77,76 @@ def finetune(
     return carry_out(runner, made, settings, force=force)
 
 
+def open_task(
+    recipe: TaskRecipe, inputs: TaskInputs, *, speaks: bool
+) -> tuple[LearntTask, Sources]:
+    """The recipe's task on its examples, and its tables and checkpoint, opened and measured.
+
+    ``speaks``: tells what the recipe has to do without. Raises InputError for inputs that do not
+    fit together.
+    """
+    init = load_checkpoint(inputs.init, "--init") if inputs.init else None
+    check_start(recipe, init)
+    if init is None and speaks:
+        say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
+    make: MakeTask = named(TASKS[recipe.task].task)
+    task = make(recipe, inputs.examples, inputs.labels, init)
+    opened = Inputs(
+        examples=task.examples(inputs.examples),
+        regions=inputs.regions,
+        images=inputs.images,
+        neighbours=negatives_of(task, recipe, inputs.negatives),
+        missing=inputs.missing,
+        init=inputs.init,
+        vocab=inputs.vocab,
+    )
+    return task, open_examples(opened, recipe, init)
+
+
+def prepare_examples(
+    recipe: TaskRecipe,
+    sources: Sources,
+    task: LearntTask,
+    output: Path,
+    settings: dict[str, Any],
+    *,
+    fresh: bool,
+) -> Preparation | None:
+    """Makes the task's examples ready to be read; None if the run has finished before."""
+    return prepare(
+        recipe,
+        sources,
+        output,
+        settings,
+        fresh=fresh,
+        form_of=lambda words: task.reading(words).form,
+    )
+
+
+def negatives_of(task: LearntTask, recipe: TaskRecipe, negatives: str | None) -> str | None:
+    """The table of negatives, where the task reads it. Raises InputError if it needs one and has
+    none.
+    """
+    if task.negatives and negatives is None:
+        raise InputError(f"--negatives is missing: {task.negatives}")
+    if negatives is not None and not task.negatives:
+        say(f"note: --negatives is not read; {recipe.name} has no use for it")
+        return None
+    return negatives
+
+
 def open_task_runner(
     recipe: TaskRecipe,
     sources: Sources,
     output: Path,
     words: Tokenizer,
-    task: Task,
+    task: LearntTask,
     accelerator: Accelerator,
 ) -> Runner:
     """The run on the samples that were prepared, its model sized by the checkpoint and the data."""
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
-    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits)
+    stages = plan_stages(recipe, SampleTable(output / PREPARED), sources.splits, "--examples")
     return Runner(
         recipe,
         sources,
@@ -123,7 +160,7 @@ def open_task_runner(
     )
 
 
-def digest_of(task: Task) -> str:
+def digest_of(task: LearntTask) -> str:
     """What a task's labels are, for the settings that decide a run's output."""
     record = json.dumps(to_plain(task.record)).encode()
     return hashlib.sha256(record).hexdigest()[:16]

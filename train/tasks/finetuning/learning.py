@@ -11,20 +11,20 @@ from accelerate.utils import gather_object
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.features import read_features
-from vlmill.train.loading.random import permutation
 from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
 from vlmill.train.tasks.batches import TaskBatches, in_parts
-from vlmill.train.tasks.task import Predicted, Task
+from vlmill.train.tasks.task import LearntTask, Predicted
 
 
 class TaskStep(nn.Module):
     """A task's model with its losses: what is wrapped for several devices, and compiled."""
 
-    def __init__(self, model: nn.Module, task: Task) -> None:
+    def __init__(self, model: nn.Module, task: LearntTask) -> None:
         super().__init__()
         self.model, self.task, self.names = model, task, task.losses
 
@@ -48,7 +48,7 @@ class TaskStep(nn.Module):
 class FineTuning:
     """Learns a task; `vlmill.train.run.learning.Learning` says what the methods do."""
 
-    task: Task
+    task: LearntTask
     blind: bool = False
 
     @property
@@ -77,14 +77,16 @@ class FineTuning:
     ) -> dict[str, float]:
         """The losses and the task's metrics of so many held-out examples, the same every time."""
         assert isinstance(batches, TaskBatches)
-        rows = batches.rows()
-        chosen = np.sort(rows[permutation(0, len(rows))[:examples]]).tolist()
-        parts = in_parts(chosen, batches.size)
+        chosen = self.task.held_out(batches.table, batches.rows(), examples)
+        parts = in_parts(chosen, self.task.at_once(batches.table, chosen, batches.size))
+        among = np.array(chosen, dtype=np.int64)
         module.eval()
         ours: list[tuple[list[Predicted], dict[str, tuple[float, int]]]] = []
         with torch.no_grad(), torch.random.fork_rng(), accelerator.autocast():
             for part, counts in of_process(parts, accelerator):
-                predicted, losses = measured_part(module, self.task, batches, part, accelerator)
+                predicted, losses = measured_part(
+                    module, self.task, batches, part, among, accelerator
+                )
                 if counts:
                     ours.append((predicted, losses))
         everyones = ours if accelerator.num_processes == 1 else gather_object(ours)
@@ -108,13 +110,16 @@ def of_process(
 
 def measured_part(
     module: nn.Module,
-    task: Task,
+    task: LearntTask,
     batches: TaskBatches,
     rows: Sequence[int],
+    among: Ids,
     accelerator: Accelerator,
 ) -> tuple[list[Predicted], dict[str, tuple[float, int]]]:
-    """What the model says of some rows, and each loss as a sum with the number of its labels."""
-    host, _ = batches.of_rows(rows)
+    """What the model says of some rows, ``among`` all that are measured, and each loss as a sum
+    with the number of its labels.
+    """
+    host, _ = batches.of_rows(rows, among)
     if host is None:
         return [], {}
     counts = task.count_labels(host)

@@ -75,7 +75,8 @@ def task_config(
     else:
         body = of_checkpoint(recipe, ours, init)
         check_regions(body, sources)
-    return dataclasses.replace(recipe.model, **{training.body: body}, **sizes)
+    config = dataclasses.replace(recipe.model, **{training.body: body}) if training.body else body
+    return dataclasses.replace(config, **sizes)
 
 
 def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
@@ -102,8 +103,9 @@ def refuse_changes(recipe: TaskRecipe, body: Mapping[str, Any], init: LoadedChec
     for name, value in flatten(to_plain(training.body_of(recipe.model))).items():
         changed = usual.get(name) != value and name.rpartition(".")[2] not in OF_DATA
         if changed and flat.get(name) != value:
+            field = f"model.{training.body}.{name}" if training.body else f"model.{name}"
             raise InputError(
-                f"model.{training.body}.{name}={value}: --init {init.path} has {flat.get(name)}; "
+                f"{field}={value}: --init {init.path} has {flat.get(name)}; "
                 "leave it as the checkpoint has it"
             )
 
@@ -128,10 +130,10 @@ def first_task_model(
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
     init = sources.init
+    if recipe.standardise_features and (init is None or init.variant == "bert"):
+        body = training_of(recipe.variant).body_of(fresh)
+        body.standardise_regions(*feature_statistics(sources))
     if init is None:
-        if recipe.standardise_features:
-            body = training_of(recipe.variant).body_of(fresh)
-            body.standardise_regions(*feature_statistics(sources))
         return fresh
     try:
         if init.variant == "bert":
@@ -178,13 +180,25 @@ def start_vlmo_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config.encoder)))
 
 
+def start_same(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
+    """Goes on with the whole model of pretraining, its heads included."""
+    fresh.load_state_dict(training_of(init.variant).body_of(init.model).state_dict())
+
+
+def start_vlmo_dual(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
+    """VLMo with its first contrastive pair, its positions resized."""
+    say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config)))
+
+
 STARTS: dict[str, Callable[[Any, LoadedCheckpoint, Labels], None]] = {
     "imagebert-retrieval": start_trunk,
     "interbert-tasks": start_trunk,
+    "vilbert": start_same,
     "vilbert-tasks": start_trunk,
     "vl-bert-refcoco": start_vlbert,
     "vl-bert-vcr": start_vlbert,
     "vl-bert-vqa": start_vlbert,
+    "vlmo": start_vlmo_dual,
     "vlmo-nlvr2": start_vlmo_task,
     "vlmo-vqa": start_vlmo_task,
 }

@@ -1,6 +1,9 @@
 """Retrieval finds pictures by texts, and texts by pictures.
 
-Reading order: ``command`` (arguments), ``evaluation``, ``job``, ``candidates`` (what is ranked),
-``inputs``, ``matching`` (scores of pairs), ``vectors`` (scores of vectors), ``metrics``, ``found``,
-``checks``, ``report`` and ``losses``.
+It is learnt in ``task`` (texts and pictures read together), ``drawing`` (what a pair is told from),
+``losses``, ``dual`` (read apart), ``held_out`` (how it is followed) and ``recipes``.
+
+It is ranked in ``command`` (arguments), ``evaluation``, ``job``, ``candidates`` (what is ranked),
+``inputs``, ``matching`` (scores of pairs), ``vectors`` (scores of vectors), ``metrics``,
+``examples``, ``checks`` and ``report``.
 """

@@ -12,6 +12,7 @@ from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.recipes.variants import named, part_of, training_of
+from vlmill.train.tasks.retrieval.base import NAME
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS
 from vlmill.train.tasks.scores import percent
@@ -28,6 +29,16 @@ def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
     in the way that is asked for.
     """
     who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", body_config(loaded)
+    if loaded.task is not None and loaded.task.name != NAME:
+        raise InputError(
+            f"{who} that was fine-tuned for {loaded.task.name}; evaluate {loaded.task.name}, or "
+            "give one of retrieval"
+        )
+    if loaded.task is not None and loaded.task.blind:
+        raise InputError(
+            f"{who} that was trained without pictures (blind=true): it ranks all of them alike; "
+            "its recalls are those by chance"
+        )
     contrast = loaded.variant == "vlmo" and config.contrast
     if loaded.variant == "vl-bert-end-to-end":
         raise InputError(f"{who}, which reads pixels and boxes; retrieval feeds regions' features")

@@ -1,16 +1,32 @@
 """Computes losses over a pair and its negatives, for retrieval (ImageBERT, arXiv:2001.07966, sec.
 4.2).
 
-S samples of P candidates; the one that belongs together is in column 0. The paper prints
+S samples of P candidates, K heads; the one that belongs together is in column 0. The paper prints
 the signs of the first and third otherwise, and the third without margin and difference: misprints.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
+from vlmill.train.tasks.retrieval.settings import MARGIN
+
+
+def candidate_losses(
+    scores: Float[Tensor, "S P K"], names: Sequence[str], margin: float = MARGIN
+) -> dict[str, Float[Tensor, ""]]:
+    """Returns the losses of these names: pairs by themselves by the first head, candidates by the
+    last one.
+    """
+    losses: dict[str, Callable[[], Tensor]] = {
+        "binary": lambda: binary_candidates(scores[..., 0]),
+        "softmax": lambda: softmax_candidates(scores[..., -1]),
+        "triplet": lambda: hardest_triplet(scores[..., -1], margin),
+    }
+    return {name: losses[name]() for name in names}
 
 
 def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:

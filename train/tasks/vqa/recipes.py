@@ -35,6 +35,11 @@ from vlmill.models.vlmo.config import (
 )
 from vlmill.schemas.answers import MIN_QUESTIONS
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlmo_feeding
+from vlmill.train.recipes.fine_tuning import (
+    from_bert,
+    vilbert_task_optimizer,
+    vlmo_task_optimizer,
+)
 from vlmill.train.recipes.spec import Feeding, Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
@@ -102,18 +107,6 @@ def vqa_recipe(
 def vilbert_vqa_feeding() -> Feeding:
     """16 tokens and 100 regions, the whole picture among them [code]."""
     return replace(vilbert_feeding(), max_tokens=16, max_regions=99, region_targets="class")
-
-
-def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """[code]: constant after a tenth of warm-up, a tenth of it from epochs 12 and 16 on."""
-    fields: dict[str, Any] = {
-        "kind": "bert-adam",
-        "decay": "inverted",  # by mistake, as in pretraining
-        "schedule": "milestones",
-        "drops": (12.0, 16.0),
-        "warmup": 0.1,
-    }
-    return Optimizer(lr=lr, **(fields | changes))
 
 
 def vilbert_vqa_stage() -> Pass:
@@ -258,19 +251,6 @@ VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float]] = {
 }
 
 
-def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """[code]: linear to 0 after a tenth of warm-up, without clipping."""
-    fields: dict[str, Any] = {
-        "kind": "transformers-adamw",
-        "beta2": 0.98,
-        "decay": "vlmo",
-        "eps": 1e-8,
-        "clip": 0.0,
-        "warmup": 0.1,
-    }
-    return Optimizer(lr=lr, **(fields | changes))
-
-
 def vqa_vlmo(size: str) -> TaskRecipe:
     """As released, a classifier of two layers at 20 times the rate; by the paper (``-paper``), one
     layer on [T_CLS] at the same rate.
@@ -301,17 +281,6 @@ def vqa_vlmo(size: str) -> TaskRecipe:
     )
 
 
-def from_bert(recipe: TaskRecipe) -> TaskRecipe:
-    """The tables' baseline without pretraining on pairs: it starts from BERT alone."""
-    return replace(
-        recipe,
-        name=f"{recipe.name}-from-bert",
-        starts_from=("bert",),
-        about=f"{recipe.about}, from BERT alone",
-        needs=f"{REGIONS}; --init: BERT (train-vl convert --family bert --as bert-base)",
-    )
-
-
 # For trials on a CPU.
 
 
@@ -335,6 +304,7 @@ def small_vqa(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskReci
         workers=0,
         precision="no",
         vocabulary_size=4000,
+        standardise_features=like.stages[0].feeding.reads_regions,
     )
 
 

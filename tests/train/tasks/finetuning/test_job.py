@@ -9,25 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.train.tasks.finetuning.starts import logged, pretrained
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 
-from vlmill.models import MODELS
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
-from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named, task_recipes
 from vlmill.train.run import loop
-from vlmill.train.run.log import read_log
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
-
-CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
-
-
-def logged(output: Path) -> list[dict[str, Any]]:
-    lines = read_log(output / "log.jsonl")
-    return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 
 def test_a_run_that_is_killed_goes_on_bit_for_bit(
@@ -80,31 +71,6 @@ def test_several_seeds_and_their_spread(tmp_path: Path) -> None:
     best = load_checkpoint(out / f"seed-{summary['best']}")
     for name, value in load_checkpoint(out).model.state_dict().items():
         assert torch.equal(value, best.model.state_dict()[name])
-
-
-def pretrained(folder: Path, name: str) -> Path:
-    """A checkpoint of what a recipe starts from, with random weights."""
-    recipe = tiny(name)
-    variant = recipe.starts_from[0]
-    body = {"vilbert": "trunk", "vl-bert": "body", "vlmo": "encoder"}[variant]
-    config = getattr(recipe.model, body)
-    words = train_vocabulary([question(n)["question"] for n in range(3)] + list(ANSWERS), 60)
-    sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
-    if variant == "vlmo":
-        sizes["image_size"] = 64  # smaller or larger than the task's
-    else:
-        sizes |= {"region_width": 16, "num_region_classes": 7}
-    config = dataclasses.replace(config, **sizes)
-    torch.manual_seed(3)
-    model = MODELS[variant].model(config)
-    save_checkpoint(
-        folder,
-        variant=variant,
-        model=model,
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
-    )
-    return folder
 
 
 @pytest.mark.parametrize("name", ["vqa-vilbert-small", "vqa-vl-bert-small", "vqa-vlmo-small"])

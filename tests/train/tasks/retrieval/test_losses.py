@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from vlmill.train.tasks.retrieval.dual import contrast_of
 from vlmill.train.tasks.retrieval.losses import (
     binary_candidates,
+    candidate_losses,
     hardest_triplet,
     softmax_candidates,
 )
@@ -46,6 +48,31 @@ def test_the_triplet_loss_is_zero_beyond_the_margin() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert scores.grad is not None and not scores.grad.any()
     assert hardest_triplet(logits(0.9, 0.65), margin=0.3).item() == pytest.approx(0.05, abs=1e-6)
+
+
+def test_each_loss_reads_the_head_that_it_trains() -> None:
+    by_itself, among = logits(0.9, 0.2), torch.tensor([[1.0, 3.0]])
+    both = torch.stack([by_itself, among], dim=-1)
+    losses = candidate_losses(both, ("binary", "softmax", "triplet"), margin=0.5)
+    assert list(losses) == ["binary", "softmax", "triplet"]
+    assert losses["binary"].item() == pytest.approx(-(math.log(0.9) + math.log(0.8)) / 2)
+    assert losses["softmax"].item() == pytest.approx(math.log(1 + math.exp(2.0)))
+    bounded = among.sigmoid()[0]
+    assert losses["triplet"].item() == pytest.approx((0.5 + bounded[1] - bounded[0]).item())
+    one_head = candidate_losses(by_itself[..., None], ("binary", "softmax"))
+    assert one_head["binary"].item() == losses["binary"].item()
+    assert one_head["softmax"].item() == pytest.approx(math.log(1 + 0.25 / 9))
+
+
+def test_contrast_of_scaled_vectors_by_hand() -> None:
+    """Logits 2, 0 and 0, 2 in both directions; the pairs of a picture leave each other out."""
+    unit = torch.eye(2)
+    vectors = torch.stack([2 * unit, unit], dim=1)
+    expected = math.log(1 + math.exp(-2.0))
+    assert contrast_of(vectors).item() == pytest.approx(expected, abs=1e-6)
+    keys = torch.tensor([4, 4])
+    assert contrast_of(vectors, keys).item() == pytest.approx(0.0, abs=1e-6)
+    assert contrast_of(vectors, torch.tensor([4, 5])).item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("loss", [binary_candidates, softmax_candidates, hardest_triplet])

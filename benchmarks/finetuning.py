@@ -1,0 +1,158 @@
+"""Speed of a step of VQA at base size on this CPU, beside the published codes' steps.
+
+For each model two lines of JSON: forward and backward of what `train-vl finetune` computes in a
+step (training mode, dropout on, loss of 3,129 answers, no optimiser) on questions and regions of
+the lengths that VQA has, and what memory a step takes. ``peer`` is the official code on the same
+batch, in a process of its own, where a checkout of it is given (benchmarks/peers/official_models.py
+says which; ViLBERT's has PyTorch's norm in the place of apex's, which is absent). The bar is 1.5
+times its samples per CPU second. ``left_out`` says which side does not compute what.
+
+Memory: weights, gradients and two moments in float32, and what the forward pass keeps for the
+backward one, counted on this batch; ``value`` is their sum at the published batch, of which the
+latter part is divided by ``accumulation=N``.
+
+    python benchmarks/finetuning.py
+    python benchmarks/finetuning.py --full --official vilbert=../vilbert_beta vl-bert=../VL-BERT
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from peers.apart import Apart, Timing, measure, timed
+from peers.official_models import official_checkout
+from peers.official_tasks import TASK_PEERS, step_of
+from peers.questions import PreparedStep, prepared_step, write_questions
+from shell import parse_form, result_line
+from torch import Tensor
+
+from vlmill.schemas.console.memory import keep_freed_memory
+from vlmill.train.recipes import change_recipe
+from vlmill.train.recipes.tasks import task_recipe_named
+
+SHORT, FULL = {"rounds": 1, "questions": 4}, {"rounds": 3, "questions": 8}
+BAR = 1.5  # times the official code's samples per CPU second
+FLOATS = 4  # of each parameter: itself, its gradient and AdamW's moments
+FLOAT_BYTES = 4
+# Questions of VQA 2.0 have 6 words in the mean; with [CLS] and [SEP]. Regions: 10 to 100 by how
+# sure the detector was, and the picture.
+TEXTS = (7, 8, 8, 9, 9, 10, 11, 14)
+REGIONS = (11, 16, 22, 31, 47, 68, 93, 100)
+RECIPES = {"vilbert": "vqa-vilbert", "vl-bert": "vqa-vl-bert"}
+LEFT_OUT = {
+    "ours": "the last layer's rows that no head reads",
+    "vilbert": "nothing; heads of all tasks and of pretraining, padding to 16 tokens and 100 rows",
+    "vl-bert": "nothing; padding to the longest of the batch",
+}
+
+
+def run_model(name: str, official: Path | None, questions: int, rounds: int) -> None:
+    """Prints a model's lines."""
+    changes = (f"batch_size={questions}", "steps=1", "epochs=null", "workers=0", "trackers=[]")
+    recipe = change_recipe(task_recipe_named(RECIPES[name]), changes)
+    published = task_recipe_named(RECIPES[name]).stages[0].batch_size
+    every = len(TEXTS) // questions
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory(prefix="vlmill-finetuning-") as scratch:
+        inputs = write_questions(Path(scratch), TEXTS[::every], REGIONS[::every])
+        prepared = prepared_step(recipe, inputs, Path(scratch) / "run")
+        ours = step_of(prepared.module, prepared.loss)
+        works: dict[str, Callable[[], Timing]] = {"ours": partial(timed, partial(ours, True))}
+        left_out = {"ours": LEFT_OUT["ours"]}
+        if official is None:
+            timings = measure(works, rounds)
+        else:
+            peer = Apart(partial(TASK_PEERS[name], official, prepared.work()))
+            works["peer"], left_out["peer"] = partial(peer.step, True), LEFT_OUT[name]
+            timings = measure(works, rounds)
+            peer.close()
+        line = speed_line(name, questions, timings)
+        print(json.dumps(line | {"left_out": left_out}), flush=True)
+        print(json.dumps(memory_line(name, prepared, questions, published)), flush=True)
+
+
+def speed_line(name: str, questions: int, timings: dict[str, Timing]) -> dict[str, object]:
+    """Samples per CPU second, which hold on a busy machine too, beside the official code's."""
+    ours, peer = timings["ours"], timings.get("peer")
+    ratio = peer and round(peer.cpu_s / ours.cpu_s, 3)
+    return result_line(
+        f"finetuning/vqa/{name}/step",
+        round(questions / ours.cpu_s, 3),
+        "samples/CPU s",
+        peer=peer and round(questions / peer.cpu_s, 3),
+        ratio=ratio,
+        ratio_by_the_clock=peer and round(peer.wall_s / ours.wall_s, 3),
+        bar=BAR,
+        bar_passed=ratio and ratio >= BAR,
+        batch_size=questions,
+        threads=torch.get_num_threads(),
+    )
+
+
+def memory_line(
+    name: str, prepared: PreparedStep, questions: int, published: int
+) -> dict[str, object]:
+    """What a step of the published batch takes, from the bytes that this one keeps."""
+    of_model = FLOATS * FLOAT_BYTES * prepared.parameters
+    of_question = kept_bytes(prepared) / questions
+    return result_line(
+        f"finetuning/vqa/{name}/memory",
+        round((of_model + published * of_question) / 1e9, 2),
+        "GB",
+        of_model_gb=round(of_model / 1e9, 2),
+        of_question_mb=round(of_question / 1e6, 1),
+        published_batch=published,
+        measured_batch=questions,
+    )
+
+
+def kept_bytes(prepared: PreparedStep) -> int:
+    """Counts what the forward pass keeps for the backward one, but for the weights."""
+    weights = {p.untyped_storage().data_ptr() for p in prepared.module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    prepared.module.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        prepared.loss()
+    return sum(kept.values())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=RECIPES, default=list(RECIPES), help="to measure (all)"
+    )
+    parser.add_argument(
+        "--official",
+        nargs="*",
+        type=partial(official_checkout, known=TASK_PEERS),
+        default=[],
+        metavar="MODEL=DIR",
+        help="checkouts of official codes, to be measured beside",
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
+    parser.add_argument(
+        "--questions", type=int, choices=(1, 2, 4, 8), metavar="N", help="of a batch: 1, 2, 4 or 8"
+    )
+    options = parse_form(parser, argv, short=SHORT, full=FULL)
+    keep_freed_memory()  # as train-vl does
+    official = dict(options.official)
+    for name in options.models:
+        run_model(name, official.get(name), options.questions, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

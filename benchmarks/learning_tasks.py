@@ -1,0 +1,167 @@
+"""Does fine-tuning teach? Heads of tasks on a generated world, beside a model that sees nothing.
+
+    python benchmarks/learning_tasks.py
+    python benchmarks/learning_tasks.py --full
+    python benchmarks/learning_tasks.py --full --arms vqa/vl-bert --seeds 1
+
+Asks for colours, shapes, numbers of things and where they stand (benchmarks/worlds/questions.py),
+in pictures of which no training picture shows a combination. An arm is a small model with a head:
+from pretraining on the captions of the same pictures, or from a BERT of the same captions. The
+blind one is trained and asked in the same way, and shown no picture. Prints lines of JSON: the
+share of right answers beside the blind model's, and the same for each kind of question.
+
+The short form has a world of two things in three colours and shapes, and starts from drawn weights;
+the full one two or three things in five colours and four shapes, so that an arm takes minutes.
+--full adds what it trains to a file that is part of the repository, and trains only what is missing
+there; --list says what is, and trains nothing. A run that was killed continues: OUTPUT/runs.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# The products are small: threads cost twice the CPU time and save none.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from proof.arms import Arm, base_arms
+from proof.tables import WorldTables
+from proof.task_arms import TaskArm, short_arms, vqa_arms
+from proof.task_runs import TaskJob, failed, finished, results, run_all
+from proof.task_summary import lines_of
+from shell import parse_form
+from worlds import World
+
+from vlmill.schemas.console.command import Parser, run_command
+from vlmill.schemas.errors import InputError
+
+COMMITTED = Path(__file__).parent / "results" / "learning_tasks.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A world and the arms that are trained on it."""
+
+    world: World
+    pairs: int
+    held_out: int
+    arms: tuple[TaskArm, ...]
+
+
+def forms() -> dict[bool, Form]:
+    """The short form and the full one."""
+    easy = World(num_things=(2,), num_colours=3, num_shapes=3)
+    world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
+    return {
+        False: Form(world=easy, pairs=400, held_out=100, arms=short_arms()),
+        True: Form(world=world, pairs=3_000, held_out=300, arms=vqa_arms()),
+    }
+
+
+SHORT = {"output": Path("build/learning-tasks"), "results": None}
+FULL = {"output": Path("build/learning-tasks-full"), "results": COMMITTED}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Writes the world, trains what is not trained, and prints the figures."""
+    args = parse_form(parser(), arguments, short=SHORT, full=FULL)
+    form, path = forms()[args.full], args.results or args.output / "results.jsonl"
+    seeds = None if args.seeds is None else seeds_of(args.seeds)
+    jobs = jobs_of(form, args.arms, seeds, args.output)
+    missing = [job for job in jobs if finished(job, results(path)) is None]
+    if args.list:
+        for job in jobs:
+            print(f"{'missing' if job in missing else 'finished':9} {job.name}")
+        return 0
+    if missing:
+        tables_of(form, args.output).write(base_arms(()), {})
+    told = 0
+    for job, line in run_all(jobs, path):
+        if isinstance(line, Exception):
+            failed(job, line)
+            continue
+        told += 1
+        for figure in lines_of(line, results(path)):
+            print(json.dumps(figure), flush=True)
+    return int(told < len(jobs))
+
+
+def tables_of(form: Form, output: Path) -> WorldTables:
+    """The form's world on disk."""
+    return WorldTables(folder=output, pairs=form.pairs, held_out=form.held_out, world=form.world)
+
+
+def jobs_of(
+    form: Form, names: Sequence[str] | None, seeds: Sequence[int] | None, output: Path
+) -> list[TaskJob]:
+    """The arms that are asked for with each of their seeds, first seeds first.
+
+    Raises InputError for unknown arms.
+    """
+    labels = [arm.label for arm in form.arms]
+    if unknown := [name for name in names or () if name not in labels]:
+        raise InputError(f"--arms {unknown[0]}: there are {', '.join(labels)}")
+    arms = [arm for arm in form.arms if names is None or arm.label in names]
+    tables = tables_of(form, output).of(Arm(recipe=""))
+    jobs = [
+        TaskJob(
+            arm=arm,
+            seed=seed,
+            world=form.world,
+            tables=tables,
+            pairs=form.pairs,
+            held_out=form.held_out,
+            output=output,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )
+        for arm in arms
+        for seed in (arm.seeds if seeds is None else seeds)
+    ]
+    return sorted(jobs, key=lambda job: job.seed)
+
+
+def names_of(text: str) -> list[str]:
+    """Names between commas."""
+    return text.split(",")
+
+
+def seeds_of(text: str) -> list[int]:
+    """Seeds between commas. Raises InputError for others than different ones from 0 up."""
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise InputError(f"--seeds {text}: want different numbers from 0 up, as in 0,1,2")
+    return [int(part) for part in parts]
+
+
+def parser() -> Parser:
+    """Returns the parser of the flags that do not depend on the form."""
+    p = Parser(
+        prog="python benchmarks/learning_tasks.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument(
+        "--output", type=Path, metavar="DIR", help="folder of worlds and runs, and to continue in"
+    )
+    p.add_argument(
+        "--results", type=Path, metavar="FILE", help="JSON lines of finished runs, to be added to"
+    )
+    p.add_argument(
+        "--arms", type=names_of, metavar="A,B", help="only these (all; --list names them)"
+    )
+    p.add_argument("--seeds", metavar="N,M", help="of training (those of each arm)")
+    p.add_argument("--list", action="store_true", help="say what is finished and what is missing")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run_command(run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Runs the official repositories' own steps of VQA on our batches, for comparison in one run.
+
+They take the checkouts that `official_models` names. ViLBERT's code computes the heads of all tasks
+and those of pretraining in every step, and pads questions to 16 and regions to 100; PyTorch's norm
+has the place of apex's.
+"""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from peers.official_models import (
+    DOWNLOADS,
+    ONE_NORM,
+    Step,
+    importing,
+    vl_bert_code,
+)
+from peers.questions import ANSWERS, SIDE_PX, VqaWork
+from peers.works import CLS, MASK, SEP, mask_of
+from torch import Tensor, nn
+
+MAX_TOKENS, MAX_REGIONS = 16, 100  # of ViLBERT's reader
+
+
+def padded(rows: Tensor, size: int) -> Tensor:
+    """Pads the second dimension to ``size`` with zeros."""
+    return F.pad(rows, [0, 0] * (rows.ndim - 2) + [0, size - rows.shape[1]])
+
+
+def vilbert_vqa(root: Path, work: VqaWork) -> tuple[nn.Module, Step]:
+    """Makes the model and the step of ViLBERT's VQA with six co-attention layers."""
+    with importing(root, **DOWNLOADS, **ONE_NORM):
+        code = importlib.import_module("vilbert.vilbert")
+        config = code.BertConfig.from_json_file(str(root / "config/bert_base_6layer_6conect.json"))
+        model: nn.Module = code.VILBertForVLTasks(config, num_labels=ANSWERS)
+    for module in model.modules():  # today's PyTorch refuses to overwrite what a ReLU has kept
+        if isinstance(module, nn.Dropout):
+            module.inplace = False
+    tokens = torch.zeros(len(work.questions), MAX_TOKENS, dtype=torch.int64)
+    for row, question in zip(tokens, work.word_pieces(), strict=True):
+        row[: len(question) + 2] = torch.tensor([CLS, *question, SEP])
+    fields = {
+        "input_txt": tokens,
+        "input_imgs": padded(work.features, MAX_REGIONS),
+        "image_loc": padded(work.locations, MAX_REGIONS),
+        "token_type_ids": torch.zeros_like(tokens),
+        "attention_mask": (tokens > 0).long(),
+        "image_attention_mask": mask_of(work.region_lengths, MAX_REGIONS).long(),
+    }
+
+    def loss() -> Tensor:
+        logits = model(**fields)[0]
+        return F.binary_cross_entropy_with_logits(logits, work.targets) * work.targets.shape[1]
+
+    return model, step_of(model, loss)
+
+
+class WordIds:
+    """Numbers the special words as BERT's vocabulary does."""
+
+    @staticmethod
+    def convert_tokens_to_ids(words: list[str]) -> list[int]:
+        """The words' numbers."""
+        numbers = {"[CLS]": CLS, "[SEP]": SEP, "[MASK]": MASK}
+        return [numbers[word] for word in words]
+
+
+def vl_bert_vqa(root: Path, work: VqaWork) -> tuple[nn.Module, Step]:
+    """Makes the model and the step of VL-BERT base's VQA on precomputed features."""
+    code, config = vl_bert_code(
+        root,
+        "vqa.function.config",
+        "cfgs/vqa/base_4x16G_fp32.yaml",
+        "vqa.modules.resnet_vlbert_for_vqa",
+        tokenizer=WordIds(),
+    )
+    code.ResNetVLBERT.init_weight = lambda self: None  # copies a downloaded BERT's head
+    model: nn.Module = code.ResNetVLBERT(config)
+    present = mask_of(work.region_lengths, work.features.shape[1])
+    boxes = torch.cat([work.locations[..., :4] * SIDE_PX, work.features], dim=-1)
+    boxes = torch.where(present[..., None], boxes, -2.0)
+    size = torch.full((len(boxes), 4), float(SIDE_PX))
+
+    def loss() -> Tensor:
+        _, total = model(None, boxes.clone(), size, work.questions, work.targets)
+        of_answers: Tensor = total
+        return of_answers
+
+    return model, step_of(model, loss)
+
+
+def step_of(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
+    """Forward and, if asked, backward of a loss."""
+
+    def step(backward: bool) -> None:
+        model.train(backward)
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(backward):
+            total = loss()
+            if backward:
+                total.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+TASK_PEERS: dict[str, Callable[..., tuple[nn.Module, Step]]] = {
+    "vilbert": vilbert_vqa,
+    "vl-bert": vl_bert_vqa,
+}

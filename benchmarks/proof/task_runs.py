@@ -1,0 +1,162 @@
+"""Fine-tunes an arm of the proof for tasks, evaluates it, and keeps its figures as a line."""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from proof.arms import Arm
+from proof.runs import Job, pretrained
+from proof.tables import ArmTables
+from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
+from worlds import World
+
+from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.tasks.evaluating.job import evaluate_task
+from vlmill.train.tasks.evaluating.opened import EvaluationOptions
+from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+
+SPLIT = "test"
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskJob:
+    """An arm with a seed, on a world's tables."""
+
+    arm: TaskArm
+    seed: int
+    world: World
+    tables: ArmTables
+    pairs: int
+    held_out: int
+    output: Path
+    device: str = "cpu"
+
+    @property
+    def name(self) -> str:
+        """As in ``vqa/vilbert/seed-0``."""
+        return f"{self.arm.label}/seed-{self.seed}"
+
+    def settings(self) -> Line:
+        """What decides the figures, as long as the code is the same."""
+        arm = {name: value for name, value in asdict(self.arm).items() if name != "seeds"}
+        told = arm | {
+            "seed": self.seed,
+            "world": asdict(self.world),
+            "pairs": self.pairs,
+            "held_out": self.held_out,
+            "pretraining": [PRETRAINING_STEPS, *PRETRAINING] if self.arm.pretrained else [],
+        }
+        plain: Line = json.loads(json.dumps(told))
+        return plain
+
+    @property
+    def folder(self) -> Path:
+        """Of the run; another for other settings, so that none gets in another's way."""
+        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
+        return self.output / "runs" / f"{self.name}-{digest[:8]}"
+
+    def pretraining(self, recipe: str) -> Job:
+        """The run that it starts from, which all seeds and arms of a model share."""
+        return Job(
+            arm=Arm(recipe=recipe, changes=PRETRAINING),
+            seed=0,
+            tables=self.tables,
+            pairs=self.pairs,
+            held_out=self.held_out,
+            output=self.output,
+            world=self.world,
+            steps=PRETRAINING_STEPS,
+            device=self.device,
+        )
+
+
+def results(path: Path) -> list[Line]:
+    """The lines of a file of results; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def finished(job: TaskJob, lines: Sequence[Line]) -> Line | None:
+    """The line of a run with the job's settings, if there is one."""
+    settings = job.settings()
+    return next((line for line in lines if line["settings"] == settings), None)
+
+
+def run(job: TaskJob) -> Line:
+    """Pretrains, fine-tunes and evaluates, or what is left of it.
+
+    What the parts print goes to ``log.txt`` in the run's folder.
+    """
+    torch.set_num_threads(1)  # the products are small: threads cost twice the CPU time
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (
+        (job.folder / "log.txt").open("a", encoding="utf-8") as text,
+        redirect_stdout(text),
+        redirect_stderr(text),
+    ):
+        return _line(job)
+
+
+def _line(job: TaskJob) -> Line:
+    arm, trained = job.arm, job.folder / "train"
+    start = None if arm.pretrained is None else pretrained(job.pretraining(arm.pretrained))
+    recipe = task_recipe(arm, job.seed, arm.steps)
+    feeding = recipe.stages[0].feeding
+    tables = {
+        "examples": job.tables.pairs,
+        "regions": job.tables.regions if feeding.reads_regions else None,
+        "images": job.tables.images if feeding.reads_pictures else None,
+    }
+    continued, clock = bool(saved_steps(trained)), time.process_time()
+    finetune(recipe, TaskInputs(**tables, init=start and str(start)), trained)
+    seconds = time.process_time() - clock
+    options = EvaluationOptions(
+        task=arm.task,
+        checkpoint=trained,
+        split=SPLIT,
+        output=job.folder / "evaluated",
+        device=job.device,
+        fresh=True,
+        **tables,
+    )
+    evaluate_task(options)
+    metrics = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
+    return {
+        "name": job.name,
+        "metrics": {name: value for name, value in metrics.items() if name.startswith(arm.task)},
+        "cpu_minutes": None if continued else round(seconds / 60, 2),
+        "device": job.device,
+        "settings": job.settings(),
+    }
+
+
+def run_all(jobs: Sequence[TaskJob], path: Path) -> Iterator[tuple[TaskJob, Line | Exception]]:
+    """Each job's line, of the file at ``path`` where it is there, else of a run, which adds it."""
+    for job in jobs:
+        line = finished(job, results(path))
+        if line is None:
+            try:
+                line = run(job)
+            except (ValueError, ArithmeticError, RuntimeError) as error:
+                yield job, error
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        yield job, line
+
+
+def failed(job: TaskJob, error: Exception) -> None:
+    """Say so on standard error."""
+    reason = " ".join(str(error).split())[:300]
+    log = job.folder / "log.txt"
+    print(f"failed: {job.name}: {type(error).__name__}: {reason} (see {log})", file=sys.stderr)

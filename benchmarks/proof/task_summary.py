@@ -1,0 +1,81 @@
+"""Figures of fine-tuned models as lines of JSON, beside those of a model that saw no picture."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proof.task_arms import BLIND, MARGIN
+from shell import result_line
+
+Line = dict[str, Any]
+KINDS = "/question_type/"
+NOT_SHARES = ("_n", "_stderr")
+
+
+def lines_of(line: Line, all_lines: Sequence[Line]) -> list[Line]:
+    """A run's share of right answers, and those of each kind of question.
+
+    ``peer`` is the blind model of the same world; ``learned`` says of the first line whether the
+    run has beaten it by the margin that is wanted. Without one there is no peer.
+    """
+    blind = blind_of(line, all_lines)
+    return [
+        figure_line(line, blind, name)
+        for name, value in line["metrics"].items()
+        if value is not None and is_share(line, name)
+    ]
+
+
+def is_share(line: Line, name: str) -> bool:
+    """Whether a metric is a share of right answers: of all questions, or of a kind."""
+    if name.startswith(headline(line) + KINDS):
+        return not name.endswith(NOT_SHARES)
+    return name == headline(line)
+
+
+def headline(line: Line) -> str:
+    """The metric that a task is about."""
+    return f"{line['settings']['task']}/test/accuracy"
+
+
+def blind_of(line: Line, all_lines: Sequence[Line]) -> Line | None:
+    """The blind run of the same task and world: of the same seed, else of the first."""
+    same = ("task", "world", "pairs", "held_out")
+    wanted = [line["settings"][name] for name in same]
+    blind = [
+        other
+        for other in all_lines
+        if other["settings"]["name"] == BLIND
+        and [other["settings"][name] for name in same] == wanted
+    ]
+    seed = line["settings"]["seed"]
+    of_seed = [other for other in blind if other["settings"]["seed"] == seed]
+    return next(iter(of_seed or blind), None)
+
+
+def figure_line(line: Line, blind: Line | None, name: str) -> Line:
+    """A metric of a run as every benchmark prints it."""
+    value = line["metrics"][name]
+    kind = name.removeprefix(headline(line)).removeprefix(KINDS)
+    told = f"learning_tasks/{line['name']}/{kind or 'accuracy'}"
+    more: Line = {"questions": line["metrics"].get(f"{name}_n")}
+    if not kind:
+        settings = line["settings"]
+        more |= {key: settings[key] for key in ("seed", "steps", "pairs", "held_out")}
+        more |= {key: line[key] for key in ("cpu_minutes", "device")}
+    if blind is None or blind is line or line["settings"]["name"] == BLIND:
+        return result_line(told, value, "share", **more)
+    alone = blind["metrics"][name]
+    if not kind:
+        more |= {"margin_wanted": MARGIN, "learned": value - alone >= MARGIN}
+    return result_line(
+        told,
+        value,
+        "share",
+        peer="a model that sees no picture",
+        peer_value=alone,
+        ratio=value / alone if alone else None,
+        margin=value - alone,
+        limit=1.0,
+        fraction_of_limit=value,
+        **more,
+    )

@@ -1,0 +1,145 @@
+"""Keeps which pictures lie near each other, and the captions of each.
+
+Pictures are rows of the table that pairs are joined with. A picture's neighbours are those that are
+trained on, too.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.readers.joining import Indexed, Join
+from vlmill.schemas.readers.row_index import ABSENT, Numbers
+from vlmill.schemas.tables import NEIGHBOURS
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.store.files import ROWS, numbers_of
+
+# Files of int64: pictures [N], rising; where the neighbours of each end [N]; these, one after the
+# other.
+PICTURES, ENDS, NEAR = "near_pictures", "near_ends", "near"
+NAMED = 3  # pictures that a message names
+FLAG = "--negatives"  # names the table
+FEWEST = 0.5  # of the pictures that are trained on, that need neighbours
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JoinedNeighbours:
+    """Tells how many of the pictures that are trained on have neighbours that are, too."""
+
+    num_pictures: int
+    num_met: int
+    lacking: tuple[str, ...]  # some of the others
+    samples: str  # how the tables call pictures
+
+
+def keep_neighbours(folder: Path, neighbours: str, pictures: Indexed, holding: str) -> None:
+    """Writes what :class:`NearPictures` reads of a table of neighbours.
+
+    ``holding`` is the option of ``pictures``. Raises InputError for neighbours of other pictures:
+    less than half of those that are trained on have some.
+    """
+    joined = join_neighbours(folder, neighbours, pictures, holding)
+    num_lacking = joined.num_pictures - joined.num_met
+    if not num_lacking:
+        return
+    more = ", ..." if num_lacking > len(joined.lacking) else ""
+    said = (
+        f"{FLAG} {neighbours}: {num_lacking} of the {joined.num_pictures} pictures to train on "
+        f"have no neighbour that is trained on ({', '.join(joined.lacking)}{more})"
+    )
+    if joined.num_met < FEWEST * joined.num_pictures:
+        raise InputError(
+            f"{said}; {joined.samples}; find the neighbours of these pictures: python -m "
+            "vlmill.pipelines.nearest_pictures"
+        )
+    say(f"warning: {said}; captions of any picture are drawn in place of theirs")
+
+
+def join_neighbours(
+    folder: Path, neighbours: str, pictures: Indexed, holding: str
+) -> JoinedNeighbours:
+    """Writes the files, and says what came of it."""
+    join, index = Join(pictures.index, asking=FLAG, holding=holding), pictures.index
+    trained = np.zeros(len(index), dtype=np.bool_)
+    trained[(rows := numbers_of(folder, "image_row"))[rows != ABSENT]] = True
+    owners, counts, near, ids = _none(), _none(), _none(), list[str]()
+    for batch in iter_batches(neighbours, NEIGHBOURS, batch_rows=ROWS, flag=FLAG):
+        image_ids = batch.column("image_id").to_pylist()
+        ids = ids or image_ids
+        kept = _kept(join, image_ids, batch.column("neighbour_ids"), trained)
+        owners, counts, near = (
+            np.concatenate(both) for both in zip((owners, counts, near), kept, strict=True)
+        )
+    starts = np.cumsum(counts) - counts
+    own, first = np.unique(owners, return_index=True)
+    places = [np.arange(starts[at], starts[at] + counts[at]) for at in first.tolist()]
+    near = near[np.concatenate([_none(), *places])]
+    for name, values in ((PICTURES, own), (ENDS, np.cumsum(counts[first])), (NEAR, near)):
+        (folder / name).write_bytes(values.astype(np.int64).tobytes())
+    trained[own] = False
+    lacking = np.flatnonzero(trained)
+    return JoinedNeighbours(
+        num_pictures=len(own) + len(lacking),
+        num_met=len(own),
+        lacking=tuple(index.id_of(row) for row in lacking[:NAMED].tolist()),
+        samples=join.samples(ids),
+    )
+
+
+def _none() -> Numbers:
+    return np.empty(0, dtype=np.int64)
+
+
+def _kept(
+    join: Join, image_ids: list[str], neighbour_ids: Any, trained: Flags
+) -> tuple[Numbers, Numbers, Numbers]:
+    """The pictures of a batch that are trained on and have neighbours that are; how many of these
+    each has, and which.
+    """
+    owners = join.find(image_ids)
+    lengths = pa.compute.list_value_length(neighbour_ids).to_numpy(zero_copy_only=False)
+    encoded = neighbour_ids.flatten().dictionary_encode()
+    rows = join.find(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()]
+    of = np.repeat(np.arange(len(owners)), lengths.astype(np.int64))
+    # What is absent is row -1, which is any: it is asked first.
+    good = (rows != ABSENT) & trained[rows] & (rows != owners[of])
+    good &= ((owners != ABSENT) & trained[owners])[of]
+    counts = np.bincount(of[good], minlength=len(owners))
+    has = counts > 0
+    return owners[has], counts[has], rows[good]
+
+
+class NearPictures:
+    """Reads the neighbours of pictures, mapped, and the captions of each: 16 bytes a caption."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pictures = _mapped(folder / PICTURES)
+        self._ends, self._near = _mapped(folder / ENDS), _mapped(folder / NEAR)
+        image_rows = numbers_of(folder, "image_row")
+        self._order = np.argsort(image_rows, kind="stable")
+        self._owners = image_rows[self._order]
+
+    def of(self, picture: int) -> Ids:
+        """Returns a picture's neighbours, the nearest first; maybe none."""
+        at = int(np.searchsorted(self._pictures, picture))
+        if at == len(self._pictures) or self._pictures[at] != picture:
+            return self._near[:0]
+        return self._near[self._ends[at - 1] if at else 0 : self._ends[at]]
+
+    def captions(self, picture: int) -> Ids:
+        """Returns the rows of a picture's captions."""
+        first, end = np.searchsorted(self._owners, [picture, picture + 1])
+        rows: Ids = self._order[first:end]
+        return rows
+
+
+def _mapped(path: Path) -> Ids:
+    if not path.stat().st_size:
+        return np.empty(0, dtype=np.int64)
+    return np.memmap(path, dtype=np.int64, mode="r").view(np.ndarray)

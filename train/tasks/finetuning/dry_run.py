@@ -1,0 +1,46 @@
+"""A run of fine-tuning tried on its examples, in a folder that goes when its steps are measured."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from vlmill.schemas.console.cost import Estimate
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.run.dry_run import estimate_of, only_process
+from vlmill.train.run.planning import say_what_never_peaks
+from vlmill.train.tasks.finetuning.job import (
+    TaskInputs,
+    open_task,
+    open_task_runner,
+    prepare_examples,
+)
+
+
+def estimate_finetuning(recipe: TaskRecipe, inputs: TaskInputs) -> Estimate:
+    """What ``recipe`` costs on these inputs. Writes nothing but a folder of temporary files.
+
+    All examples are prepared, as those of a task are few and may need each other; the first steps
+    are measured for some seconds. Several seeds cost as many times as much. Raises InputError as
+    the run would, and under a launcher.
+    """
+    accelerator, runs = only_process(recipe), max(len(recipe.seeds), 1)
+    recipe = dataclasses.replace(recipe, validate_every=0, patience=0, seeds=())
+    task, sources = open_task(recipe, inputs, speaks=True)
+    with tempfile.TemporaryDirectory(prefix="vlmill-dry-run-") as scratch:
+        output = Path(scratch) / "run"
+        made = prepare_examples(recipe, sources, task, output, {}, fresh=False)
+        assert made is not None  # a new folder holds no finished run
+        words = Tokenizer.from_str(made.tokenizer)
+        runner = open_task_runner(recipe, sources, output, words, task.reading(words), accelerator)
+        say_what_never_peaks(runner.stages)
+        one = estimate_of(runner, sources, sources.pairs.count, 1.0)
+    if runs == 1:
+        return one
+    return dataclasses.replace(
+        one,
+        inputs={**one.inputs, "steps": f"{one.inputs['steps']} for each of {runs} seeds"},
+        least_bytes=runs * one.least_bytes,
+        seconds=one.seconds and runs * one.seconds,
+    )

@@ -1,0 +1,39 @@
+"""What retrieval is, however its model reads a text and a picture."""
+
+import pyarrow as pa
+
+from vlmill.schemas.tables import PAIRS
+from vlmill.train.checkpoints.files import TaskRecord
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.store.pairs import Examples
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.run.learning import Criterion
+from vlmill.train.tasks.retrieval.held_out import whole_pictures
+from vlmill.train.tasks.task import LearntTask
+
+NAME = "retrieval"
+
+
+def as_they_are(pairs: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of a table of pairs, which are examples already."""
+    return pairs
+
+
+class RetrievalTask(LearntTask):
+    """Reads captions, and is followed by the mean of the six recalls."""
+
+    name = NAME
+    criterion = Criterion(name="mean_recall", highest=True)
+
+    def examples(self, path: str) -> Examples:
+        """Captions with their pictures."""
+        return Examples(path=path, table=PAIRS, as_pairs=as_they_are)
+
+    @property
+    def record(self) -> TaskRecord:
+        """Its head means the same for any data."""
+        return TaskRecord(name=NAME)
+
+    def held_out(self, table: SampleTable, rows: Ids, most: int) -> list[int]:
+        """All captions of some pictures."""
+        return whole_pictures(table, rows, most)

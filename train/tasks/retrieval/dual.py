@@ -1,0 +1,110 @@
+"""Retrieval by a model that reads texts and pictures apart (VLMo, arXiv:2111.02358, sec. 4.3).
+
+Input: a caption and its picture. Head: a vector of either, of length 1. Loss: the contrast of all
+pairs of the step, in both directions; parts that a step is computed in (accumulation) do not see
+each other, processes do. Metric: recall among held-out pictures.
+
+B pairs, H width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vlmill.models import Vlmo
+from vlmill.schemas.errors import InputError
+from vlmill.train.devices.gather import gather_first
+from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.objectives.contrast import same_pictures
+from vlmill.train.objectives.losses import contrast
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.tasks.retrieval.base import RetrievalTask
+from vlmill.train.tasks.retrieval.held_out import measured, scores_of_vectors
+from vlmill.train.tasks.retrieval.settings import RetrievalSettings
+from vlmill.train.tasks.scores import require_finite
+from vlmill.train.tasks.task import Predicted
+
+
+def scaled_vectors(
+    model: Vlmo, text: Float[Tensor, "B H"], image: Float[Tensor, "B H"]
+) -> Float[Tensor, "B 2 H"]:
+    """Vectors whose products are the contrast's logits: the temperature goes with the texts."""
+    return torch.stack([model.log_scale.exp().float() * text, image], dim=1)
+
+
+def contrast_of(
+    vectors: Float[Tensor, "B 2 H"], picture_keys: Tensor | None = None
+) -> Float[Tensor, ""]:
+    """The contrast of scaled vectors; pairs of one of the ``picture_keys`` are no negatives of
+    each other.
+    """
+    excluded = None if picture_keys is None else same_pictures(picture_keys)
+    texts, images = vectors.unbind(1)
+    return contrast(texts, images, torch.ones((), device=vectors.device), excluded)
+
+
+@dataclass(kw_only=True)
+class DualEncoder(RetrievalTask):
+    """Draws a caption and its picture together, and all others apart."""
+
+    settings: RetrievalSettings
+
+    losses = ("contrast",)
+
+    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+        """Nothing: the pairs say which belong together."""
+        return {}
+
+    def count_labels(self, batch: HostBatch) -> dict[str, int]:
+        """The pairs."""
+        return {"contrast": len(batch.pair_ids)}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B 2 H"]:
+        """The vectors of each text, times the temperature, and of each picture."""
+        vlmo, inputs = cast(Vlmo, model), batch.pixel_inputs(masked=False)
+        inputs.check(vocab_size=vlmo.config.vocab_size)
+        text = vlmo.text_vectors(inputs.tokens, inputs.token_mask, real=inputs.real_tokens)
+        return scaled_vectors(vlmo, text, vlmo.image_vectors(inputs.pixels))
+
+    def compute(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> dict[str, Tensor]:
+        """The contrast with the pairs of all processes; of held-out ones, whose number differs
+        between processes, with the batch's.
+        """
+        keys = None if self.settings.same_picture_negatives else batch.picture_keys
+        if torch.is_grad_enabled():
+            outputs = gather_first(outputs)
+            keys = None if keys is None else gather_first(keys)
+        return {"contrast": contrast_of(outputs, keys)}
+
+    def predict(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> list[NDArray[np.floating]]:
+        """The vectors of each pair, float32 [2, H]."""
+        vectors = outputs.float().cpu().numpy()
+        require_finite(dict(zip(batch.pair_ids, vectors, strict=True)), "--init")
+        return list(vectors)
+
+    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """Recalls in both directions."""
+        return measured(*scores_of_vectors(table, predicted))
+
+
+def dual_encoder(recipe: TaskRecipe) -> DualEncoder:
+    """The task of a recipe. Raises InputError for parts of a single pair, and a model without the
+    contrast's head.
+    """
+    stage = recipe.stages[0]
+    if stage.batch_size // stage.accumulation < 2:
+        raise InputError(
+            f"stages.0.batch_size={stage.batch_size} accumulation={stage.accumulation}: a pair "
+            "alone has no negative; want parts of 2 pairs at least"
+        )
+    if not recipe.model.contrast:
+        raise InputError("model.contrast=false: retrieval learns that head; set it to true")
+    return DualEncoder(settings=recipe.settings)

@@ -1,0 +1,90 @@
+"""Follows retrieval by held-out pictures with all of their captions: pure functions.
+
+T texts, I pictures, P candidates of a text.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.tasks.retrieval.metrics import KS, alignment_accuracy, retrieval_metrics
+from vlmill.train.tasks.task import Predicted
+
+DIRECTIONS = ("image_retrieval", "text_retrieval")
+Scores = NDArray[np.floating]
+
+
+def whole_pictures(table: SampleTable, rows: Ids, most: int) -> list[int]:
+    """All of the ``rows`` of some pictures, at most so many, but of one picture at least.
+
+    The pictures are the first ones by the hashes of their ids: whatever else a table holds.
+    """
+    keys = table.image_keys[rows]
+    _, pictures, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    chosen = np.cumsum(counts) <= most
+    chosen[:1] = True
+    kept: list[int] = np.sort(rows[chosen[pictures]]).tolist()
+    return kept
+
+
+def one_row_each(table: SampleTable, rows: Ids) -> Ids:
+    """The first of the ``rows`` of each picture, by the hashes of the pictures' ids: [I]."""
+    chosen: Ids = rows[np.unique(table.image_keys[rows], return_index=True)[1]]
+    return chosen
+
+
+def scores_of_candidates(
+    table: SampleTable, predicted: Sequence[Predicted]
+) -> tuple[Scores, NDArray[np.int64]]:
+    """Scores [I, T] and the picture of each text [T], of texts that met every picture of all.
+
+    A prediction is of a text with its own picture and then with the others, as
+    :func:`one_row_each` orders them.
+    """
+    rows = np.array([one.row for one in predicted], dtype=np.int64)
+    _, owners = np.unique(table.image_keys[rows], return_inverse=True)
+    columns = []
+    for one, owner in zip(predicted, owners.tolist(), strict=True):
+        own, others = one.value[:1], one.value[1:]
+        columns.append(np.concatenate([others[:owner], own, others[owner:]]))
+    return np.stack(columns, axis=1), owners
+
+
+def scores_of_vectors(
+    table: SampleTable, predicted: Sequence[Predicted]
+) -> tuple[Scores, NDArray[np.int64]]:
+    """The same of predictions that are a text's and its picture's vectors each: [2, H]."""
+    rows = np.array([one.row for one in predicted], dtype=np.int64)
+    _, firsts, owners = np.unique(table.image_keys[rows], return_index=True, return_inverse=True)
+    texts = np.stack([one.value[0] for one in predicted])
+    images = np.stack([predicted[first].value[1] for first in firsts.tolist()])
+    return images @ texts.T, owners
+
+
+def measured(
+    scores: Scores, owners: NDArray[np.int64], *, alignment: bool = False
+) -> dict[str, float]:
+    """Recalls of both directions and their mean, where asked for also the ``alignment`` of four."""
+    metrics = retrieval_metrics(scores, owners)
+    names = [f"{way}/r{k}" for way in DIRECTIONS for k in KS]
+    numbers = {name: metrics[name] for name in (*names, "mean_recall")}
+    if alignment and len(scores) > 1:
+        numbers["alignment4/accuracy"] = alignment_accuracy(four_of(scores, owners))
+    return numbers
+
+
+def four_of(scores: Scores, owners: NDArray[np.int64]) -> Scores:
+    """What each text and its picture score beside three negatives by chance, the same ones every
+    time: two captions of other pictures, and a picture (ViLBERT's and InterBERT's code): [T, 4].
+    """
+    generator, texts = np.random.default_rng(0), np.arange(len(owners))
+    rows = []
+    for text, owner in enumerate(owners.tolist()):
+        captions = generator.choice(texts[owners != owner], 2)
+        picture = generator.integers(len(scores) - 1)
+        picture += picture >= owner
+        rows.append([scores[owner, text], *scores[owner, captions], scores[picture, text]])
+    return np.array(rows)

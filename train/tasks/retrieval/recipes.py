@@ -1,0 +1,240 @@
+"""Retrieval on Flickr30k and COCO as each paper and each released code fine-tunes it.
+
+[code] is the released one, [choice] is ours. Published runs are chosen by nothing: the last epoch
+counts (VLMo's code: the mean of the six recalls on validation, which validate_every=N does).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vlmill.models.imagebert.config import (
+    ImageBertRetrievalConfig,
+    imagebert_base,
+    imagebert_small,
+)
+from vlmill.models.interbert.config import (
+    InterBertConfig,
+    InterBertTasksConfig,
+    interbert_paper,
+    interbert_released,
+    interbert_small,
+)
+from vlmill.models.vilbert.config import VilbertTasksConfig, vilbert_base, vilbert_small
+from vlmill.train.recipes.feeding import (
+    imagebert_feeding,
+    interbert_retrieval_feeding,
+    vilbert_retrieval_feeding,
+)
+from vlmill.train.recipes.fine_tuning import from_bert, vilbert_task_optimizer
+from vlmill.train.recipes.spec import Optimizer, Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.tasks.retrieval.settings import Loss, RetrievalSettings, retrieval_recipe
+from vlmill.train.tasks.retrieval.vlmo_recipes import VLMO_RECIPES, retrieval_vlmo_small
+
+REGIONS = "regions of the pictures"
+NEAR = f"{REGIONS}; --negatives: their nearest pictures"
+AVERAGE = 1e-4  # InterBERT: of the weights, 0.9999 of what it was [both]
+
+# ViLBERT (arXiv:1908.02265, sec. 3.3): a caption and its picture among another caption, another
+# picture and a caption of one of the 100 nearest pictures; batch 64, 20 epochs, rate 2e-5.
+
+
+def vilbert_retrieval_stage() -> Pass:
+    """The released run; 30 tokens, 99 regions and the whole picture [code]."""
+    return Pass(
+        name="retrieval",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=64,
+        feeding=replace(vilbert_retrieval_feeding(), region_targets="class"),
+        optimizer=vilbert_task_optimizer(2e-5),  # the README's command says 4e-5
+    )
+
+
+def retrieval_vilbert() -> TaskRecipe:
+    """As released: a new head scores the four, which stands for VCR's choices, too."""
+    return retrieval_recipe(
+        "retrieval-vilbert",
+        "vilbert-tasks",
+        VilbertTasksConfig(trunk=vilbert_base()),
+        ("vilbert", "vilbert-tasks"),
+        vilbert_retrieval_stage(),
+        RetrievalSettings(),
+        "Retrieval with ViLBERT, as released",
+        f"{NEAR}; --init: a pretrained ViLBERT",
+    )
+
+
+def retrieval_vilbert_paper() -> TaskRecipe:
+    """By the paper's text: the alignment head of pretraining scores, and Adam at one rate."""
+    stage = replace(vilbert_retrieval_stage(), optimizer=Optimizer(lr=2e-5, warmup=0.1))
+    return replace(
+        retrieval_vilbert(),
+        name="retrieval-vilbert-paper",
+        variant="vilbert",
+        model=vilbert_base(),
+        stages=(stage,),
+        about="Retrieval with ViLBERT, by the paper's text",
+    )
+
+
+# InterBERT (arXiv:2003.13198, sec. 4): the same four, scored by the matching head of pretraining;
+# rate 4e-5, 20 epochs, and a moving average of the weights.
+
+
+def interbert_retrieval_stage() -> Pass:
+    """The released run: constant, a tenth from each of these epochs on [code]."""
+    return Pass(
+        name="retrieval",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=64,
+        feeding=interbert_retrieval_feeding(),
+        optimizer=vilbert_task_optimizer(4e-5, drops=(12.0, 16.0, 20.0, 22.0, 26.0)),
+    )
+
+
+def of_interbert(name: str, trunk: InterBertConfig, loss: Loss, stage: Pass, by: str) -> TaskRecipe:
+    """Retrieval with a depth of InterBERT."""
+    return retrieval_recipe(
+        name,
+        "interbert-tasks",
+        InterBertTasksConfig(trunk=trunk),
+        ("interbert", "interbert-tasks"),
+        stage,
+        RetrievalSettings(losses=(loss,)),
+        f"Retrieval with InterBERT, {by}",
+        f"{NEAR}; --init: a pretrained InterBERT",
+        average=AVERAGE,
+    )
+
+
+def retrieval_interbert() -> TaskRecipe:
+    """As released: each of the four belongs together or does not, two classes by themselves."""
+    stage = interbert_retrieval_stage()
+    return of_interbert("retrieval-interbert", interbert_released(), "binary", stage, "as released")
+
+
+def retrieval_interbert_paper() -> TaskRecipe:
+    """By the paper: one of four, batches of 32, linear decay after 10,000 steps (sec. 4.2)."""
+    stage = replace(
+        interbert_retrieval_stage(),
+        batch_size=32,
+        optimizer=Optimizer(lr=4e-5, warmup_steps=10_000),
+    )
+    by = "by the paper's text"
+    return of_interbert("retrieval-interbert-paper", interbert_paper(), "softmax", stage, by)
+
+
+# ImageBERT (arXiv:2001.07966, sec. 4.2): negatives by texts and by pictures; batch 24, rate 5e-5,
+# 130 epochs. There is no code; how many negatives there are is [choice], and so is all else of the
+# optimiser, which is BERT's.
+
+BEST: tuple[Loss, ...] = ("binary",)
+
+
+def retrieval_imagebert(
+    name: str = "retrieval-imagebert",
+    losses: tuple[Loss, ...] = BEST,
+    num_regions: int = 100,
+    about: str = "its best loss",
+) -> TaskRecipe:
+    """A row of table 4: a loss over a pair and its negatives, and a number of regions."""
+    by_itself = "binary" in losses
+    stage = Pass(
+        name="retrieval",
+        epochs=130,
+        batch_size=24,
+        feeding=replace(imagebert_feeding(), max_regions=num_regions),
+        optimizer=Optimizer(lr=5e-5),
+    )
+    return retrieval_recipe(
+        name,
+        "imagebert-retrieval",
+        ImageBertRetrievalConfig(trunk=imagebert_base(), rank_by="match" if by_itself else "score"),
+        ("imagebert", "imagebert-retrieval"),
+        stage,
+        RetrievalSettings(
+            negatives="both", num_candidates=2 if losses == BEST else 4, losses=losses
+        ),
+        f"Retrieval with ImageBERT, {about}",
+        f"{REGIONS}; --init: a pretrained ImageBERT",
+    )
+
+
+def table_4() -> dict[str, Callable[[], TaskRecipe]]:
+    """The rows of ImageBERT's table 4 beside its best one."""
+    rows: dict[str, dict[str, Any]] = {
+        "softmax": {"losses": ("softmax",), "about": "softmax among candidates"},
+        "triplet": {"losses": ("triplet",), "about": "triplet loss"},
+        "all-losses": {"losses": ("binary", "softmax", "triplet"), "about": "the three losses"},
+        "36-regions": {"num_regions": 36, "about": "36 regions"},
+    }
+    return {
+        (name := f"retrieval-imagebert-{row}"): _made(name, fields) for row, fields in rows.items()
+    }
+
+
+def _made(name: str, fields: dict[str, Any]) -> Callable[[], TaskRecipe]:
+    return lambda: retrieval_imagebert(name, **fields)
+
+
+# For trials on a CPU.
+
+
+def small(name: str, like: TaskRecipe, model: Any, lr: float) -> TaskRecipe:
+    """``like`` in minutes on a CPU, for some thousand captions."""
+    stage = replace(
+        like.stages[0], steps=600, epochs=None, batch_size=16, optimizer=Optimizer(lr=lr)
+    )
+    return replace(
+        like,
+        name=name,
+        model=model,
+        stages=(stage,),
+        about=f"{like.about.partition(',')[0]} for trials on a CPU",
+        average=0.0,
+        save_every=500,
+        log_every=10,
+        workers=0,
+        vocabulary_size=4000,
+    )
+
+
+def retrieval_vilbert_small() -> TaskRecipe:
+    """With a small ViLBERT. At a higher rate its poolers make all pairs one vector."""
+    trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = VilbertTasksConfig(trunk=trunk, dropout=0.0)
+    return small("retrieval-vilbert-small", retrieval_vilbert(), model, 2e-4)
+
+
+def retrieval_interbert_small() -> TaskRecipe:
+    """With a small InterBERT."""
+    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = InterBertTasksConfig(trunk=trunk, dropout=0.0)
+    return small("retrieval-interbert-small", retrieval_interbert(), model, 2e-4)
+
+
+def retrieval_imagebert_small() -> TaskRecipe:
+    """With a small ImageBERT."""
+    model = ImageBertRetrievalConfig(trunk=imagebert_small(dropout=0.0))
+    return small("retrieval-imagebert-small", retrieval_imagebert(), model, 3e-4)
+
+
+RECIPES: dict[str, Callable[[], TaskRecipe]] = {
+    "retrieval-vilbert": retrieval_vilbert,
+    "retrieval-vilbert-paper": retrieval_vilbert_paper,
+    "retrieval-vilbert-from-bert": lambda: from_bert(retrieval_vilbert()),
+    "retrieval-interbert": retrieval_interbert,
+    "retrieval-interbert-paper": retrieval_interbert_paper,
+    "retrieval-interbert-from-bert": lambda: from_bert(retrieval_interbert()),
+    "retrieval-imagebert": retrieval_imagebert,
+    **table_4(),
+    "retrieval-imagebert-from-bert": lambda: from_bert(retrieval_imagebert()),
+    **VLMO_RECIPES,
+    "retrieval-vilbert-small": retrieval_vilbert_small,
+    "retrieval-interbert-small": retrieval_interbert_small,
+    "retrieval-imagebert-small": retrieval_imagebert_small,
+    "retrieval-vlmo-small": retrieval_vlmo_small,
+}

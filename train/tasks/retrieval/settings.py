@@ -1,0 +1,82 @@
+"""What retrieval's recipes say beside any recipe, and what they share."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlmill.train.recipes.spec import Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+
+MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
+Loss = Literal["binary", "softmax", "triplet"]
+OF_ALIGNMENT = 4  # the pair, and one of each of the three negatives
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalSettings:
+    """The fields that retrieval alone has."""
+
+    # What a pair is told from: the same picture with other captions (texts), the same caption with
+    # other pictures, either of these by chance (both), ViLBERT's three of another caption, another
+    # picture and a caption of a near picture (alignment), or the other pairs of the step (batch:
+    # VLMo's contrast, which no other field is about but same_picture_negatives).
+    negatives: Literal["texts", "pictures", "both", "alignment", "batch"] = "alignment"
+    num_candidates: int = OF_ALIGNMENT  # the pair itself among them
+    # Whether alignment's third negative is a caption of one of the pictures nearest by their
+    # regions, which --negatives lists, or of any picture.
+    nearest: bool = True
+    # Added up: each pair by itself belongs together or not, the pair among its candidates, and the
+    # hardest of these by a margin.
+    losses: tuple[Loss, ...] = ("softmax",)
+    margin: float = MARGIN
+    # Whether another caption of a pair's picture in the step is a negative of it (VLMo's code).
+    same_picture_negatives: bool = False
+
+    @property
+    def samples_of_pair(self) -> int:
+        """How many pairs are computed for a caption."""
+        return 1 if self.negatives == "batch" else self.num_candidates
+
+    def __post_init__(self) -> None:
+        if self.num_candidates < 2:
+            raise ValueError(f"settings.num_candidates={self.num_candidates}: want at least 2")
+        if self.negatives == "alignment" and self.num_candidates != OF_ALIGNMENT:
+            raise ValueError(
+                f"settings.num_candidates={self.num_candidates}: negatives=alignment has "
+                f"{OF_ALIGNMENT}; set that, or negatives=both"
+            )
+        if not self.losses or len(set(self.losses)) < len(self.losses):
+            raise ValueError(f"settings.losses={list(self.losses)}: want one or more, each once")
+        if not 0 <= self.margin <= 1:
+            raise ValueError(f"settings.margin={self.margin}: want a difference from 0 to 1")
+
+
+def retrieval_recipe(
+    name: str,
+    variant: str,
+    model: Any,
+    starts_from: tuple[str, ...],
+    stage: Pass,
+    settings: RetrievalSettings,
+    about: str,
+    needs: str,
+    **changes: Any,
+) -> TaskRecipe:
+    """What the published runs share."""
+    fields: dict[str, Any] = {
+        "save_every": 2000,
+        "validation_pairs": 500,  # 100 pictures, each with all of the captions
+        "log_every": 100,
+        "workers": 4,
+    }
+    return TaskRecipe(
+        name=name,
+        task="retrieval",
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(stage,),
+        settings=settings,
+        about=about,
+        needs=needs,
+        **(fields | changes),
+    )

@@ -1,0 +1,176 @@
+"""Retrieval by a model that reads a text and a picture together.
+
+Input: a caption with its picture, and pairs that do not belong together. Head: how well a pair
+fits; that of pretraining, or a new one (ViLBERT's code; ImageBERT has both). Loss: each pair by
+itself, the pair among its candidates, or the hardest of these by a margin. Metric: recall, where
+each text of some held-out pictures meets each of these pictures.
+
+S captions, P candidates of each, K heads.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.stage_batches import Rows
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.variants import part_of, training_of
+from vlmill.train.tasks.retrieval.base import RetrievalTask
+from vlmill.train.tasks.retrieval.drawing import Candidate, draw_candidates
+from vlmill.train.tasks.retrieval.dual import dual_encoder
+from vlmill.train.tasks.retrieval.held_out import measured, one_row_each, scores_of_candidates
+from vlmill.train.tasks.retrieval.losses import candidate_losses
+from vlmill.train.tasks.retrieval.settings import RetrievalSettings
+from vlmill.train.tasks.scores import require_finite
+from vlmill.train.tasks.task import LearntTask, Predicted, Reading
+
+TWO_HEADS = "imagebert-retrieval"  # each pair by itself, and among candidates
+
+
+def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"]:
+    """What a variant's heads say of pairs: ImageBERT's of a pair by itself and among others; of all
+    others the one that ranks (`vlmill.train.recipes.variants`).
+    """
+    if variant == TWO_HEADS:
+        return torch.stack([model.match_logit(pooled), model.scores(pooled)], dim=-1)
+    logit: Callable[[Tensor], Tensor] = part_of(model, training_of(variant).match_logit)
+    return logit(pooled)[:, None]
+
+
+@dataclass(kw_only=True)
+class CandidateRetrieval(RetrievalTask):
+    """Tells a caption's own picture from candidates, by a variant's heads.
+
+    ``ranks_by`` is the head, -1 for the last one, by which pictures are ranked.
+    """
+
+    settings: RetrievalSettings
+    variant: str
+    losses: tuple[str, ...]
+    ranks_by: int = 0
+
+    # Input
+
+    @property
+    def negatives(self) -> str:
+        """ViLBERT's third negative is a caption of a near picture."""
+        if self.settings.negatives != "alignment" or not self.settings.nearest:
+            return ""
+        return (
+            "captions of the nearest pictures are negatives; give what `python -m "
+            "vlmill.pipelines.nearest_pictures` writes, or set settings.nearest=false for captions "
+            "of any"
+        )
+
+    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+        """A caption's candidates, its own pair first; of a held-out one, all pictures."""
+        made = list[Sample]()
+        for candidate in self._candidates(batches, visit, draws):
+            text = batches.text(candidate.text_row)
+            sample = batches.example(candidate.image_row, draws, text)
+            if isinstance(sample, Undecodable):
+                return sample
+            made.append(
+                dataclasses.replace(
+                    sample,
+                    pair_id=batches.table.pair_id(visit.row),
+                    source=batches.table.source(visit.row),
+                    row=visit.row,
+                    matching=not made,
+                )
+            )
+        return tuple(made)
+
+    def _candidates(self, batches: Reading, visit: Visit, draws: Uniforms) -> list[Candidate]:
+        row = visit.row
+        if batches.training:
+            return draw_candidates(row, visit.near, batches.pairs, draws, self.settings)
+        keys = batches.table.image_keys
+        others = one_row_each(batches.table, visit.near)
+        others = others[keys[others] != keys[row]]
+        return [Candidate(row, row), *(Candidate(row, other) for other in others.tolist())]
+
+    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+        """The place of each caption's own pair in the batch, which its candidates follow."""
+        firsts = [place for place, sample in enumerate(samples) if sample.matching]
+        return {f"{LABEL}firsts": torch.tensor(firsts)}
+
+    # Head and loss
+
+    def count_labels(self, batch: HostBatch) -> dict[str, int]:
+        """The captions."""
+        return dict.fromkeys(self.losses, len(batch.tensors[f"{LABEL}firsts"]))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "S P K"]:
+        """What each head says of each candidate."""
+        scores = pair_scores(model, self.variant, model(batch.inputs).pooled).float()
+        num_captions = len(batch.labels["firsts"])
+        return scores.view(num_captions, len(scores) // num_captions, scores.shape[1])
+
+    def compute(self, outputs: Float[Tensor, "S P K"], batch: Batch) -> dict[str, Tensor]:
+        """Each loss as a mean over the captions."""
+        return candidate_losses(outputs, self.losses, self.settings.margin)
+
+    # Metric
+
+    def at_once(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
+        """As many pairs as a step has, of captions with all pictures; one caption at least."""
+        num_pictures = len(one_row_each(table, np.array(rows, dtype=np.int64)))
+        return max(size * self.settings.num_candidates // max(num_pictures, 1), 1)
+
+    def predict(self, outputs: Float[Tensor, "S P K"], batch: Batch) -> list[NDArray[np.floating]]:
+        """The scores of each caption with its candidates, float32 [P]."""
+        scores = outputs[..., self.ranks_by].float().cpu().numpy()
+        require_finite(dict(zip(batch.pair_ids[:: scores.shape[1]], scores, strict=True)), "--init")
+        return list(scores)
+
+    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """Recalls in both directions, and ViLBERT's choice among four."""
+        return measured(*scores_of_candidates(table, predicted), alignment=True)
+
+
+def retrieval(
+    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+) -> LearntTask:
+    """The task of a recipe. Raises InputError for settings that its model has no use for."""
+    if labels is not None:
+        raise InputError(f"--labels {labels}: retrieval tells no labels apart; leave it out")
+    settings: RetrievalSettings = recipe.settings
+    contrasts = recipe.variant == "vlmo"
+    if contrasts != (settings.negatives == "batch"):
+        use = "batch" if contrasts else "alignment, texts, pictures or both"
+        raise InputError(
+            f"settings.negatives={settings.negatives}: a {recipe.variant} is fine-tuned with {use}"
+        )
+    if contrasts:
+        return dual_encoder(recipe)
+    by_score = getattr(recipe.model, "rank_by", "match") == "score"
+    trained = {"binary": "match"} | dict.fromkeys(("softmax", "triplet"), "score")
+    ranks_by = "score" if by_score else "match"
+    if recipe.variant == TWO_HEADS and ranks_by not in {trained[loss] for loss in settings.losses}:
+        raise InputError(
+            f"model.rank_by={ranks_by}: settings.losses={list(settings.losses)} train the other "
+            "head alone; set model.rank_by to it"
+        )
+    return CandidateRetrieval(
+        settings=settings,
+        variant=recipe.variant,
+        losses=settings.losses,
+        ranks_by=-1 if by_score else 0,
+    )
