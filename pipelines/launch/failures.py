@@ -6,6 +6,8 @@ There is no exception to look at: a cluster gives the worker's traceback as a pa
 import builtins
 import re
 
+from vlmill.schemas.errors import InputError
+
 MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 REFUSED = re.compile(r"VLMILL-WORKER: (?P<said>.+?) :VLMILL-WORKER")
 RAISED = re.compile(r"^(?P<name>[\w.]+): (?P<said>.+)$", re.MULTILINE)
@@ -16,7 +18,7 @@ UNSTARTED = re.compile(
     r"|IllegalStateException: (?P<died>Process died with exit code (?:1[01]\d|12[0-7]|\d{1,2})\b)"
 )
 JAVA = ("java.", "org.apache.")
-INPUT_ERROR = "vlmill.schemas.errors.InputError"
+INPUT_ERROR = f"{InputError.__module__}.{InputError.__qualname__}"
 
 
 def without_step(error: BaseException) -> BaseException:
@@ -48,7 +50,7 @@ def useless_worker(text: str) -> OSError | None:
     return None
 
 
-def worker_error(text: str) -> OSError | None:
+def worker_error(text: str) -> OSError | InputError | None:
     """The error of a worker that one line can answer, or None: then the text is what there is."""
     if (useless := useless_worker(text)) is not None:
         return useless
@@ -58,7 +60,8 @@ def worker_error(text: str) -> OSError | None:
     said = raised["said"]
     step = STEP.search(said)
     where = f" (on a worker, step {step['step']})" if step else " (on a worker)"
-    return OSError(STEP.sub("", said) + where)
+    kind = InputError if raised["name"] == INPUT_ERROR else OSError
+    return kind(STEP.sub("", said) + where)
 
 
 def _last_raised(text: str) -> re.Match[str] | None:
