@@ -3,7 +3,7 @@
 import pytest
 
 from vlmill.pipelines.launch.failures import refusal, useless_worker, worker_error
-from vlmill.schemas.errors import InputError
+from vlmill.schemas.errors import InputError, StoreFailed
 
 FLINK = """Pipeline BeamApp failed in state FAILED: java.util.concurrent.ExecutionException: \
 java.lang.RuntimeException: Error received from SDK harness for instruction 7: Traceback (most \
@@ -33,6 +33,12 @@ recent call last):
             "vlmill.schemas.errors.InputError: --warc x: nothing there",
             InputError,
             "--warc x: nothing there (on a worker)",
+        ),
+        (
+            "vlmill.schemas.errors.StoreFailed: s3://b/x: the store has failed for 60 s "
+            "[while running 'Mine-ptransform-56']",
+            StoreFailed,
+            "s3://b/x: the store has failed for 60 s (on a worker, step Mine)",
         ),
     ],
 )
