@@ -204,7 +204,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--output",
         required=True,
-        type=Path,
+        type=place,
         metavar="PATH",
         help="one .html file with the pictures inside, or a folder of PNGs",
     )
@@ -352,7 +352,7 @@ def command(argv: Sequence[str]) -> int:
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)
-    if arguments.command != "run":
+    if arguments.command not in ("run", "show"):
         require_local("--output", getattr(arguments, "output", None))
     part: Share | None = getattr(arguments, "part", None)
     name = None if part is None or dry else part.name

@@ -1,10 +1,8 @@
 """The ``train-vl`` command."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command
@@ -12,7 +10,7 @@ from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
-from vlmill.schemas.files.remote import is_remote, require_local
+from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import (
@@ -88,11 +86,6 @@ def _main(argv: Sequence[str]) -> int:
         parser.error(f"unrecognized argument {stray[0]}")
     # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
-    if args.command == "show":
-        require_local("show", args.folder)
-    if args.command == "finetune":
-        for name in ("output", "init", "vocab", "labels"):
-            require_local(f"--{name}", getattr(args, name, None))
     seconds = getattr(args, "lock_seconds", None)
     with locked(output, beside=args.command == "convert", seconds=seconds):
         return _run(args, extras)
@@ -179,7 +172,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     recipe = _recipe(args.config, words)
     require_sources(recipe, pairs=args.pairs, regions=args.regions, images=args.images)
-    _require_one_process(args.output)
+    require_one_process(args.output)
     if args.init is not None:
         find_checkpoint(args.init, "--init")
     # pyarrow and torch take their time: not before the arguments are known to be good.
@@ -187,14 +180,13 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 
     tables = ("pairs", "regions", "images", "negatives")
     require_tables({f"--{name}": getattr(args, name) for name in tables})
-    from vlmill.schemas.files.mirror import mirrored
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
     from vlmill.train.run.saving import HELD_OUT, PREPARED
 
     where: dict[str, Any] = {
-        name: _named_from(args.output, getattr(args, name)) for name in (*tables, "init", "vocab")
+        name: named_from(args.output, getattr(args, name)) for name in (*tables, "init", "vocab")
     }
     inputs = Inputs(**where, missing=args.missing)
     try:
@@ -203,9 +195,9 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 
             return print_estimate(estimate_run(recipe, inputs), args.output)
         with mirrored(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
-            said = pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force)
+            said = as_given(pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force))
         if said:  # by the first of several processes
-            print(said.replace(str(output), str(args.output)))
+            print(said)
     except Stopped as error:
         print(error)
         stopped: int = args.stopped_status
@@ -214,20 +206,6 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _require_one_process(output: Path) -> None:
-    if is_remote(output) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            f"--output {output}: several processes share a folder; give a local one, and copy it"
-        )
-
-
-def _named_from(output: Path, argument: str | None) -> str | None:
-    """A table's or checkpoint's name in the records of ``output``: in a store, no relative path."""
-    if argument is None or is_remote(argument) or not is_remote(output):
-        return argument
-    return os.path.abspath(argument)
 
 
 def _recipe(config: str | None, words: list[str]) -> Recipe:

@@ -92,6 +92,13 @@ def scratch_of(job: Fetching) -> Iterator[Fetching]:
         yield replace(job, local=str(folder))
 
 
+def continued(job: Fetching) -> Fetching:
+    """The fetch with as many buckets as an earlier run has begun it with, if one has."""
+    if not has_folder(job.kept):
+        return job
+    return replace(job, buckets=len(list(job.kept.glob("*.journal"))))
+
+
 def distribute(job: Fetching, lines: Iterable[Line]) -> None:
     """Gives each line of a list to the bucket of its host, unless an earlier run has done so.
 

@@ -25,7 +25,7 @@ from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.pipelines.launch.metrics import count_in_beam
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import atomic_folder, has_folder
-from vlmill.schemas.files.shards import ShardWriter
+from vlmill.schemas.files.shards import ShardWriter, shard_name
 from vlmill.schemas.tables import NEGATIVES
 
 BLOCK = 20_000  # captions whose lists are in memory together
@@ -33,12 +33,12 @@ ROWS_PER_GROUP = 10_000
 
 
 class Once(beam.DoFn):
-    """Calls a function in a worker; yields nothing."""
+    """Calls a function in a worker, when ``after`` is all there; yields nothing."""
 
     def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
 
-    def process(self, _: None) -> None:
+    def process(self, _: None, after: object = None) -> None:
         self.function(*self.arguments)
 
 
@@ -48,14 +48,14 @@ class BuildPart(beam.DoFn):
     def __init__(self, work: Path, parts: int) -> None:
         self.work, self.parts = work, parts
 
-    def process(self, number: int) -> None:
+    def process(self, number: int, after: object = None) -> None:
         folder = self.work / f"part-{number}"
         if not has_folder(folder):
             save(folder, part_of(mapped(self.work / "bags", Bags), number, self.parts))
 
 
 class SearchBlock(beam.DoFn):
-    """(part, block) -> the block's lists from this part; yields nothing.
+    """(part, block) -> the block's lists from this part, unless they are there; yields nothing.
 
     Scores that the parts before it have reached need not be found again.
     """
@@ -65,7 +65,7 @@ class SearchBlock(beam.DoFn):
         self.progress: Progress | None = None
 
     def setup(self) -> None:
-        self.bags = mapped(self.work / "bags", Bags)
+        self.bags: Bags | None = None
         self.parts: dict[int, Part] = {}
 
     def start_bundle(self) -> None:
@@ -76,12 +76,16 @@ class SearchBlock(beam.DoFn):
         self.progress.__exit__(None, None, None)
         self.progress = None
 
-    def process(self, element: tuple[int, int]) -> None:
+    def process(self, element: tuple[int, int], after: object = None) -> None:
         number, block = element
+        if has_folder(lists_folder(self.work, block, number)):  # before its worker was killed
+            return
+        if self.bags is None:
+            self.bags = mapped(self.work / "bags", Bags)
         if number not in self.parts:
             self.parts = {number: mapped(self.work / f"part-{number}", Part)}
         first = block * BLOCK
-        last = min(first + BLOCK, self.bags.members.size)
+        last = first + captions_of(block, self.bags.members.size)
         before = [p for p in range(number) if has_folder(lists_folder(self.work, block, p))]
         _, scores = merged(self.work, block, before, np.arange(last - first), self.rules.top)
         floors = np.ascontiguousarray(scores[:, -1])
@@ -143,12 +147,12 @@ def merged(
 def all_lists(work: Path, captions: int, parts: int, top: int) -> Iterator[tuple[Array, Array]]:
     """Yields the lists of each block, as :func:`merged` gives them."""
     for block in range(-(-captions // BLOCK)):
-        rows = np.arange(min(BLOCK, captions - block * BLOCK))
+        rows = np.arange(captions_of(block, captions))
         yield merged(work, block, range(parts), rows, top)
 
 
 class WriteNegatives(beam.DoFn):
-    """(shard, first, last caption) -> the shard; yields nothing."""
+    """(shard, first, last caption) -> the shard, unless it is there; yields nothing."""
 
     def __init__(
         self, work: Path, output: Path, total: int, parts: int, top: int, producer: dict[str, Any]
@@ -157,13 +161,22 @@ class WriteNegatives(beam.DoFn):
         self.parts, self.top, self.producer = parts, top, producer
 
     def setup(self) -> None:
-        members = mapped(self.work / "bags", Bags).members
-        self.places = np.empty(members.size, np.int32)
-        self.places[members] = np.arange(members.size, dtype=np.int32)
-        self.ids = read_arrow(self.work / "captions" / "ids.arrow").column("id").combine_chunks()
+        self.opened: tuple[Array, pa.Array] | None = None
 
-    def process(self, element: tuple[int, int, int]) -> None:
+    def _open(self) -> tuple[Array, pa.Array]:
+        """The place of each caption in the order of search, and its id."""
+        if self.opened is None:
+            members = mapped(self.work / "bags", Bags).members
+            places = np.empty(members.size, np.int32)
+            places[members] = np.arange(members.size, dtype=np.int32)
+            ids = read_arrow(self.work / "captions" / "ids.arrow").column("id").combine_chunks()
+            self.opened = places, ids
+        return self.opened
+
+    def process(self, element: tuple[int, int, int], after: object = None) -> None:
         shard, first, last = element
+        if (self.output / shard_name(NEGATIVES, shard, self.total)).exists():
+            return
         numbers = Numbers(rows=last - first)
         writer = ShardWriter(
             self.output, NEGATIVES, shard, self.total, producer=self.producer, compression="zstd"
@@ -177,7 +190,8 @@ class WriteNegatives(beam.DoFn):
         count_in_beam("negatives", numbers)
 
     def _table(self, first: int, last: int) -> pa.Table:
-        places = self.places[first:last]
+        all_places, ids = self._open()
+        places = all_places[first:last]
         numbers = np.empty((places.size, self.top), np.int32)
         scores = np.empty((places.size, self.top))
         for block in np.unique(places // BLOCK):
@@ -187,32 +201,26 @@ class WriteNegatives(beam.DoFn):
             )
         real = numbers >= 0
         offsets = pa.array(np.concatenate([[0], np.cumsum(real.sum(axis=1))]), pa.int32())
-        ids = self.ids.take(pa.array(numbers[real]))
+        negatives = ids.take(pa.array(numbers[real]))
         cosines = pa.array(scores[real].astype(np.float32))
         return pa.table(
             {
-                "pair_id": self.ids[first:last],
-                "negative_pair_ids": pa.ListArray.from_arrays(offsets, ids),
+                "pair_id": ids[first:last],
+                "negative_pair_ids": pa.ListArray.from_arrays(offsets, negatives),
                 "similarities": pa.ListArray.from_arrays(offsets, cosines),
             }
         )
 
 
-def ranges_of(count: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """(number, start, stop) of consecutive ranges that cover ``count`` captions."""
-    for number, start in enumerate(range(0, count, size)):
-        yield number, start, min(start + size, count)
+def captions_of(block: int, captions: int) -> int:
+    """How many of all captions a block has: the last one has the rest."""
+    return min(BLOCK, captions - block * BLOCK)
 
 
-def missing_blocks(work: Path, captions: int, parts: int) -> list[tuple[int, int]]:
-    """(part, block) whose lists are not there, part by part: each profits from those before it."""
-    blocks = -(-captions // BLOCK)
-    return [
-        (part, block)
-        for part in range(parts)
-        for block in range(blocks)
-        if not has_folder(lists_folder(work, block, part))
-    ]
+def missing_blocks(work: Path, captions: int, part: int) -> list[tuple[int, int]]:
+    """(part, block) of the blocks whose lists from a part are not there."""
+    blocks = range(-(-captions // BLOCK))
+    return [(part, b) for b in blocks if not has_folder(lists_folder(work, b, part))]
 
 
 def read_staged(work: Path) -> dict[str, int] | None:

@@ -7,81 +7,34 @@ of it is done by Beam's workers: nothing of the result passes through this proce
 """
 
 import argparse
-import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from vlmill.pipelines.counting.numbers import UnitProgress
-from vlmill.pipelines.hard_negatives.blocks import (
-    BLOCK,
-    BuildPart,
-    Once,
-    SearchBlock,
-    WriteNegatives,
-    missing_blocks,
-    ranges_of,
-    read_staged,
-)
-from vlmill.pipelines.hard_negatives.captions import JOB, Staged, stage
+from vlmill.pipelines.hard_negatives.blocks import read_staged
+from vlmill.pipelines.hard_negatives.captions import JOB, Staged
 from vlmill.pipelines.hard_negatives.cost import count_rows, estimate_of, measure
-from vlmill.pipelines.hard_negatives.finish import Searched, finish
+from vlmill.pipelines.hard_negatives.graph import build, build_staging, has_vectors
+from vlmill.pipelines.hard_negatives.plan import Plan, Range
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
-from vlmill.pipelines.hard_negatives.vectors import (
-    CountWords,
-    WriteVocabulary,
-    cut_chunk,
-    write_bags,
-)
+from vlmill.pipelines.hard_negatives.vectors import cut_chunk
 from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.local import workers_of
 from vlmill.pipelines.launch.options import beam_options, run_pipeline
 from vlmill.schemas.console.command import say_how_to_read
 from vlmill.schemas.console.cost import print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import remove_leftovers
-from vlmill.schemas.files.outputs import PLAN, WORK, State, prepare_output
+from vlmill.schemas.files.atomic import has_folder, remove_leftovers
+from vlmill.schemas.files.outputs import State, prepare_output, remove_output
 from vlmill.schemas.files.remote import path_of, remove_tree
-from vlmill.schemas.files.shards import shard_name
 from vlmill.schemas.rejects import rejects_said
-from vlmill.schemas.tables import NEGATIVES, VOCABULARY
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One run: what is read, what counts, and where it goes."""
-
-    source: Source
-    rules: NegativeRules
-    output: Path
-    settings: dict[str, Any]
-    shard_captions: int
-    parts: int
-    threads: int
-    is_local: bool
-    options: PipelineOptions
-
-    @property
-    def work(self) -> Path:
-        """Where everything lies that the finished run does not keep."""
-        return self.output / WORK
-
-    def apply(self, elements: Iterable[Any], **steps: beam.DoFn) -> None:
-        """Runs steps on elements in Beam, and waits for their end."""
-        listed = list(elements)
-        if not listed:
-            return
-        with run_pipeline(self.options) as pipeline:
-            for name, step in steps.items():
-                _ = pipeline | f"Create {name}" >> beam.Create(listed) | name >> beam.ParDo(step)
+from vlmill.schemas.tables import NEGATIVES
 
 
 def run(
@@ -113,111 +66,74 @@ def run(
         shard_captions=args.pairs_per_shard,
         parts=args.document_parts,
         threads=args.workers,
-        is_local=not beam_flags,
-        options=options,
+        images=args.images,
+        inputs=[entry],
     )
     state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh)
     if state is not State.FINISHED:
-        for folder in (plan.work, plan.work / "words"):
+        for folder in (plan.work, plan.words):
             remove_leftovers(folder)
-        staged = _stage(plan)
-        names = _search(plan, staged)
-        searched = Searched(
-            output=plan.output,
-            work=plan.work,
-            staged=staged,
-            names=names,
-            parts=plan.parts,
-            top=rules.top,
-            settings=settings,
-            images=args.images,
-            inputs=[entry],
-        )
-        plan.apply([None], Finish=Once(finish, searched))
+        with _refusing(plan):
+            staged = _stage(plan, options)
+            missing = _missing(plan, staged)
+            if not (beam_flags or has_vectors(plan)):
+                _cut_here(plan, staged)
+            with run_pipeline(options) as pipeline:
+                build(pipeline, plan, staged, missing)
     remove_tree(plan.work)
     _say(plan, state)
     return 0
 
 
-def _stage(plan: Plan) -> Staged:
+@contextmanager
+def _refusing(plan: Plan) -> Iterator[None]:
+    """Deletes what was made of captions that are refused, so that a corrected command can begin.
+
+    Once they are vectors, what is refused is another input: the work on them stays.
+    """
+    try:
+        yield
+    except InputError:
+        if not has_folder(plan.bags):
+            remove_output(plan.output)
+        raise
+
+
+def _stage(plan: Plan, options: PipelineOptions) -> Staged:
     """Lays the captions out. Raises InputError if there is none that can be searched."""
     said = f"--pairs {plan.source.argument}"
-    try:
-        if (counts := read_staged(plan.work)) is None:
-            folder = plan.work / "captions"
-            plan.apply([None], Captions=Once(stage, plan.source, folder, plan.rules))
-            counts = read_staged(plan.work)
-        assert counts is not None
-        staged = Staged(**counts)
-        if not staged.captions:
-            raise InputError(f"{said}: the table is empty; give one with captions")
-        refuse_unspaced(staged.unspaced, staged.captions, plan.rules, said)
-    except InputError:  # nothing was written that another try with other flags could not replace
-        remove_tree(plan.work)
-        (plan.output / PLAN).unlink()
-        raise
+    if (counts := read_staged(plan.work)) is None:
+        with run_pipeline(options) as pipeline:
+            build_staging(pipeline, plan)
+        counts = read_staged(plan.work)
+    assert counts is not None
+    staged = Staged(**counts)
+    if not staged.captions:
+        raise InputError(f"{said}: the table is empty; give one with captions")
+    refuse_unspaced(staged.unspaced, staged.captions, plan.rules, said)
     return staged
 
 
-def _search(plan: Plan, staged: Staged) -> list[str]:
-    """Writes the shards that are missing; returns the names of all."""
-    ranges = list(ranges_of(staged.captions, plan.shard_captions))
-    names = [shard_name(NEGATIVES, number, len(ranges)) for number, _, _ in ranges]
-    missing = [r for r, n in zip(ranges, names, strict=True) if not (plan.output / n).exists()]
+def _missing(plan: Plan, staged: Staged) -> list[Range]:
+    """The shards of negatives that are not there yet."""
+    ranges = plan.ranges(staged)
+    missing = [each for each in ranges if not plan.shard(each[0], staged).exists()]
     if len(missing) < len(ranges):
         print(f"continuing: {len(ranges) - len(missing)} shards are there", file=sys.stderr)
-    vocabulary = plan.output / shard_name(VOCABULARY, 0, 1)
-    if missing or not vocabulary.exists():
-        _count(plan, staged, vocabulary)
-    if not missing:
-        return names
-    work, rules = plan.work, plan.rules
-    plan.apply([None], Bags=Once(write_bags, work, staged, vocabulary, rules))
-    plan.apply(range(plan.parts), Index=BuildPart(work, plan.parts))
-    blocks = missing_blocks(work, staged.captions, plan.parts)
-    kernel_rules = Rules(rules.top, rules.below.numerator, rules.below.denominator)
-    total = sum(min(BLOCK, staged.captions - block * BLOCK) for _, block in blocks)
-    plan.apply(blocks, Search=SearchBlock(work, kernel_rules, plan.threads, total))
-    producer = {"job": JOB, **plan.settings}
-    write = WriteNegatives(work, plan.output, len(ranges), plan.parts, rules.top, producer)
-    plan.apply(missing, Write=write)
-    return names
+    return missing
 
 
-def _count(plan: Plan, staged: Staged, vocabulary: Path) -> None:
-    """Cuts all captions into words, and writes the vocabulary.
-
-    On this machine processes cut; Beam, which would cut in one, only adds up.
-    """
-    words, captions = plan.work / "words", plan.work / "captions"
+def _cut_here(plan: Plan, staged: Staged) -> None:
+    """Cuts captions into words in processes of this machine: Beam would do it in one."""
     chunks = range(staged.chunks)
-    if vocabulary.exists() and all((words / f"words-{k:05d}.arrow").exists() for k in chunks):
-        return
-    if plan.is_local:
-        missing = [k for k in chunks if not (words / f"words-{k:05d}.arrow").exists()]
-        places = captions, words, plan.rules
-        with (
-            workers_of(plan.threads, places, __name__) as pool,
-            UnitProgress(total=len(missing), unit="chunk", label="words") as progress,
-        ):
-            for numbers in pool.each(cut_chunk, missing, progress.idle):
-                progress.add(numbers)
-    producer = {"job": JOB, **plan.settings}
-    with run_pipeline(plan.options) as pipeline:
-        counts = (
-            pipeline
-            | "Chunks" >> beam.Create(list(chunks))
-            | "Words" >> beam.ParDo(CountWords(captions, words, plan.rules))
-            | "Captions of a word" >> beam.CombinePerKey(sum)
-        )
-        _ = (
-            pipeline
-            | "Once" >> beam.Create([None])
-            | "Vocabulary"
-            >> beam.ParDo(
-                WriteVocabulary(plan.output, staged.captions, producer), beam.pvalue.AsList(counts)
-            )
-        )
+    missing = [k for k in chunks if not (plan.words / f"words-{k:05d}.arrow").exists()]
+    places = plan.captions, plan.words, plan.rules
+    with (
+        workers_of(plan.threads, places, __name__) as pool,
+        UnitProgress(total=len(missing), unit="chunk", label="words") as progress,
+    ):
+        for numbers in pool.each(cut_chunk, missing, progress.idle):
+            progress.add(numbers)
 
 
 def _say(plan: Plan, state: State) -> None:

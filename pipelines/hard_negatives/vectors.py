@@ -122,14 +122,15 @@ def _numbers(staged: Path, chunk: int, size: int) -> Array:
 
 
 class WriteVocabulary(beam.DoFn):
-    """Writes the table of all words; runs once."""
+    """Writes the table of all words; runs once, and yields None when it is there."""
 
     def __init__(self, output: Path, total: int, producer: dict[str, Any]) -> None:
         self.output, self.total, self.producer = output, total, producer
 
-    def process(self, _: None, counts: Iterable[tuple[str, int]]) -> None:
+    def process(self, _: None, counts: Iterable[tuple[str, int]]) -> Iterator[None]:
         with ShardWriter(self.output, VOCABULARY, 0, 1, producer=self.producer) as writer:
             writer.write(vocabulary_table(counts, self.total))
+        yield None
 
 
 def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:

@@ -9,7 +9,8 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,21 @@ from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
 from vlmill.pipelines.fetching.stages import URLS
 from vlmill.pipelines.fetching.tables import Written, together, write_tables
 from vlmill.pipelines.fetching.warc import part_name
-from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket, try_failed_again
+from vlmill.pipelines.fetching.work import (
+    Fetching,
+    continued,
+    distribute,
+    finish_bucket,
+    restore,
+    scratch_of,
+    try_failed_again,
+)
 from vlmill.pipelines.launch.local import all_cores
 from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.sources import Folder
-from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.atomic import has_folder, write_json
 from vlmill.schemas.files.outputs import WORK
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.net.urls import resolve
 from vlmill.schemas.rejects import Reason
 
@@ -71,7 +81,7 @@ class Fetched:
 
     def counts(self) -> dict[str, Any]:
         """How many URLs there were, how many gave content, and why the others did not."""
-        path = Path(self.fetching.output, DONE)
+        path = path_of(self.fetching.output) / DONE
         counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return counts
 
@@ -85,7 +95,7 @@ class Fetched:
         return row
 
     def _body(self, bucket: int, part: int, offset: int) -> bytes | Drop:
-        path = Path(self.fetching.output, part_name(bucket, part))
+        path = path_of(self.fetching.output) / part_name(bucket, part)
         with path.open("rb") as file:
             return next(read_bodies(file, [offset], max_bytes=2 * self.fetching.manners.max_bytes))
 
@@ -95,41 +105,47 @@ def _opened(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
 
 
-def fetch_pictures(
+@contextmanager
+def fetched_pictures(
     reading: Reading, folder: Folder, output: Path, manners: Manners, *, retry: bool
-) -> Fetched:
-    """Fetches every picture of which there is a URL and no file, unless that was done before.
+) -> Iterator[Fetched]:
+    """Fetches every picture of which there is a URL and no file, unless that was done before; gives
+    them while the block runs.
 
     ``retry`` asks again for what failed. Shards in ``output`` were written before all was fetched,
     or from an earlier try: they go. Memory is that of a crawl.
     """
-    _opened.cache_clear()  # a run before in this process may have left others under these names
     place = output / WORK / FOLDER
-    fetching = Fetching(output=str(place), buckets=all_cores(), manners=manners)
-    if fetching.folder.exists():
-        fetching = replace(fetching, buckets=len(list(fetching.folder.glob("*.journal"))))
-        if retry:
+    begun = continued(Fetching(output=str(place), buckets=all_cores(), manners=manners))
+    with scratch_of(begun) as fetching:
+        if retry and has_folder(fetching.kept):
             (place / DONE).unlink(missing_ok=True)
-    if not (place / DONE).exists():
-        for shard in output.glob("*.parquet"):
-            shard.unlink()
-        place.mkdir(parents=True, exist_ok=True)
-        with journal_errors():
-            _fetch(fetching, _lines(reading, folder), retry=retry)
-    return Fetched(fetching=fetching)
+        if (place / DONE).exists():
+            restore(fetching)
+        else:
+            for shard in output.glob("*.parquet"):
+                shard.unlink()
+            place.mkdir(parents=True, exist_ok=True)
+            with journal_errors():
+                _fetch(fetching, _lines(reading, folder), retry=retry)
+        try:
+            yield Fetched(fetching=fetching)
+        finally:
+            _opened.cache_clear()  # the next run may have others under these names
 
 
 def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
-    if retry and fetching.folder.exists():
-        try_failed_again(fetching)
+    is_new = not has_folder(fetching.kept)
     distribute(fetching, lines)
+    if retry and not is_new:
+        try_failed_again(fetching)
     with rounds_here(fetching, all_cores()) as run_round:
         run_rounds(fetching, run_round)
     written = []
     for bucket in range(fetching.buckets):
         finish_bucket(fetching, bucket)
         written.append(write_tables(fetching, bucket))
-    write_json(Path(fetching.output, DONE), _counted(together(written)))
+    write_json(path_of(fetching.output) / DONE, _counted(together(written)))
 
 
 def _counted(written: Written) -> dict[str, Any]:

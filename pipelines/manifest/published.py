@@ -2,8 +2,9 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.reading import reject_counts
-from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 
@@ -154,36 +154,40 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
     if state is not State.FINISHED:
         for line in job.reading.says:
             say(line)
-        inputs = inputs_of_job(args)
-        if args.fetch:
-            job = with_fetched(job, args)
-        if job.reading.repeated_bytes and job.with_pictures:
-            job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
-        if args.beam_flags:
-            from vlmill.pipelines.manifest.on_beam import published_parts  # takes seconds to load
-
-            shards, tally = published_parts(job, open_parts, args)
-        else:
-            shards, tally = make_parts(job)
-        counts = counts_of(tally.groups, job.reading.expected)
-        unread = unread_of(job.reading)
-        if args.strict and (lines := [*map(unread_said, unread), *warnings_of(counts)]):
-            raise InputError(f"{lines[0].partition(': ')[2]}; without --strict it is a warning")
-        for file, content in job.reading.files.items():
-            write_json(args.output / file, content)
-        funnel = funnel_of(job, tally)
-        write_json(args.output / "funnel.json", funnel)
-        about = about_of(tally, counts, job) | {"unread": unread}
-        write_published_report(args.output, data_set, funnel, about, settings)
-        write_manifest(
-            args.output,
-            shards,
-            job=f"manifest {name}",
-            settings=settings,
-            inputs=inputs,
-            about=about,
-        )
+        with with_fetched(job, args) as job:
+            _write(job, settings, data_set, args)
     return _say_done(data_set, args.output, state)
+
+
+def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> None:
+    """Writes the parts that are not there, then funnel, report and manifest."""
+    inputs = inputs_of_job(args)
+    if job.reading.repeated_bytes and job.with_pictures:
+        job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
+    if args.beam_flags:
+        from vlmill.pipelines.manifest.on_beam import published_parts  # takes seconds to load
+
+        shards, tally = published_parts(job, open_parts, args)
+    else:
+        shards, tally = make_parts(job)
+    counts = counts_of(tally.groups, job.reading.expected)
+    unread = unread_of(job.reading)
+    if args.strict and (lines := [*map(unread_said, unread), *warnings_of(counts)]):
+        raise InputError(f"{lines[0].partition(': ')[2]}; without --strict it is a warning")
+    for file, content in job.reading.files.items():
+        write_json(args.output / file, content)
+    funnel = funnel_of(job, tally)
+    write_json(args.output / "funnel.json", funnel)
+    about = about_of(tally, counts, job) | {"unread": unread}
+    write_published_report(args.output, data_set, funnel, about, settings)
+    write_manifest(
+        args.output,
+        shards,
+        job=f"manifest {job.name}",
+        settings=settings,
+        inputs=inputs,
+        about=about,
+    )
 
 
 def open_parts(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Progress) -> Parts:
@@ -192,13 +196,17 @@ def open_parts(args: argparse.Namespace, pool: ThreadPoolExecutor, progress: Pro
     return Parts(replace(job, placeholders=args.placeholders), pool, progress)
 
 
-def with_fetched(job: Job, args: argparse.Namespace) -> Job:
-    """The job with the pictures that were downloaded for it."""
-    from vlmill.pipelines.manifest.fetched import fetch_pictures  # loads what a crawl needs
+@contextmanager
+def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
+    """Gives the job, with ``--fetch`` with the pictures that were downloaded for it."""
+    if not args.fetch:
+        yield job
+        return
+    from vlmill.pipelines.manifest.fetched import fetched_pictures  # loads what a crawl needs
 
     manners, retry = manners_of(args), args.retry_failed
-    fetched = fetch_pictures(job.reading, job.folder, job.output, manners, retry=retry)
-    return replace(job, fetched=fetched)
+    with fetched_pictures(job.reading, job.folder, job.output, manners, retry=retry) as fetched:
+        yield replace(job, fetched=fetched)
 
 
 def _say_done(data_set: DataSet, output: Path, state: State) -> int:
@@ -249,7 +257,6 @@ def opened_job(
         if getattr(args, flag) < 1:
             raise InputError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: want 1 or more")
     if args.fetch:
-        require_local("--output", args.output)
         if args.contact is None:
             raise InputError("--fetch needs --contact: an e-mail address or a page about you")
         if args.beam_flags:

@@ -180,7 +180,6 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     if args.fetch:
         if args.contact is None:
             raise InputError("--fetch needs --contact: an e-mail address or a page about you")
-        require_local("--output", args.output)
         manners_of(args)
     parse_languages(rules.language)
     local_workers(args.workers, beam_flags)

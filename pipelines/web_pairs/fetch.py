@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,14 @@ from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.rounds import rounds_here, run_rounds
 from vlmill.pipelines.fetching.stages import FETCH_LISTED
 from vlmill.pipelines.fetching.tables import write_tables
-from vlmill.pipelines.fetching.work import Fetching, distribute, finish_bucket
+from vlmill.pipelines.fetching.warc import PARTS
+from vlmill.pipelines.fetching.work import (
+    Fetching,
+    continued,
+    distribute,
+    finish_bucket,
+    scratch_of,
+)
 from vlmill.pipelines.launch.local import all_cores
 from vlmill.pipelines.pages.page import PageImage
 from vlmill.pipelines.pages.pictures import Picture
@@ -28,7 +34,9 @@ from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.schemas.console.command import say
+from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.outputs import WORK, remove_work
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)
@@ -51,34 +59,29 @@ def fetch_missing(
     run has fetched for these archives is not asked for again. Memory: 8 bytes for each picture at
     hand and each candidate, and that of a crawl's workers.
     """
-    folders = Path(job.output, WORK)
+    folders = path_of(job.output) / WORK
     folder = folders / f"fetch-{_digest_of(job)}"
     if not (folder / DONE).exists():
         prepare_work(job)
         run_steps(job, MINE)
-        fetching = Fetching(
-            output=str(folder),
-            buckets=all_cores(),
-            manners=manners,
-        )
-        if not fetching.folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+        fetching = Fetching(output=str(folder), buckets=all_cores(), manners=manners)
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch_of(continued(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))
-        fetching = replace(fetching, buckets=len(list(fetching.folder.glob("*.journal"))))
-        with rounds_here(fetching, all_cores()) as run_round:
-            run_rounds(fetching, run_round)
-        for bucket in range(fetching.buckets):
-            finish_bucket(fetching, bucket)
-            write_tables(fetching, bucket)
-        (folder / DONE).touch()
+            with rounds_here(fetching, all_cores()) as run_round:
+                run_rounds(fetching, run_round)
+            for bucket in range(fetching.buckets):
+                finish_bucket(fetching, bucket)
+                write_tables(fetching, bucket)
+        write_bytes(folder / DONE, b"")
         remove_work(folder)
-    archives = sorted(folders.glob("fetch-*/crawl-*.warc.gz"))
-    return [(str(path), path.stat().st_size) for path in archives]
+    archives = [path for each in folders.glob("fetch-*") for path in each.glob(PARTS)]
+    return [(str(path), path.stat().st_size) for path in sorted(archives)]
 
 
 def _digest_of(job: Job) -> str:
     """Names the set of archives that the user has given."""
-    fetched = str(Path(job.output, WORK)) + os.sep
+    fetched = f"{path_of(job.output) / WORK}{os.sep}"
     given = sorted(f"{a.path}\0{a.size}" for a in job.archives if not a.path.startswith(fetched))
     return hashlib.blake2b("\n".join(given).encode("utf-8", "replace"), digest_size=8).hexdigest()
 

@@ -3,7 +3,6 @@
 An input's folder holds the record of the job that wrote it, and so on to archives and pictures.
 """
 
-import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.digests import measured
 from vlmill.schemas.files.inputs import Input, inputs_of, located
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.remote import is_remote, path_of
+from vlmill.schemas.files.remote import is_remote, is_web, matches, path_of
 
 CHECKPOINT = "checkpoint.json"
 MOST_LEVELS = 32
@@ -72,7 +71,7 @@ def lineage(folder: str | Path) -> tuple[Node, ...]:
     Raises InputError if the folder's own record is damaged; damage further on is a node's state.
     """
     _, inputs = record_of(folder)
-    return _nodes(inputs or [], str(folder), {os.path.realpath(folder)}, MOST_LEVELS)
+    return _nodes(inputs or [], str(folder), {_real(str(folder))}, MOST_LEVELS)
 
 
 def _nodes(inputs: Sequence[Input], folder: str, seen: set[str], levels: int) -> tuple[Node, ...]:
@@ -86,7 +85,7 @@ def _node(entry: Input, path: str, seen: set[str], levels: int) -> Node:
     nodes: list[Node] = []
     again = False
     for folder in folders_of(path):
-        place = os.path.realpath(folder)
+        place = _real(folder)
         again = again or place in seen
         if place in seen:
             continue
@@ -104,23 +103,28 @@ def _node(entry: Input, path: str, seen: set[str], levels: int) -> Node:
     )
 
 
+def _real(folder: str) -> str:
+    """A folder's one name: without links, which stores have not."""
+    return folder if is_remote(folder) else os.path.realpath(folder)
+
+
 def folders_of(path: str) -> list[str]:
     """The folders in which an input's files lie."""
-    if os.path.isdir(path):
+    if path_of(path).is_dir():
         return [path]
-    return sorted({os.path.dirname(name) for name in glob.glob(path, recursive=True)})
+    return sorted({str(file.parent) for file in matches(path, recursive=True)})
 
 
 def state_of(entry: Input, path: str) -> tuple[str, str]:
     """Whether an input is what it was, and if not, what differs."""
-    if entry.digest is None or is_remote(path):
+    if entry.digest is None or is_web(path):
         return UNCHECKED, "its files lie elsewhere"
     try:
         now = measured(path, entry.rule, entry.table)
     except (FileNotFoundError, NotADirectoryError):
         return MISSING, ""
     except (InputError, OSError) as error:
-        return (CHANGED, str(error)) if os.path.exists(path) else (MISSING, "")
+        return (CHANGED, str(error)) if path_of(path).exists() else (MISSING, "")
     if now.digest == entry.digest:
         return OK, ""
     counts = [

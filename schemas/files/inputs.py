@@ -6,6 +6,7 @@ fields. How digests are computed stands in :mod:`vlmill.schemas.files.digests`.
 
 import dataclasses
 import os
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,9 @@ def located(path: str, folder: str | Path) -> str:
     """Where the recorded ``path`` of a record in ``folder`` points to."""
     if is_remote(path) or os.path.isabs(path):
         return path
+    if is_remote(folder):  # the record was copied there with what lies beside it
+        scheme, _, place = str(folder).partition("://")
+        return f"{scheme}://{posixpath.normpath(posixpath.join(place, path))}"
     return os.path.normpath(os.path.join(os.path.realpath(folder), path))
 
 

@@ -2,8 +2,8 @@
 
 What the store has is what :meth:`Mirror.push` has listed last in ``_mirror.json``, after all that
 it names was there: files that only grow (logs) are cut back to the listed length when the run goes
-on elsewhere, and what is not listed is removed. The manifest goes last, so that whoever finds one
-finds all of the run.
+on elsewhere, and what is not listed is removed. Manifests go last, so that whoever finds one finds
+all of the run.
 """
 
 import hashlib
@@ -32,9 +32,37 @@ _mirrors: dict[Path, "Mirror"] = {}
 
 
 def push(folder: str | Path) -> None:
-    """Brings the store up to date if ``folder`` is a mirror's work folder; else does nothing."""
-    if mirror := _mirrors.get(Path(folder)):
-        mirror.push()
+    """Brings the store up to date if ``folder`` is, or lies in, a mirror's work folder; else does
+    nothing.
+    """
+    for place in (Path(folder), *Path(folder).parents):
+        if mirror := _mirrors.get(place):
+            mirror.push()
+
+
+def as_given(text: str) -> str:
+    """A sentence about work folders of mirrors, with the places that the user gave for them."""
+    for folder, mirror in _mirrors.items():
+        text = text.replace(str(folder), str(mirror.place))
+    return text
+
+
+def named_from(output: str | Path, argument: str | None) -> str | None:
+    """A table's or checkpoint's name in the records of ``output``: in a store, no relative path.
+
+    The work folder is another one at each start: no path of the user's is relative to it.
+    """
+    if argument is None or is_remote(argument) or not is_remote(output):
+        return argument
+    return os.path.abspath(argument)
+
+
+def require_one_process(output: str | Path) -> None:
+    """Raises InputError if several processes run whose one output a store mirrors."""
+    if is_remote(output) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"--output {output}: several processes share a folder; give a local one, and copy it"
+        )
 
 
 @contextmanager
@@ -44,7 +72,7 @@ def mirrored(
     """Gives the folder to work in: ``output`` itself, or for a place in a store a temporary one.
 
     That one begins with what the store has, and the store has what it holds at the end of the
-    block and at each :func:`push`. Folders named in ``without`` stay on this machine; files named
+    block and at each :func:`push`. Folders named ``without`` stay on this machine; files named
     ``last``, by which readers know that a folder is whole, are uploaded behind the others. Who
     calls has locked the output. Raises InputError for a place that holds what no such run has
     written; errors that name the folder are raised with the place's name.
@@ -63,7 +91,7 @@ def mirrored(
             yield folder
             mirror.push()
         except InputError as error:
-            raise InputError(str(error).replace(str(folder), str(place))) from None
+            raise InputError(as_given(str(error))) from None
         finally:
             del _mirrors[folder]
 
@@ -74,7 +102,7 @@ class Mirror:
     def __init__(
         self, place: RemotePath, folder: Path, without: tuple[str, ...], last: str | None
     ) -> None:
-        self.place, self.folder, self._without, self._last = place, folder, without, last
+        self.place, self.folder, self._without, self._last = place, folder, set(without), last
         self._listed: dict[str, tuple[int, str]] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
 
@@ -121,12 +149,13 @@ class Mirror:
         gone = self._stamps.keys() - stamps.keys()
         if not changed and not gone:
             return
-        if MANIFEST in gone:  # nobody takes for whole what is about to change
-            (self.place / MANIFEST).unlink(missing_ok=True)
+        for name in gone:
+            if _is_manifest(name):  # nobody takes for whole what is about to change
+                (self.place / name).unlink(missing_ok=True)
         for name in changed:
-            if name != MANIFEST:
+            if not _is_manifest(name):
                 self._upload(name)
-        last = [name for name in changed if name == MANIFEST]
+        last = [name for name in changed if _is_manifest(name)]
         listed = {name: entry for name, entry in self._listed.items() if name in stamps}
         for name in last:
             listed[name] = _described(self.folder / name)
@@ -149,9 +178,14 @@ class Mirror:
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
             ours = any(part.startswith(TEMPORARY_PREFIX) or part == LOCK for part in name.parts)
-            if path.is_file() and not ours and name.parts[0] not in self._without:
+            if path.is_file() and not ours and not self._without.intersection(name.parts):
                 status = path.stat()
                 yield name.as_posix(), (status.st_size, status.st_mtime_ns)
+
+
+def _is_manifest(name: str) -> bool:
+    """Whether a file says that its folder is whole: the run's, or that of a run below it."""
+    return Path(name).name == MANIFEST
 
 
 def _described(file: Path) -> tuple[int, str]:

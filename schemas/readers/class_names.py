@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import path_of
 
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:
@@ -13,7 +14,7 @@ def read_names(path: str | Path, flag: str) -> list[list[str]]:
     Blank lines at the end do not count. Raises InputError for a file that cannot be read.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").rstrip().splitlines()
+        lines = path_of(path).read_text(encoding="utf-8").rstrip().splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"{flag} {path}: {error}; give a text file of one name a line") from None
     return [[name.strip() for name in line.split(",")] for line in lines]

@@ -19,14 +19,12 @@ from vlmill.extract.run.job import Part
 from vlmill.pipelines.fetching import on_beam
 from vlmill.pipelines.fetching.manners import Manners
 from vlmill.pipelines.fetching.work import Fetching
+from vlmill.pipelines.hard_negatives import graph
 from vlmill.pipelines.hard_negatives import job as negatives
-from vlmill.pipelines.hard_negatives.blocks import BuildPart, Once, SearchBlock, WriteNegatives
-from vlmill.pipelines.hard_negatives.captions import Staged, stage
-from vlmill.pipelines.hard_negatives.finish import Searched, finish
+from vlmill.pipelines.hard_negatives.captions import Staged
+from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.state import Rules
-from vlmill.pipelines.hard_negatives.vectors import write_bags
 from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published import open_parts
@@ -45,8 +43,8 @@ def web_pairs(_: Translation) -> None:
     pairs.run_beam(job, beam_options([]))
 
 
-def hard_negatives(_: Translation) -> None:
-    plan = negatives.Plan(
+def hard_negatives(translation: Translation) -> None:
+    plan = Plan(
         source=Source(argument="gs://bucket/pairs"),
         rules=NegativeRules(),
         output=Path(OUTPUT),
@@ -54,31 +52,12 @@ def hard_negatives(_: Translation) -> None:
         shard_captions=1000,
         parts=3,
         threads=2,
-        is_local=False,
-        options=beam_options([]),
     )
     staged = Staged(rows=10, captions=10, chunks=2, unspaced=0, alone=0)
-    folder = plan.work / "captions"
-    plan.apply([None], Captions=Once(stage, plan.source, folder, plan.rules))
-    negatives._count(plan, staged, plan.output / "vocabulary.parquet")
-    bags = Once(write_bags, plan.work, staged, plan.output / "vocabulary.parquet", plan.rules)
-    plan.apply([None], Bags=bags)
-    plan.apply(range(plan.parts), Index=BuildPart(plan.work, plan.parts))
-    plan.apply([(0, 0)], Search=SearchBlock(plan.work, Rules(30, 1, 2), plan.threads, 30))
-    write = WriteNegatives(plan.work, plan.output, 1, plan.parts, 30, plan.settings)
-    plan.apply([(0, 0, 10)], Write=write)
-    searched = Searched(
-        output=plan.output,
-        work=plan.work,
-        staged=staged,
-        names=["negatives-00000-of-00001.parquet"],
-        parts=3,
-        top=30,
-        settings=plan.settings,
-        images=None,
-        inputs=[],
-    )
-    plan.apply([None], Finish=Once(finish, searched))
+    with translation(beam_options([])) as pipeline:
+        graph.build_staging(pipeline, plan)
+    with translation(beam_options([])) as pipeline:
+        graph.build(pipeline, plan, staged, plan.ranges(staged))
 
 
 def regions_job(translation: Translation) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tests.object_stores import upload_folder
 
 from vlmill.extract.cli import command, parser
 from vlmill.extract.config import CUDA_BATCH_SIZE
@@ -16,6 +17,7 @@ from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.console.command import run_command
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.pictures.drawing import free_place
 from vlmill.schemas.readers.regions import RegionReader
@@ -51,6 +53,24 @@ def test_run_verify_show(
     sizes = {Image.open(io.BytesIO(p.read_bytes())).size for p in folder.iterdir()}
     assert len(list(folder.iterdir())) == 2
     assert sizes == {(96, 72)}
+
+
+def test_show_from_a_store_to_a_store(pictures: Path, tmp_path: Path, bucket: str) -> None:
+    output = tmp_path / "regions"
+    assert extract_rois("run", pictures / "[0-4]*.jpg", "--output", output, *SMALL) == 0
+    (output / "names.txt").write_text("".join(f"thing{i}\n" for i in range(1600)))
+    upload_folder(output, f"{bucket}/regions")
+    upload_folder(pictures, f"{bucket}/pictures")
+    names = {}
+    for place in (str(tmp_path), bucket):
+        images = pictures if place != bucket else f"{bucket}/pictures"
+        shown = ("show", f"{place}/regions", "--images", images)
+        shown += ("--classes", f"{place}/regions/names.txt")
+        assert extract_rois(*shown, "--output", f"{place}/page.html") == 0
+        assert extract_rois(*shown, "--output", f"{place}/drawn", "--pictures", "2") == 0
+        page, drawn = path_of(f"{place}/page.html"), path_of(f"{place}/drawn")
+        names[place] = {path.name: path.read_bytes() for path in [page, *drawn.iterdir()]}
+    assert names[bucket] == names[str(tmp_path)] and len(names[bucket]) == 3
 
 
 def test_show_finds_pictures_that_are_called_otherwise(

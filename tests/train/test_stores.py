@@ -1,4 +1,6 @@
-"""Checkpoints come from stores and go there: ``convert``, ``--init``, ``--vocab``, ``evaluate``."""
+"""Checkpoints come from stores and go there: ``convert``, ``--init``, ``--vocab``, ``evaluate``,
+``finetune`` and ``show``.
+"""
 
 import json
 from pathlib import Path
@@ -6,11 +8,15 @@ from typing import Any
 
 import pytest
 from tests.factories import Tables
-from tests.object_stores import names_below, upload_folder
+from tests.object_stores import download_folder, names_below, upload_folder
 from tests.train.convert.test_command import FIELDS, VOCABULARY, published
+from tests.train.tasks.questions import ANSWERS, TINY, USUAL, world
 
 from vlmill.schemas.files.remote import RemotePath, path_of
 from vlmill.train.cli import main
+from vlmill.train.run import loop
+from vlmill.train.run.log import read_log
+from vlmill.train.tasks.finetuning.seeds import SEEDS
 
 __all__ = ["published"]  # the fixture of that module
 
@@ -73,3 +79,58 @@ def test_a_conversion_that_was_killed_is_no_checkpoint(
         assert "holds no checkpoint" in capsys.readouterr().err
         left.pop(0)
     assert main([*command, "--output", f"{bucket}/ours"]) == 0
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does: nothing more is written."""
+
+
+def test_seeds_of_a_task_go_on_in_a_store(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The second seed is killed after its first checkpoint; the first one is not trained again."""
+    world(tmp_path / "in")
+    (tmp_path / "in" / "labels.txt").write_text("".join(f"{answer}\n" for answer in ANSWERS))
+    upload_folder(tmp_path / "in", f"{bucket}/in")
+    fields = [*TINY["vqa-vilbert-small"], *USUAL, "steps=4", "seeds=[0,1]", "validate_every=2"]
+
+    def finetune(inputs: str, output: str) -> int:
+        tables = ["--examples", f"{inputs}/questions", "--regions", f"{inputs}/regions"]
+        labels = ["--labels", f"{inputs}/labels.txt"]
+        return main(
+            ["finetune", "vqa-vilbert-small", *fields, *tables, *labels, "--output", output]
+        )
+
+    assert finetune(str(tmp_path / "in"), str(tmp_path / "run")) == 0
+    output, train_step, steps = f"{bucket}/run", loop.train_step, list[int]()
+
+    def counted(step: int, *rest: Any) -> Any:
+        steps.append(step)
+        if len(steps) == 7:
+            raise Killed
+        return train_step(step, *rest)
+
+    monkeypatch.setattr(loop, "train_step", counted)
+    with pytest.raises(Killed):
+        finetune(f"{bucket}/in", output)
+    assert main(["show", output]) == 2  # no seed has been chosen
+    capsys.readouterr()
+    assert finetune(f"{bucket}/in", output) == 0
+    said = capsys.readouterr()
+    assert (
+        f"{output}/seed-0 holds this run, finished" in said.err and f"{output}: 2 seeds" in said.out
+    )
+    assert steps == [1, 2, 3, 4, 1, 2, 3, 3, 4]
+
+    there = download_folder(output, tmp_path / "there")
+    assert (there / SEEDS).read_text() == (tmp_path / "run" / SEEDS).read_text()
+    for seed in ("seed-0", "seed-1"):
+        losses = [
+            [line["loss"] for line in read_log(folder / seed / "log.jsonl")]
+            for folder in (there, tmp_path / "run")
+        ]
+        assert losses[0] == losses[1] and len(losses[0]) == 4
+    assert not [name for name in names_below(output) if "prepared" in name]
+    assert main(["show", output, "--lineage"]) == 0
+    said = capsys.readouterr().out
+    assert f"--examples {bucket}/in/questions" in said and "every input still matches" in said

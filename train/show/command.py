@@ -1,7 +1,8 @@
 """``train-vl show``: its arguments, and what prints."""
 
 import argparse
-from pathlib import Path
+
+from vlmill.schemas.console.command import place
 
 EPILOG = """\
 examples:
@@ -21,7 +22,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a run, a checkpoint, or a table")
+    parser.add_argument("folder", type=place, metavar="DIR", help="a run, a checkpoint, or a table")
     parser.add_argument(
         "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
     )

@@ -321,6 +321,10 @@ def test_a_word_thousands_of_times_has_its_negatives_or_is_named(
     assert lists_of(tmp_path / "out")["0"]
     assert run(tmp_path / "t.tsv", tmp_path / "fine", *flags, "--below", "0.499999") == 2
     assert "the caption 0 repeats a word" in capsys.readouterr().err
+    # What was refused is not in the way of other flags.
+    assert not (tmp_path / "fine").exists()
+    assert run(tmp_path / "t.tsv", tmp_path / "fine", *flags) == 0
+    assert lists_of(tmp_path / "fine") == lists_of(tmp_path / "out")
 
 
 def test_the_report_shows_captions_and_the_pictures_of_both(tmp_path: Path) -> None:

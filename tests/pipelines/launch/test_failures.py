@@ -3,6 +3,7 @@
 import pytest
 
 from vlmill.pipelines.launch.failures import refusal, useless_worker, worker_error
+from vlmill.schemas.errors import InputError, StoreFailed
 
 FLINK = """Pipeline BeamApp failed in state FAILED: java.util.concurrent.ExecutionException: \
 java.lang.RuntimeException: Error received from SDK harness for instruction 7: Traceback (most \
@@ -16,24 +17,34 @@ recent call last):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "kind", "said"),
     [
         (
             "OSError: [Errno 28] No space left on device: '/x' [while running 'Mine']",
+            OSError,
             "[Errno 28] No space left on device: '/x' (on a worker, step Mine)",
         ),
         (
             "FileNotFoundError: [Errno 2] No such file: 'a' [while running 'Mine-ptransform-56']",
+            OSError,
             "[Errno 2] No such file: 'a' (on a worker, step Mine)",
         ),
         (
             "vlmill.schemas.errors.InputError: --warc x: nothing there",
+            InputError,
             "--warc x: nothing there (on a worker)",
+        ),
+        (
+            "vlmill.schemas.errors.StoreFailed: s3://b/x: the store has failed for 60 s "
+            "[while running 'Mine-ptransform-56']",
+            StoreFailed,
+            "s3://b/x: the store has failed for 60 s (on a worker, step Mine)",
         ),
     ],
 )
-def test_an_error_that_one_line_answers(error: str, said: str) -> None:
-    assert str(worker_error(FLINK.format(error=error))) == said
+def test_an_error_that_one_line_answers(error: str, kind: type[Exception], said: str) -> None:
+    told = worker_error(FLINK.format(error=error))
+    assert type(told) is kind and str(told) == said
 
 
 @pytest.mark.parametrize("module", ["vlmill.pipelines", "torch"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from vlmill.pipelines.manifest import fetched, published
 from vlmill.pipelines.manifest.job import main
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -123,6 +124,33 @@ def test_what_a_data_set_lacks_is_downloaded(
     ids = read_table(out, IMAGES).column("image_id").to_pylist()
     assert [key[-1] for key in sorted(ids)] == ["0", "3", "4", "5", "6"]
     assert verify_folder(out) == [] and read_manifest(out)["fetch"]["fetched"] == 3
+
+
+def test_a_fetch_into_a_store_goes_on_and_tries_again(
+    tmp_path: Path, host: Host, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped when all is fetched, once before it is counted and once behind that."""
+    names = ("1.jpg", "2.jpg", "gone.jpg", "later.jpg")
+    folder = write_captions(tmp_path / "in", [f"{host.url}/{name}" for name in names])
+    args = arguments(folder, "cc", "--delay", "0", "--retries", "0", "--workers", "1")
+    args[args.index("--output") + 1] = output = f"{bucket}/out"
+    for module, name in ((fetched, "write_tables"), (published, "make_parts")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, _stop)
+            assert main(args) == 1
+    asked = list(host.asked)
+    assert main(args) == 0
+    assert host.asked == asked and read_table(output, IMAGES).num_rows == 2
+    host.is_busy = False
+    assert main([*args, "--retry-failed"]) == 0
+    assert Counter(host.asked) - Counter(asked) == Counter([*RULES, "/later.jpg"])
+    assert read_table(output, IMAGES).num_rows == 3 and verify_folder(output) == []
+    assert read_manifest(output)["fetch"]["fetched"] == 3
+    assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))
+
+
+def _stop(*_: object, **__: object) -> None:
+    raise OSError("the machine is gone")
 
 
 def test_it_needs_a_contact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

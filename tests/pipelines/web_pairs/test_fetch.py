@@ -15,7 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.object_stores import download_folder, upload_folder
 
+from vlmill.pipelines.web_pairs import fetch
 from vlmill.pipelines.web_pairs.command import main
 
 ROOT = Path(__file__).parents[3]
@@ -104,6 +106,28 @@ def test_candidates_get_their_pictures(archive: Path, site: Site, tmp_path: Path
     assert Counter(site.asked) == asked
     funnel: list[dict[str, Any]] = json.loads((output / "funnel.json").read_text())
     assert all(s["in"] == s["out"] + sum(s["rejects"].values()) for s in funnel)
+
+
+def test_a_fetch_in_a_store_goes_on(
+    archive: Path, site: Site, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped when all is fetched, and the archives are in the store."""
+    upload_folder(archive.parent, f"{bucket}/in")
+    warc, output = f"{bucket}/in/{archive.name}", f"{bucket}/out"
+    args = ["--warc", warc, *arguments(archive, tmp_path, "--delay", "0")[2:]]
+    args[args.index("--output") + 1] = output
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "write_tables", _stop)
+        assert main(args) == 1
+    asked = list(site.asked)
+    assert main(args) == 0
+    assert site.asked == asked
+    assert pairs_of(download_folder(output, tmp_path / "there")) == EXPECTED
+    assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))
+
+
+def _stop(*_: object) -> None:
+    raise OSError("the machine is gone")
 
 
 def test_it_needs_a_contact(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:

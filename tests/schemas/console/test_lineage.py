@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.object_stores import upload_folder
 
 from vlmill.schemas.console.lineage import lineage, lines_of, mismatches, record_of
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_bytes
 from vlmill.schemas.files.digests import path_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, write_manifest
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import NEGATIVES, PAIRS, Table
 
@@ -102,7 +105,25 @@ def test_a_folder_without_a_record_says_nothing(tmp_path: Path) -> None:
     assert record_of(tmp_path) == (None, None) and lineage(tmp_path) == ()
 
 
-def test_remote_inputs_are_not_checked(tmp_path: Path) -> None:
+def test_the_chain_goes_through_a_store(house: Path, bucket: str) -> None:
+    """A house that was copied there as a whole, and of which something is changed."""
+    upload_folder(house, f"{bucket}/house")
+    there = f"{bucket}/house"
+    nodes = lineage(f"{there}/run")
+    assert mismatches(nodes) == 0 and nodes[0].path == f"{there}/pairs"
+    assert [node.path for node in nodes[0].inputs] == [f"{there}/*.warc"]
+    write_bytes(f"{there}/a.warc", b"WARC/1.1")
+    (path_of(there) / "negatives" / MANIFEST).unlink()
+    nodes = lineage(f"{there}/run")
+    assert [nodes[0].inputs[0].state, nodes[1].state] == ["changed", "changed"]
+
+
+def test_what_anybody_may_read_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     write_manifest(
         tmp_path, [], job="web_pairs", settings={}, inputs=[path_input("--warc", "s3://a/b")]
     )

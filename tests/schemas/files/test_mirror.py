@@ -8,7 +8,7 @@ from tests.object_stores import names_below
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import write_text
 from vlmill.schemas.files.manifest import MANIFEST
-from vlmill.schemas.files.mirror import LISTING, mirrored, push
+from vlmill.schemas.files.mirror import LISTING, mirrored, named_from, push, require_one_process
 from vlmill.schemas.files.remote import RemotePath, path_of
 
 
@@ -20,7 +20,7 @@ def kill(output: str, files: dict[str, str], then: dict[str, str]) -> None:
     """A run that pushes ``files``, writes ``then`` and is killed."""
     with pytest.raises(Killed), mirrored(output, without=("prepared",)) as folder:
         for name, text in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         push(folder)
         for name, text in then.items():
@@ -51,7 +51,8 @@ def test_a_local_output_is_its_own_folder(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_its_last_push(bucket: str) -> None:
     output = f"{bucket}/run"
-    kill(output, {"log": "1\n", "steps/a": "a", "prepared/x": "x"}, {"log": "1\n2\n", "new": "n"})
+    files = {"log": "1\n", "steps/a": "a", "prepared/x": "x", "seed/prepared/x": "x"}
+    kill(output, files, {"log": "1\n2\n", "new": "n"})
     assert content(output) == {"log": "1\n", "steps/a": "a"}
 
 
@@ -73,6 +74,8 @@ def test_what_is_gone_goes_and_the_manifest_comes_last(
         push(folder)
         (folder / "old").unlink()
         (folder / MANIFEST).write_text("{}")
+        (folder / "seed-0").mkdir()
+        (folder / "seed-0" / MANIFEST).write_text("{}")
         for name in ("a", "z"):
             (folder / name).write_text(name)
         upload = RemotePath.upload
@@ -82,8 +85,8 @@ def test_what_is_gone_goes_and_the_manifest_comes_last(
             return upload(self, file)
 
         monkeypatch.setattr(RemotePath, "upload", noted)
-    assert uploaded == ["z", "a", LISTING, MANIFEST]
-    assert names_below(output) == [MANIFEST, LISTING, "a", "z"]
+    assert uploaded == ["z", "a", LISTING, MANIFEST, MANIFEST]
+    assert names_below(output) == [MANIFEST, LISTING, "a", f"seed-0/{MANIFEST}", "z"]
 
 
 def test_a_strangers_place_is_refused_and_left_alone(bucket: str) -> None:
@@ -98,6 +101,26 @@ def test_a_damaged_listing_is_named(bucket: str, listing: str) -> None:
     write_text(path_of(f"{bucket}/run/{LISTING}"), listing)
     with pytest.raises(InputError, match=r"_mirror\.json"), mirrored(f"{bucket}/run"):
         pass
+
+
+def test_a_push_of_a_folder_below_is_one_of_the_run(bucket: str) -> None:
+    with mirrored(f"{bucket}/run") as folder:
+        write_text(folder / "seed-0" / "log", "1")
+        push(folder / "seed-0")
+        assert names_below(f"{bucket}/run") == [LISTING, "seed-0/log"]
+
+
+def test_relative_names_are_recorded_of_local_outputs_alone(bucket: str) -> None:
+    assert named_from("runs/a", "pairs") == "pairs" and named_from(bucket, None) is None
+    assert named_from(bucket, "s3://b/pairs") == "s3://b/pairs"
+    assert named_from(bucket, "pairs") == str(Path("pairs").absolute())
+
+
+def test_several_processes_need_a_folder(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    require_one_process("runs/a")
+    with pytest.raises(InputError, match="several processes share a folder"):
+        require_one_process(bucket)
 
 
 def test_errors_name_the_place(bucket: str) -> None:

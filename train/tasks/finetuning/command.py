@@ -4,12 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
+from typing import Any
 
-from vlmill.schemas.console.command import add_lock_seconds
+from vlmill.schemas.console.command import add_lock_seconds, place
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.folders import find_checkpoint, saved_variant
+from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
+from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.plain import from_plain, read_yaml
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
@@ -59,7 +60,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--labels",
-        type=Path,
+        type=place,
         metavar="FILE",
         help="VQA: the answers to tell apart (JSON list, or one a line; default: --init's, those "
         "of labels.json beside --examples, or the frequent ones)",
@@ -71,7 +72,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         help="examples without their picture are an error, or left out and listed (default: skip)",
     )
     add("--vocab", metavar="FILE", help="without --init, a BERT vocab.txt")
-    add("--output", type=Path, required=True, metavar="DIR")
+    add("--output", type=place, required=True, metavar="DIR")
     add_lock_seconds(parser)
     add("--fresh", action="store_true", help="delete the run in DIR and start over")
     add(
@@ -87,6 +88,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
 def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run the subcommand that :func:`add_finetune_arguments` declares; gives the exit status."""
     recipe = recipe_of(args.config, words, args.init)
+    require_one_process(args.output)
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.schemas.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
@@ -99,16 +101,22 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
         find_shards(args.negatives, TABLES[home.negatives], "--negatives")
     require_tables({"--regions": args.regions, "--images": args.images})
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
+    from vlmill.train.run.saving import HELD_OUT, PREPARED
     from vlmill.train.tasks.finetuning.job import TaskInputs
     from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 
-    inputs = TaskInputs(**{field.name: getattr(args, field.name) for field in fields(TaskInputs)})
+    given: dict[str, Any] = {field.name: getattr(args, field.name) for field in fields(TaskInputs)}
+    for name in ("examples", "regions", "images", "negatives", "init", "vocab"):
+        given[name] = named_from(args.output, given[name])
     try:
         if args.dry_run:
             from vlmill.train.tasks.finetuning.dry_run import estimate_finetuning
 
-            return print_estimate(estimate_finetuning(recipe, inputs), args.output)
-        said = finetune_seeds(recipe, inputs, args.output, fresh=args.fresh, force=args.force)
+            return print_estimate(estimate_finetuning(recipe, TaskInputs(**given)), args.output)
+        with mirrored(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
+            inputs = TaskInputs(**given)
+            said = finetune_seeds(recipe, inputs, output, fresh=args.fresh, force=args.force)
+            said = as_given(said)
     except Stopped as error:
         print(error)
         stopped: int = args.stopped_status

@@ -7,6 +7,7 @@ from typing import Any
 
 from vlmill.schemas.console.command import say
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.mirror import as_given, push
 from vlmill.train.checkpoints.files import publish, read_record
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.recipes.tasks import TaskRecipe
@@ -30,7 +31,8 @@ def finetune_seeds(
         of_seed = dataclasses.replace(recipe, seed=seed, seeds=())
         said = finetune(of_seed, inputs, folder, fresh=fresh, force=force)
         if said:
-            say(said)
+            say(as_given(said))
+        push(output)
     if not said:  # one of several processes that leave the files to the first
         return ""
     values = {

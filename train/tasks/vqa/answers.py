@@ -9,6 +9,7 @@ from vlmill.schemas.answers import labels_of
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.splits import use_of
 from vlmill.schemas.tables import QUESTIONS
@@ -34,7 +35,7 @@ def answers_for(
         return own
     if given is not None:
         return given
-    beside = Path(examples) / LABELS_FILE
+    beside = path_of(examples) / LABELS_FILE
     if beside.is_file():
         return read_labels(beside)
     answers = labels_of(published_answers(examples), least=min_questions)

@@ -1,0 +1,73 @@
+"""What a run is: where its captions come from, what counts, and where everything goes."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmill.pipelines.hard_negatives.captions import JOB, Staged
+from vlmill.pipelines.hard_negatives.rules import NegativeRules
+from vlmill.pipelines.hard_negatives.source import Source
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.outputs import WORK
+from vlmill.schemas.files.shards import shard_name
+from vlmill.schemas.tables import NEGATIVES, VOCABULARY
+
+Range = tuple[int, int, int]
+"""A shard: its number, its first caption and the one after its last."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run, as all workers are to know it."""
+
+    source: Source
+    rules: NegativeRules
+    output: Path
+    settings: dict[str, Any]
+    shard_captions: int
+    parts: int  # of the index
+    threads: int  # of a process that searches
+    images: str | None = None  # a table of pictures, for the report
+    inputs: Sequence[Input] = ()
+
+    @property
+    def work(self) -> Path:
+        """Where everything lies that the finished run does not keep."""
+        return self.output / WORK
+
+    @property
+    def captions(self) -> Path:
+        """The captions, laid out."""
+        return self.work / "captions"
+
+    @property
+    def words(self) -> Path:
+        """What chunks of captions were cut into."""
+        return self.work / "words"
+
+    @property
+    def bags(self) -> Path:
+        """The captions' vectors."""
+        return self.work / "bags"
+
+    @property
+    def vocabulary(self) -> Path:
+        """The one shard of the vocabulary."""
+        return self.output / shard_name(VOCABULARY, 0, 1)
+
+    @property
+    def producer(self) -> dict[str, Any]:
+        """What shards say of their making."""
+        return {"job": JOB, **self.settings}
+
+    def ranges(self, staged: Staged) -> list[Range]:
+        """The shards of negatives, which cover all captions."""
+        starts = range(0, staged.captions, self.shard_captions)
+        ends = [*starts[1:], staged.captions]
+        return [(n, *cut) for n, cut in enumerate(zip(starts, ends, strict=True))]
+
+    def shard(self, number: int, staged: Staged) -> Path:
+        """A shard of negatives."""
+        total = -(-staged.captions // self.shard_captions)
+        return self.output / shard_name(NEGATIVES, number, total)
