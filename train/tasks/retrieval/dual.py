@@ -75,14 +75,18 @@ class DualEncoder(RetrievalTask):
         return scaled_vectors(vlmo, text, vlmo.image_vectors(inputs.pixels))
 
     def compute(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> dict[str, Tensor]:
-        """The contrast with the pairs of all processes; of held-out ones, whose number differs
-        between processes, with the batch's.
+        """The contrast with the pairs of all processes; of held-out ones, of which processes have
+        unequal parts, with the batch's (:meth:`measure` has all).
         """
-        keys = None if self.settings.same_picture_negatives else batch.picture_keys
+        keys = self._keys(batch.picture_keys)
         if torch.is_grad_enabled():
             outputs = gather_first(outputs)
             keys = None if keys is None else gather_first(keys)
         return {"contrast": contrast_of(outputs, keys)}
+
+    def _keys(self, pictures: Tensor | None) -> Tensor | None:
+        """What tells which pairs are no negatives of each other."""
+        return None if self.settings.same_picture_negatives else pictures
 
     def predict(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> list[NDArray[np.floating]]:
         """The vectors of each pair, float32 [2, H]."""
@@ -91,8 +95,14 @@ class DualEncoder(RetrievalTask):
         return list(vectors)
 
     def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
-        """Recalls in both directions."""
-        return measured(*scores_of_vectors(table, predicted))
+        """Recalls in both directions, and the contrast of all held-out pairs in place of that of
+        the parts that they were computed in.
+        """
+        vectors = torch.from_numpy(np.stack([one.value for one in predicted]))
+        keys = table.image_keys[[one.row for one in predicted]].view(np.int64)
+        whole = float(contrast_of(vectors, self._keys(torch.from_numpy(keys))))
+        numbers = measured(*scores_of_vectors(table, predicted))
+        return numbers | {"loss": whole, "contrast": whole}
 
 
 def dual_encoder(recipe: TaskRecipe) -> DualEncoder:

@@ -30,7 +30,11 @@ def candidate_losses(
 
 
 def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
-    """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss."""
+    """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss.
+
+    Of log odds that are the difference of two logits it is the cross-entropy of their two classes
+    (InterBERT's code).
+    """
     targets = torch.zeros_like(logits)
     targets[:, 0] = 1.0
     total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
