@@ -43,7 +43,6 @@ FINE_TUNING = {
     "vlmill.train.tasks.vcr.submission.leaderboard_rows": "VCR",
     "vlmill.train.tasks.vcr.submission.write_leaderboard": "VCR",
     "vlmill.train.tasks.vcr.texts.choice_texts": "VCR",
-    "vlmill.train.tasks.vcr.texts.merge_regions": "VCR",
     "vlmill.train.tasks.vcr.texts.name_objects": "VCR",
     "vlmill.train.tasks.vlbert_texts.expression_text": "RefCOCO+ of VL-BERT",
     "vlmill.train.tasks.vlbert_texts.vcr_text": "VCR of VL-BERT",

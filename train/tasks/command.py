@@ -55,6 +55,12 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: error)",
     )
     add("--regions", help="region features of their pictures, for models that read them")
+    add("--annotated-regions", help="regions at boxes that people have drawn (RefCOCO+, VCR)")
+    add(
+        "--boxes",
+        choices=("detected", "annotated"),
+        help="refcoco: whose boxes are chosen among (default: as trained)",
+    )
     add("--images", help="their pictures: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")
     add("--output", type=place, required=True, help="folder to write")
@@ -94,7 +100,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from vlmill.schemas.tables import TABLES
 
     find_shards(args.examples, TABLES[TASKS[args.task].examples], "--examples")
-    require_tables({"--regions": args.regions, "--images": args.images})
+    tables = ("regions", "annotated_regions", "images")
+    require_tables({f"--{name.replace('_', '-')}": getattr(args, name) for name in tables})
     from vlmill.train.tasks.evaluating.job import evaluate_task
     from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 

@@ -1,20 +1,23 @@
 """A task is this to the code that fine-tunes and evaluates: what it reads, learns and reports."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.loading.batch import Batch, HostBatch
+from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
@@ -69,6 +72,15 @@ class Reading(Protocol):
         ...
 
 
+def without_features(regions: SampledRegions) -> SampledRegions:
+    """A picture whose boxes are shown, and nothing of what is in them."""
+    count = len(regions.boxes)
+    masks = MaskedRegions(
+        masked=np.zeros(count, dtype=np.bool_), zeroed=np.ones(count, dtype=np.bool_)
+    )
+    return dataclasses.replace(regions, masks=masks)
+
+
 class Task(ABC):
     """A task with its model's head. It is sent to the processes that load batches."""
 
@@ -109,6 +121,12 @@ class Task(ABC):
         """The samples of an example; its text with its picture, unless a task says otherwise."""
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
+
+    def hidden(self, regions: SampledRegions) -> SampledRegions:
+        """What a blind model is shown of a picture: that there is one, not even how many regions
+        it has.
+        """
+        return dataclasses.replace(without_features(regions), num_shown=0)
 
     @abstractmethod
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:

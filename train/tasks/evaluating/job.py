@@ -192,7 +192,11 @@ def inputs_of(opened: Opened) -> list[Input]:
     """Records what an evaluation has read, for its manifest."""
     options, examples = opened.options, opened.sources.inputs.examples
     assert examples is not None
-    tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))
+    tables = (
+        ("--regions", options.regions, REGIONS),
+        ("--annotated-regions", options.annotated_regions, REGIONS),
+        ("--images", options.images, IMAGES),
+    )
     return [
         checkpoint_input("--checkpoint", opened.loaded.path),
         table_input("--examples", options.examples, examples.table),

@@ -46,6 +46,11 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     add("--init", metavar="DIR", help="start from this checkpoint's weights")
     add("--examples", required=True, metavar="TABLE", help="the task's examples")
     add("--regions", metavar="TABLE", help="regions of their pictures")
+    add(
+        "--annotated-regions",
+        metavar="TABLE",
+        help="regions at the boxes that people have drawn (feeding.boxes: RefCOCO+, VCR)",
+    )
     add("--images", metavar="TABLE", help="their pictures, for models of pixels")
     add(
         "--labels",
@@ -82,7 +87,13 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.schemas.tables import TABLES
 
     find_shards(args.examples, TABLES[TASKS[recipe.task].examples], "--examples")
-    require_tables({"--regions": args.regions, "--images": args.images})
+    require_tables(
+        {
+            "--regions": args.regions,
+            "--annotated-regions": args.annotated_regions,
+            "--images": args.images,
+        }
+    )
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
     from vlmill.train.tasks.finetuning.job import TaskInputs
     from vlmill.train.tasks.finetuning.seeds import finetune_seeds

@@ -40,6 +40,7 @@ class TaskInputs:
 
     examples: str
     regions: str | None = None
+    annotated_regions: str | None = None
     images: str | None = None
     missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their picture
     init: str | None = None
@@ -71,6 +72,7 @@ def finetune(
         Inputs(
             examples=task.examples(inputs.examples),
             regions=inputs.regions,
+            annotated_regions=inputs.annotated_regions,
             images=inputs.images,
             missing=inputs.missing,
             init=inputs.init,
