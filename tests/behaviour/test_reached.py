@@ -17,7 +17,6 @@ PUBLIC = ("vlmill.models.load_reference", "vlmill.models.export_reference")
 # What only fine-tuning will reach, each with its task. The list is empty once fine-tuning stands.
 FINE_TUNING = {
     "vlmill.models.beit.model.Beit.class_logits": "BEiT's classes of ImageNet, before VLMo",
-    "vlmill.models.layers.pair_heads.ScoreHeads.region_scores": "RefCOCO+",
     "vlmill.models.layers.pair_heads.ScoreHeads.token_scores": "none: a head of published files",
     "vlmill.models.vilbert.tasks.Vilbert12in1.entailment_logits": "SNLI-VE",
     "vlmill.models.vilbert.tasks.Vilbert12in1.gqa_logits": "GQA",
@@ -28,12 +27,6 @@ FINE_TUNING = {
     "vlmill.train.tasks.nlvr2.metrics.among": "NLVR2",
     "vlmill.train.tasks.nlvr2.metrics.nlvr2_metrics": "NLVR2",
     "vlmill.train.tasks.nlvr2.metrics.verdicts": "NLVR2",
-    "vlmill.train.tasks.refcoco.metrics.Choice": "RefCOCO+",
-    "vlmill.train.tasks.refcoco.metrics.Grounding": "RefCOCO+",
-    "vlmill.train.tasks.refcoco.metrics.IouRule.is_right": "RefCOCO+",
-    "vlmill.train.tasks.refcoco.metrics.RULES": "RefCOCO+",
-    "vlmill.train.tasks.refcoco.metrics.choose": "RefCOCO+",
-    "vlmill.train.tasks.refcoco.metrics.iou": "RefCOCO+",
     "vlmill.train.tasks.retrieval.losses.binary_candidates": "retrieval fine-tuning",
     "vlmill.train.tasks.retrieval.losses.hardest_triplet": "retrieval fine-tuning",
     "vlmill.train.tasks.retrieval.losses.softmax_candidates": "retrieval fine-tuning",

@@ -39,6 +39,18 @@ def whole_weights(num_detected: int, num_annotated: int) -> Array:
     return np.concatenate(shares) if shares else np.empty(0, np.float32)
 
 
+def weights_of(counts: tuple[int, int], feeding: Feeding) -> Array:
+    """Returns the shares where both kinds are always fed, as :func:`whole_weights`; where annotated
+    ones come along in training alone they do not count, as later they are not there (ViLBERT's
+    code for RefCOCO+), unless nothing was detected.
+    """
+    detected, annotated = counts
+    if feeding.boxes == "joined-in-training" and detected:
+        none = np.zeros(annotated, np.float32)
+        return np.concatenate([whole_weights(detected, 0), none])
+    return whole_weights(detected, annotated)
+
+
 def joined_regions(
     regions: JoinedRegions, at: int, feeding: Feeding, *, mirrored: bool = False
 ) -> SampledRegions:
@@ -70,7 +82,7 @@ def joined_regions(
         masks=MaskedRegions.none(len(boxes)),
         num_shown=sum(shown),
         mirrored=mirrored,
-        weights=whole_weights(*counts)[order],
+        weights=weights_of(counts, feeding)[order],
     )
 
 
@@ -88,7 +100,10 @@ def _features(
     tables: tuple[tuple[RegionGroup, int], tuple[RegionGroup, int]],
     parts: list[tuple[int, Ids]],
 ) -> StoredFeatures:
-    """Where the features of these parts are stored, one behind the other."""
+    """Where the features of these parts are stored, one behind the other.
+
+    The first part has no order: it begins with its row, as `SampledRegions.stored_boxes` asks.
+    """
     stored = []
     for which, places in parts:
         if not len(places):

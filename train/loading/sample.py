@@ -68,6 +68,12 @@ class SampledRegions:
     mirrored: bool = False
     weights: Array | None = None
 
+    @property
+    def stored_boxes(self) -> Array:
+        """The boxes [R, 4] as they are stored, in this order: neither mirrored nor clamped."""
+        order = self.features.order
+        return self.row.boxes[: len(self.boxes)] if order is None else self.row.boxes[order]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:

@@ -16,6 +16,8 @@ examples:
       --regions demo/regions --images demo/pairs --output demo/after
   train-vl evaluate vqa --checkpoint runs/vqa --examples vqa --regions regions \\
       --split val2014 --output runs/vqa-val
+  train-vl evaluate refcoco --checkpoint runs/refcoco --examples refcoco \\
+      --regions detected --split testA --output runs/refcoco-testA
 
 writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json);
 retrieval also neighbours.json (the first five of every query). Texts and pictures are fed as in the
@@ -60,6 +62,12 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--boxes",
         choices=("detected", "annotated"),
         help="refcoco: whose boxes are chosen among (default: as trained)",
+    )
+    add(
+        "--iou",
+        choices=("exact", "released", "vlbert", "mattnet"),
+        help="refcoco: whose rule says that a box is right (default: exact, at half and without "
+        "an added pixel)",
     )
     add("--images", help="their pictures: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")

@@ -42,12 +42,14 @@ class Evaluated:
 
     ``figures`` are metrics by name, and ``headline`` those that the papers print. ``files`` write
     what servers take into a folder; InputError of one is a note. ``cases`` are examples with their
-    scores. ``published`` are the papers' metrics.
+    scores. ``published`` are the papers' metrics, in the rows of the task ``papers`` (none: the
+    one that is evaluated).
     """
 
     figures: Figures
     headline: Sequence[str]
     published: Sequence[str] = ()
+    papers: str = ""
     files: Sequence[Callable[[Path], object]] = ()
     cases: Sequence[Case] = ()
     notes: Sequence[str] = ()
@@ -87,6 +89,7 @@ class Task(ABC):
     name: str
     losses: tuple[str, ...]  # the names of its losses, in the order in which they are counted
     criterion: Criterion  # what the best checkpoint is best at
+    weighs_regions: bool = True  # whether a report can say which regions an answer rests on
 
     # What it reads.
 

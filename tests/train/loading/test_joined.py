@@ -54,6 +54,9 @@ def test_one_kind_alone_counts_for_the_whole_picture(tmp_path: Path) -> None:
     reader = tables(tmp_path, empty=("a",))
     regions = joined_regions(reader, 0, Feeding(whole_image="mean"))
     assert regions.boxes.tolist() == reader.annotated["a"].boxes.tolist()
+    trained = Feeding(whole_image="mean", boxes="joined-in-training")
+    shares = joined_regions(reader, 1, trained).weights
+    np.testing.assert_allclose(shares, [0.2] * 5 + [0] * 3)
     plain = joined_regions(reader, 1, Feeding(whole_image="mean"))
     batch = [Sample(pair_id=key, regions=r) for key, r in (("a", regions), ("b", plain))]
     host = read_features(collate(batch, Feeding(whole_image="mean")), reader).to("cpu")

@@ -36,6 +36,7 @@ class EvaluationOptions:
     regions: str | None = None
     annotated_regions: str | None = None
     boxes: Literal["detected", "annotated"] | None = None  # None: as trained
+    iou: str | None = None  # the rule by which boxes are right; None: the task's own
     images: str | None = None
     labels: Path | None = None
     split: str | None = None
@@ -79,7 +80,7 @@ def open_evaluation(options: EvaluationOptions) -> Opened:
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint)
-    recipe = among_boxes(recipe_of(loaded, options.task), options)
+    recipe = as_asked(recipe_of(loaded, options.task), options)
     make: Callable[..., Task] = named(TASKS[options.task].task)
     task = make(recipe, options.examples, options.labels, loaded).reading(loaded.tokenizer)
     require_head(loaded, task, options)
@@ -125,16 +126,23 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     return dataclasses.replace(recipe, model=loaded.config, stages=stages)
 
 
-def among_boxes(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
-    """The recipe with the boxes that are measured: the user's, or as trained, where what is joined
-    in training alone leaves the detected ones.
+def as_asked(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
+    """The recipe with the boxes and the rule that are measured by: the user's, or as trained, where
+    what is joined in training alone leaves the detected ones.
+
+    Raises InputError where the task has no such rule.
     """
     (stage,) = recipe.stages
     boxes = stage.feeding.boxes if options.boxes is None else options.boxes
     if boxes == "joined-in-training":
         boxes = "detected"
-    feeding = dataclasses.replace(stage.feeding, boxes=boxes)
-    return dataclasses.replace(recipe, stages=(dataclasses.replace(stage, feeding=feeding),))
+    feeding, settings = dataclasses.replace(stage.feeding, boxes=boxes), recipe.settings
+    if options.iou is not None:
+        if not hasattr(settings, "iou"):
+            raise InputError(f"--iou {options.iou}: {options.task} compares no boxes; drop it")
+        settings = dataclasses.replace(settings, iou=options.iou)
+    stages = (dataclasses.replace(stage, feeding=feeding),)
+    return dataclasses.replace(recipe, stages=stages, settings=settings)
 
 
 def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOptions) -> None:
@@ -180,6 +188,7 @@ def settings_of(opened: Opened) -> dict[str, Any]:
         "regions": options.regions,
         "annotated_regions": options.annotated_regions,
         "boxes": opened.stage.feeding.boxes,
+        "iou": options.iou,
         "images": options.images,
         "pictures_bytes": table_sizes(sources),
         "detector_fingerprint": sources.fingerprint,

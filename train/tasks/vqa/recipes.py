@@ -308,7 +308,8 @@ def from_bert(recipe: TaskRecipe) -> TaskRecipe:
         name=f"{recipe.name}-from-bert",
         starts_from=("bert",),
         about=f"{recipe.about}, from BERT alone",
-        needs=f"{REGIONS}; --init: BERT (train-vl convert --family bert --as bert-base)",
+        needs=f"{recipe.needs.partition('; --init')[0]}; --init: BERT (train-vl convert --family "
+        "bert --as bert-base)",
     )
 
 
