@@ -42,11 +42,13 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
 def require_tables(arguments: Mapping[str, str | None]) -> None:
     """Raises InputError for the first argument that names no table; those that are None pass.
 
-    By their flags: the argument of ``--pairs`` is a table of pairs.
+    By their flags: the argument of ``--pairs`` is a table of pairs, of ``--annotated-regions`` one
+    of regions.
     """
     for flag, argument in arguments.items():
         if argument is not None:
-            find_shards(argument, TABLES[flag.removeprefix("--")], flag)
+            name = flag.removeprefix("--").removeprefix("annotated-")
+            find_shards(argument, TABLES[name], flag)
 
 
 def _in_folder(folder: Path, spec: Table, said: str) -> list[Path]:

@@ -99,6 +99,11 @@ class RegionReader:
         return self._index
 
     @property
+    def flag(self) -> str:
+        """Returns the option that names the table."""
+        return self._flag
+
+    @property
     def detector_fingerprint(self) -> str | None:
         """Identifies the detector's weights and conventions; None if the producer gave none."""
         return _fingerprint(self.producer)

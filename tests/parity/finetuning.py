@@ -4,6 +4,7 @@ What waits for a task is named with it, by its keys; the report of a set lists i
 """
 
 import io
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from tests.parity import training_vlbert
+from tests.parity.finetuning_regions import expressions
 from tests.parity.golden import GoldenSet, expect, leaves, naming, read_json
 from tests.parity.results import Results
 from tests.parity.training import by_kind
@@ -106,7 +108,6 @@ def compare_targets(results: Results, at: str, vocab: list[str], case: dict[str,
 
 def vilbert_rules(golden: GoldenSet, results: Results) -> None:
     """ViLBERT's feature reader, and a record of pretraining without masks."""
-    results.waits("RefCOCO+", "refer.*")
     results.waits("VCR", "vcr.*")
     # Kept beside the normalised ones; no model is fed them.
     results.given("reader.*.out.location_pixels", "*.in.*")
@@ -116,6 +117,8 @@ def vilbert_rules(golden: GoldenSet, results: Results) -> None:
             read = picture_with_whole(golden, name)
             for key, ours in read.items():
                 results.check(f"reader.{name}.out.{key}", ours)
+    if "refer" in golden.config:
+        expressions(golden, results, partial(caption_pieces, golden.config["vocab"]))
     if "pretrain" in golden.config:
         pretraining_record(golden, results)
 

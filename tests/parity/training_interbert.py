@@ -11,6 +11,7 @@ from tests.parity.results import Results
 
 from vlmill.train.loading.batch import whole_picture
 from vlmill.train.loading.boxes import overlaps, padded_locations
+from vlmill.train.loading.joined import shown_of_each, whole_weights
 from vlmill.train.loading.masking.regions import mask_groups, masked_by
 from vlmill.train.loading.masking.words import (
     Lexicon,
@@ -23,7 +24,7 @@ from vlmill.train.loading.masking.words import (
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.recipes.spec import Masking
 from vlmill.train.tasks.retrieval.metrics import KS, rank_summary, ranks_among
-from vlmill.train.tasks.vcr.texts import choice_texts, merge_regions, name_objects
+from vlmill.train.tasks.vcr.texts import choice_texts, name_objects
 
 IGNORED = -1
 CAPTION = r'"([^"]+)": ([^",;]+)'  # of a pool: its id and its words
@@ -236,11 +237,39 @@ def merged_regions(golden: GoldenSet, results: Results, case: str) -> None:
         for kind in ("detected", "gt")
     )
     most = int(golden.tensors[f"{case}.in.max_regions"])
-    features, locations = merge_regions(detected, annotated, most)
+    features, locations = merged(detected, annotated, most)
     num_rows = len(golden.tensors[f"{case}.out.mask"])
     results.check(f"{case}.out.feat", rows(features, num_rows))
     results.check(f"{case}.out.loc", rows(locations, num_rows))
     results.check(f"{case}.out.mask", (torch.arange(num_rows) < len(features)).long())
+
+
+Rows = tuple[Any, Any]  # features and locations, the whole picture's first
+
+
+def merged(detected: Rows, annotated: Rows, most: int) -> Rows:
+    """The rows that our joined regions have.
+
+    The recorded picture's feature is not the mean of its regions: ours is asked of regions that all
+    have it.
+    """
+    counts = len(detected[0]) - 1, len(annotated[0]) - 1
+    shown = shown_of_each(*counts, most - 1)
+    tables = (detected, annotated)
+    wholes = [np.repeat(table[0][:1], n, 0) for table, n in zip(tables, counts, strict=True)]
+    whole = whole_picture(
+        torch.from_numpy(np.concatenate(wholes))[None],
+        torch.tensor([sum(counts)]),
+        torch.zeros(1, sum(counts), dtype=torch.bool),
+        "mean",
+        torch.from_numpy(whole_weights(*counts))[None],
+    ).numpy()
+    features, locations = (
+        [table[part][1 : n + 1] for table, n in zip(tables, shown, strict=True)]
+        for part in range(2)
+    )
+    first = detected[1][:1]
+    return np.concatenate([whole, *features]), np.concatenate([first, *locations])
 
 
 def ranks(golden: GoldenSet, results: Results) -> None:

@@ -180,7 +180,11 @@ class HostBatch:
         features.masked_fill_(hidden[..., None], 0)
         if self.whole_image != "none":
             features[:, 0] = whole_picture(
-                features[:, 1:], tensors["region_counts"], hidden, self.whole_image
+                features[:, 1:],
+                tensors["region_counts"],
+                hidden,
+                self.whole_image,
+                tensors.get("region_weights"),
             )
         return features[:, :shown], targets, locations, mask, hidden[:, :shown]
 
@@ -220,12 +224,15 @@ def whole_picture(
     counts: Int[Tensor, " B"],
     hidden: Bool[Tensor, "B R2"],
     kind: str,
+    weights: Float[Tensor, "B R"] | None = None,
 ) -> Float[Tensor, "B D"]:
     """The picture's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
 
-    ``mean`` counts hidden regions too (ViLBERT, InterBERT), ``rest`` does not (VL-BERT, where
-    nothing left gives zeros).
+    ``mean`` counts hidden regions too (ViLBERT, InterBERT), with ``weights`` each by its share;
+    ``rest`` does not (VL-BERT, where nothing left gives zeros).
     """
+    if weights is not None and kind == "mean":
+        return torch.einsum("br,brd->bd", weights, features)
     left = counts if kind == "mean" else counts - hidden.sum(1)
     divisor = left.clamp(min=1) if kind == "mean" else left + 1e-5
     total: Tensor = features.sum(1) / divisor[:, None]

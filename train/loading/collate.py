@@ -155,7 +155,19 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
         "read_regions": _with_first(masked, ends > 0),
         "class_targets": np.where(targets < 0, IGNORED, targets + background),
     }
+    if any(regions.weights is not None for regions in present):
+        arrays["region_weights"] = _weights(pictures, read - whole)
     return arrays | (_distributions(pictures, masked[:, whole:]) if background else {})
+
+
+def _weights(pictures: Sequence[SampledRegions | None], columns: int) -> Array:
+    """Each region's share in the whole picture's feature [B, R], where these differ."""
+    weights = np.zeros((len(pictures), columns), dtype=np.float32)
+    for i, regions in enumerate(pictures):
+        if regions is not None and (count := len(regions.boxes)):
+            shares = np.full(count, 1 / count) if regions.weights is None else regions.weights
+            weights[i, :count] = shares
+    return weights
 
 
 def _classes(regions: SampledRegions) -> npt.NDArray[Any]:

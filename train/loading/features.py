@@ -145,15 +145,17 @@ def fill(
     flat = features.view(kind).numpy().view(np.uint8).reshape(len(features), -1)
     width = features.shape[2] * features.element_size()
     first = whole * width
-    for i, source in enumerate(stored):
-        end = first + source.num_regions * width
-        content = source.copied if source.place is None else reader.bytes_at(*source.place)
-        assert content is not None
-        if source.order is None:
-            flat[i, first:end] = content[: end - first]
-        else:
-            rows = flat[i, first:end].reshape(-1, width)
-            np.take(content.reshape(-1, width), source.order, axis=0, out=rows, mode="clip")
+    for i, picture in enumerate(stored):
+        end = first
+        for source in picture.parts:
+            start, end = end, end + source.num_regions * width
+            content = source.copied if source.place is None else reader.bytes_at(*source.place)
+            assert content is not None
+            if source.order is None:
+                flat[i, start:end] = content[: end - start]
+            else:
+                rows = flat[i, start:end].reshape(-1, width)
+                np.take(content.reshape(-1, width), source.order, axis=0, out=rows, mode="clip")
         flat[i, :first] = flat[i, end:] = 0
     flat[len(stored) :] = 0
 

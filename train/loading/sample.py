@@ -56,7 +56,8 @@ class SampledRegions:
 
     The first ``num_shown`` are shown; VL-BERT's whole picture is the mean of all. ``boxes`` float32
     [R, 4] are ``mirrored`` or not. ``masks`` [R]. ``row`` holds the whole row, as far as
-    :func:`columns_of` says, in the table's order.
+    :func:`columns_of` says, in the table's order. ``weights`` [R] are the regions' shares in the
+    whole picture's mean, where these differ.
     """
 
     row: RegionRow
@@ -65,6 +66,13 @@ class SampledRegions:
     masks: MaskedRegions
     num_shown: int
     mirrored: bool = False
+    weights: Array | None = None
+
+    @property
+    def stored_boxes(self) -> Array:
+        """The boxes [R, 4] as they are stored, in this order: neither mirrored nor clamped."""
+        order = self.features.order
+        return self.row.boxes[: len(self.boxes)] if order is None else self.row.boxes[order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +146,7 @@ def take_regions(
     row = group.row(at, columns)
     count, order = chosen_regions(row, feeding)
     boxes = row.boxes[:count] if order is None else row.boxes[order]
-    boxes = _placed(boxes, (row.width, row.height), feeding, mirrored=mirrored)
+    boxes = placed_boxes(boxes, (row.width, row.height), feeding, mirrored=mirrored)
     return SampledRegions(
         row=row,
         features=stored_features(group, at, count, order),
@@ -192,7 +200,7 @@ def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
     )
 
 
-def _placed(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: bool) -> Array:
+def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: bool) -> Array:
     """Boxes mirrored, and clamped to the last pixel where the model counts so."""
     if mirrored:
         last = size[0] - 1

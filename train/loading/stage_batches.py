@@ -167,9 +167,9 @@ class StageBatches(Dataset[HostBatch], ABC):
         Only in worker processes: elsewhere they are read at once.
         """
         if self.regions is not None and get_worker_info() is not None:
-            for stored in batch.stored:
-                if stored.place is not None:
-                    self.regions.read_ahead(*stored.place)
+            for part in (part for stored in batch.stored for part in stored.parts):
+                if part.place is not None:
+                    self.regions.read_ahead(*part.place)
 
     def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
         """Each visit's own random numbers."""

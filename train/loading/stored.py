@@ -16,13 +16,19 @@ class StoredFeatures:
 
     ``place`` is a shard, and an offset and a size in its file; None for a compressed row, whose
     bytes are in ``copied``. The regions are the row's first, or those at the places ``order``
-    [num_regions] of the row, in this order.
+    [num_regions] of the row, in this order. ``more`` come behind them, of this or another table.
     """
 
     num_regions: int
     place: tuple[int, int, int] | None
     copied: npt.NDArray[np.uint8] | None = None
     order: Ids | None = None
+    more: tuple["StoredFeatures", ...] = ()
+
+    @property
+    def parts(self) -> tuple["StoredFeatures", ...]:
+        """All that is read of the picture, in turn."""
+        return (self, *self.more)
 
     def rows_of(self, regions: Ids) -> Ids:
         """The places in the row of some of the regions, which count from 0."""
@@ -32,7 +38,11 @@ class StoredFeatures:
 def stored_features(
     group: RegionGroup, at: int, num_regions: int, order: Ids | None = None
 ) -> StoredFeatures:
-    """Finds the features of row ``at`` of a group. Raises InputError if the row has none."""
+    """Finds the features of row ``at`` of a group. Raises InputError if the row has none and
+    ``num_regions`` are asked for.
+    """
+    if not num_regions:
+        return StoredFeatures(num_regions=0, place=None, copied=np.empty(0, np.uint8))
     place = group.feature_place(at)
     if place is not None:
         where = (group.shard_number, *place)

@@ -20,6 +20,7 @@ from vlmill.models.vlbert.config import (
     RegionCnnConfig,
     VlBertConfig,
     VlBertEndToEndConfig,
+    VlBertRefcocoConfig,
     VlBertVqaConfig,
 )
 from vlmill.models.vlmo.config import VlmoConfig, VlmoVqaConfig
@@ -319,6 +320,13 @@ def _vlbert_vqa(config: VlBertVqaConfig) -> Network:
     return body._replace(beside=body.beside + head)
 
 
+def _vlbert_refcoco(config: VlBertRefcocoConfig) -> Network:
+    heads: dict[str, Any] = {"masked_words": False, "masked_classes": False, "matching": False}
+    body = network_of(dataclasses.replace(config.body, **heads))
+    width = config.body.width
+    return body._replace(beside=body.beside + _linear(width, width) + _linear(width, 1))
+
+
 def _vlmo_vqa(config: VlmoVqaConfig) -> Network:
     heads: dict[str, Any] = {"contrast": False, "match": False, "mlm": False}
     encoder, width = network_of(dataclasses.replace(config.encoder, **heads)), config.encoder.width
@@ -339,6 +347,7 @@ NETWORKS: dict[type[Any], Callable[[Any], Network]] = {
     VilbertConfig: _vilbert,
     VilbertTasksConfig: _vilbert_tasks,
     VlBertConfig: _vlbert,
+    VlBertRefcocoConfig: _vlbert_refcoco,
     VlBertVqaConfig: _vlbert_vqa,
     VlmoVqaConfig: _vlmo_vqa,
     VlBertEndToEndConfig: _vlbert_end_to_end,

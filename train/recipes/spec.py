@@ -62,6 +62,10 @@ class Feeding:
     kind: Literal["regions", "pixels", "text", "pictures", "picture-regions"] = "regions"
     max_tokens: int | None = None  # [CLS] and [SEP] counted; null: as many as the model takes
     max_regions: int = 100  # the first of a picture in ``region_order``
+    # Whose boxes they are: ``--regions``, ``--annotated-regions``, or both, the annotated ones
+    # behind the detected ones and first to stay (``max_regions``); ``joined-in-training`` has the
+    # detected ones alone wherever it is measured, and for the whole picture's feature (RefCOCO+).
+    boxes: Literal["detected", "annotated", "joined", "joined-in-training"] = "detected"
     # That of the table, or by falling confidence: the highest probability of any class, background
     # included (VL-BERT), or where only the class's own score is stored, that; else the table's.
     region_order: Literal["table", "confidence"] = "table"

@@ -28,6 +28,12 @@ class TaskHome:
 
 # A new task is a folder in ``train/tasks`` and a line here.
 TASKS: dict[str, TaskHome] = {
+    "refcoco": TaskHome(
+        examples="expressions",
+        settings="vlmill.train.tasks.refcoco.recipes.RefcocoSettings",
+        recipes="vlmill.train.tasks.refcoco.recipes.RECIPES",
+        task="vlmill.train.tasks.refcoco.task.refcoco",
+    ),
     "vqa": TaskHome(
         examples="questions",
         settings="vlmill.train.tasks.vqa.recipes.VqaSettings",

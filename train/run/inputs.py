@@ -6,6 +6,7 @@ from typing import Literal
 from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.joined_regions import ANNOTATED, JoinedRegions
 from vlmill.schemas.readers.joining import Indexed
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, require_detector
@@ -38,6 +39,7 @@ class Inputs:
     pairs: str | None = None
     examples: Examples | None = None
     regions: str | None = None
+    annotated_regions: str | None = None
     images: str | None = None
     negatives: str | None = None
     neighbours: str | None = None
@@ -81,6 +83,16 @@ class Sources:
         return self.images if self.regions is None else self.regions
 
     @property
+    def annotated(self) -> RegionReader | None:
+        """The annotated regions beside detected ones, where both are read."""
+        return self.regions.annotated if isinstance(self.regions, JoinedRegions) else None
+
+    @property
+    def beside_regions(self) -> tuple[Indexed, ...]:
+        """What has to have a pair's picture beside the regions."""
+        return tuple(table for table in (self.annotated, self.images) if table is not None)
+
+    @property
     def fingerprint(self) -> str | None:
         """The detector's; None without regions too."""
         return None if self.regions is None else self.regions.detector_fingerprint
@@ -89,6 +101,12 @@ class Sources:
 def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
     """Open and measure the inputs. Raises InputError for what does not fit together."""
     require_sources(recipe, pairs=inputs.pairs, regions=inputs.regions, images=inputs.images)
+    for number, stage in enumerate(recipe.stages):
+        if stage.feeding.boxes != "detected":
+            raise InputError(
+                f"stages.{number}.feeding.boxes={stage.feeding.boxes}: pretraining reads --regions "
+                "alone; leave it at detected"
+            )
     regions, images = open_pictures(inputs, recipe)
     facts = NO_REGIONS
     if regions is not None and inputs.regions is not None:
@@ -118,19 +136,26 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
     what does not fit together.
     """
     for number, stage in enumerate(recipe.stages):
-        needs = {"regions": stage.feeding.reads_regions, "images": stage.feeding.reads_pictures}
+        feeding = stage.feeding
+        needs = {
+            "regions": feeding.reads_regions and feeding.boxes != "annotated",
+            "annotated_regions": feeding.reads_regions and feeding.boxes != "detected",
+            "images": feeding.reads_pictures,
+        }
         for name, read in needs.items():
             if read and getattr(inputs, name) is None:
                 raise InputError(
-                    f"--{name} is missing: {recipe.name} reads "
-                    f"stages.{number}.feeding.kind={stage.feeding.kind}"
+                    f"--{name.replace('_', '-')} is missing: {recipe.name} reads "
+                    f"stages.{number}.feeding.kind={feeding.kind} with boxes={feeding.boxes}"
                 )
     regions, images = open_pictures(inputs, recipe)
     if init is not None and inputs.vocab is not None:
         raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
     facts = NO_REGIONS
-    if regions is not None and inputs.regions is not None:
-        facts = region_facts(inputs.regions)
+    if regions is not None:
+        first = inputs.annotated_regions if regions.flag == ANNOTATED else inputs.regions
+        assert first is not None
+        facts = region_facts(first)
         seen = init if init is not None and init.variant != "bert" else None
         check_detector(regions.detector_fingerprint, seen)
     pairs = pairs_facts(inputs.visited)
@@ -167,11 +192,26 @@ def open_pictures(
     """Open the tables that the stages read of those that are given."""
     feeds = [stage.feeding for stage in recipe.stages]
     regions = images = None
-    if inputs.regions is not None and any(feeding.reads_regions for feeding in feeds):
-        regions = RegionReader(inputs.regions)
+    of_regions = [feeding for feeding in feeds if feeding.reads_regions]
+    if of_regions:
+        regions = open_regions(inputs, of_regions[0].boxes)
     if inputs.images is not None and any(feeding.reads_pictures for feeding in feeds):
         images = ImageReader(inputs.images)
     return regions, images
+
+
+def open_regions(inputs: Inputs, boxes: str) -> RegionReader | None:
+    """Open the table or tables of regions that ``Feeding.boxes`` names; None where none is
+    given.
+    """
+    detected, annotated = inputs.regions, inputs.annotated_regions
+    if boxes == "annotated":
+        return None if annotated is None else RegionReader(annotated, flag=ANNOTATED)
+    if detected is None:
+        return None
+    if boxes == "detected" or annotated is None:
+        return RegionReader(detected)
+    return JoinedRegions(detected, annotated)
 
 
 def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe: Recipe) -> None:

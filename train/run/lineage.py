@@ -23,6 +23,7 @@ def run_inputs(recipe: RunSettings, sources: Sources) -> list[Input]:
     tables: dict[str, tuple[str | None, Table]] = {
         "--pairs": (inputs.pairs, PAIRS),
         "--regions": (inputs.regions if sources.regions else None, REGIONS),
+        "--annotated-regions": (inputs.annotated_regions if sources.regions else None, REGIONS),
         "--images": (inputs.images if sources.images else None, IMAGES),
         "--negatives": (inputs.negatives, NEGATIVES),
     }

@@ -152,7 +152,7 @@ def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> WhichPair
         pairs=sources.inputs.visited,
         rows=rows,
         pictures=sources.pictures,
-        images=None if sources.regions is None else sources.images,
+        others=() if sources.regions is None else sources.beside_regions,
         takes_pairs=any(feed.kind != "text" for feed in feeds),
         takes_texts=any(feed.kind == "text" or feed.text_rows for feed in feeds),
         needs_words=any(feed.kind != "pictures" for feed in feeds),

@@ -38,6 +38,7 @@ def settings_of_run(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
     return flatten(fields) | {
         what: f"{sources.pairs.count} {what}, {sources.pairs.digest[:16]}",
         "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
+        "annotated_regions": _table_digest(sources.annotated, "annotated"),
         "images": _table_digest(sources.images, "encoded"),
         "negatives": _digest(negatives, "--negatives"),
         "vocab": _digest([path_of(inputs.vocab)] if inputs.vocab else [], "--vocab"),

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmill.schemas.readers.joined_regions import JoinedRegions
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.chosen import stage_rows
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.masking.regions import MaskedRegions
+from vlmill.train.loading.joined import joined_regions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.pictures.crop import evaluation_picture
@@ -100,8 +101,16 @@ class TaskBatches(StageBatches):
         assert self.regions is not None
         feeding = self.stage.feeding
         mirrored = self.training and bool(feeding.flip) and draws.random() < feeding.flip
-        regions = take_regions(*self.regions.located(at), feeding, self._columns, mirrored=mirrored)
-        return hidden(regions) if self.blind else regions
+        joined = feeding.boxes == "joined" or (
+            feeding.boxes == "joined-in-training" and self.training
+        )
+        if joined:
+            assert isinstance(self.regions, JoinedRegions)  # `open_examples`
+            regions = joined_regions(self.regions, at, feeding, mirrored=mirrored)
+        else:
+            table = self.regions.located(at)
+            regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
+        return self.task.hidden(regions) if self.blind else regions
 
     def _pixels(self, at: int, row: int, draws: Uniforms) -> Arrays:
         if self.training and not self.blind:
@@ -119,12 +128,3 @@ class TaskBatches(StageBatches):
 def in_parts(rows: list[int], size: int) -> list[list[int]]:
     """The rows in their order, ``size`` of them at a time."""
     return [rows[first : first + size] for first in range(0, len(rows), size)]
-
-
-def hidden(regions: SampledRegions) -> SampledRegions:
-    """A picture of which nothing is told but that there is one: not even how many regions."""
-    count = len(regions.boxes)
-    masks = MaskedRegions(
-        masked=np.zeros(count, dtype=np.bool_), zeroed=np.ones(count, dtype=np.bool_)
-    )
-    return dataclasses.replace(regions, masks=masks, num_shown=0)

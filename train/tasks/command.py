@@ -15,6 +15,8 @@ examples:
       --regions demo/regions --images demo/pairs --output demo/after
   train-vl evaluate vqa --checkpoint runs/vqa --examples vqa --regions regions \\
       --split val2014 --output runs/vqa-val
+  train-vl evaluate refcoco --checkpoint runs/refcoco --examples refcoco \\
+      --regions detected --split testA --output runs/refcoco-testA
 
 writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json);
 retrieval also neighbours.json (the first five of every query). Texts and pictures are fed as in the
@@ -54,6 +56,18 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: error)",
     )
     add("--regions", help="region features of their pictures, for models that read them")
+    add("--annotated-regions", help="regions at boxes that people have drawn (RefCOCO+, VCR)")
+    add(
+        "--boxes",
+        choices=("detected", "annotated"),
+        help="refcoco: whose boxes are chosen among (default: as trained)",
+    )
+    add(
+        "--iou",
+        choices=("exact", "released", "vlbert", "mattnet"),
+        help="refcoco: whose rule says that a box is right (default: exact, at half and without "
+        "an added pixel)",
+    )
     add("--images", help="their pictures: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")
     add("--output", type=place, required=True, help="folder to write")
@@ -95,7 +109,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from vlmill.schemas.tables import TABLES
 
     find_shards(args.examples, TABLES[home.examples], "--examples")
-    require_tables({"--regions": args.regions, "--images": args.images})
+    tables = ("regions", "annotated_regions", "images")
+    require_tables({f"--{name.replace('_', '-')}": getattr(args, name) for name in tables})
     from vlmill.train.tasks.evaluating.job import evaluate_task
     from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 

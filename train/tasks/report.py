@@ -7,6 +7,7 @@ Pure functions from rows to HTML; pictures come as data: URIs.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -24,6 +25,7 @@ from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.scores import Figures, percent
 
 NONE = Markup("<p>None.</p>")
+CARD_PX = 240  # the longest side of a picture on a card
 
 _WEIGHED = template(
     "<figure class='weighed'><svg viewBox='0 0 {{ width }} {{ height }}' role='img' width='640' "
@@ -59,8 +61,20 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrawnBox:
+    """A box [4] over a case's picture, in its pixels: what is ``right``, ``chosen``, or another."""
+
+    box: NDArray[np.floating]
+    label: str
+    kind: Literal["right", "chosen", "other"] = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
-    """An example as a report shows it: its score, what was asked, said and right."""
+    """An example as a report shows it: its score, what was asked, said and right.
+
+    One with ``boxes`` is drawn; ``size`` is its picture's, in their pixels. ``choices`` are listed.
+    """
 
     example_id: str
     image_id: str
@@ -68,6 +82,9 @@ class Case:
     asked: str
     said: str
     right: str
+    boxes: tuple[DrawnBox, ...] = ()
+    size: tuple[int, int] = (0, 0)
+    choices: tuple[str, ...] = ()
 
 
 def worst_cases(cases: Sequence[Case], count: int) -> list[Case]:
@@ -94,7 +111,7 @@ def cases_section(
 
 
 def pictures_of(
-    images: str | Path | None, image_ids: Set[str], *, side: int = 240
+    images: str | Path | None, image_ids: Set[str], *, side: int = CARD_PX
 ) -> dict[str, str]:
     """Reads thumbnails as data: URIs of the pictures that the table has, under their ids or by
     one name, and that can be decoded; ``side`` is the longest in pixels.

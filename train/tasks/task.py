@@ -1,5 +1,6 @@
 """A task is this to the code that fine-tunes and evaluates: what it reads, learns and reports."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.chosen import StagePairs
+from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms, permutation
-from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
@@ -42,12 +44,14 @@ class Evaluated:
 
     ``figures`` are metrics by name, and ``headline`` those that the papers print. ``files`` write
     what servers take into a folder; InputError of one is a note. ``cases`` are examples with their
-    scores. ``published`` are the papers' metrics.
+    scores. ``published`` are the papers' metrics, in the rows of the task ``papers`` (none: the
+    one that is evaluated).
     """
 
     figures: Figures
     headline: Sequence[str]
     published: Sequence[str] = ()
+    papers: str = ""
     files: Sequence[Callable[[Path], object]] = ()
     cases: Sequence[Case] = ()
     notes: Sequence[str] = ()
@@ -82,6 +86,15 @@ class Reading(Protocol):
         ...
 
 
+def without_features(regions: SampledRegions) -> SampledRegions:
+    """A picture whose boxes are shown, and nothing of what is in them."""
+    count = len(regions.boxes)
+    masks = MaskedRegions(
+        masked=np.zeros(count, dtype=np.bool_), zeroed=np.ones(count, dtype=np.bool_)
+    )
+    return dataclasses.replace(regions, masks=masks)
+
+
 class LearntTask(ABC):
     """A task with its model's head, as it is learnt, and followed while it is.
 
@@ -91,6 +104,7 @@ class LearntTask(ABC):
     name: str
     losses: tuple[str, ...]  # the names of its losses, in the order in which they are counted
     criterion: Criterion  # what the best checkpoint is best at
+    weighs_regions: bool = True  # whether a report can say which regions an answer rests on
 
     # What it reads.
 
@@ -132,6 +146,12 @@ class LearntTask(ABC):
         """The samples of an example; its text with its picture, unless a task says otherwise."""
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
+
+    def hidden(self, regions: SampledRegions) -> SampledRegions:
+        """What a blind model is shown of a picture: that there is one, not even how many regions
+        it has.
+        """
+        return dataclasses.replace(without_features(regions), num_shown=0)
 
     @abstractmethod
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:

@@ -89,7 +89,10 @@ def test_every_variant_and_task_has_its_formula() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["vqa-vilbert-small", "vqa-single-stream", "vqa-vl-bert-small", "vqa-vlmo-small", "two layers"],
+    [
+        *("vqa-vilbert-small", "vqa-single-stream", "vqa-vl-bert-small", "vqa-vlmo-small"),
+        *("two layers", "refcoco-vl-bert-small"),
+    ],
 )
 def test_formulas_count_what_tasks_add(name: str) -> None:
     config = VlBertVqaConfig(classifier="2fc") if name == "two layers" else None

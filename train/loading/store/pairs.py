@@ -30,13 +30,15 @@ NO_COLUMNS = pa.schema([])
 class Examples:
     """Names a task's table of examples, whose rows are read as pairs.
 
-    ``as_pairs`` gives the ``COLUMNS`` of the rows of a batch, and those of ``labels``.
+    ``as_pairs`` gives the ``COLUMNS`` of the rows of a batch, and those of ``labels``. A task that
+    ``takes_empty`` also has examples without a word and pictures without a box.
     """
 
     path: str
     table: Table
     as_pairs: Callable[[pa.RecordBatch], pa.RecordBatch]
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
+    takes_empty: bool = False
 
 
 PairTable = str | PicturesAlone | Examples

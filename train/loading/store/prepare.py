@@ -34,6 +34,7 @@ from vlmill.train.loading.store.files import Columns, prepare_negatives, write_k
 from vlmill.train.loading.store.near import keep_neighbours
 from vlmill.train.loading.store.pairs import (
     COLUMNS,
+    Examples,
     PairTable,
     flag_of,
     label_columns,
@@ -67,7 +68,8 @@ class WhichPairs:
     pairs: PairTable
     rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
     pictures: Indexed | None = None  # what pairs are joined with; None for texts alone
-    images: Indexed | None = None  # beside regions in `pictures`: the pictures themselves
+    # Beside regions in `pictures`: the pictures themselves, and annotated regions.
+    others: tuple[Indexed, ...] = ()
     takes_pairs: bool = True
     takes_texts: bool = False  # texts without a picture
     needs_words: bool = True  # for pictures alone a text may be empty
@@ -232,7 +234,7 @@ def sample_ids(which: WhichPairs) -> str:
 
 
 def _flag(pictures: Indexed) -> str:
-    return "--regions" if isinstance(pictures, RegionReader) else "--images"
+    return pictures.flag if isinstance(pictures, RegionReader) else "--images"
 
 
 def _repeated_keys(pairs: PairTable) -> frozenset[int]:
@@ -251,7 +253,9 @@ class _PairFilter:
         self._counts: npt.NDArray[np.int32] | None = None
         if isinstance(which.pictures, RegionReader):
             self._counts = which.pictures.box_counts()
-        tables = [table for table in (which.pictures, which.images) if table is not None]
+        tables = [] if which.pictures is None else [which.pictures, *which.others]
+        examples = which.pairs if isinstance(which.pairs, Examples) else None
+        self._takes_empty = examples is not None and examples.takes_empty
         self._joins = [
             Join(table.index, asking=flag_of(which.pairs), holding=_flag(table)) for table in tables
         ]
@@ -292,7 +296,8 @@ class _PairFilter:
         if self._came_before(row["pair_id"]):
             return Reason.DUPLICATE
         reason = self.reason_without_text(row, at)
-        if reason is None and self._which.needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
+        needs_words = self._which.needs_words and not self._takes_empty
+        if reason is None and needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
             return Reason.NO_TEXT
         return reason
 
@@ -305,7 +310,7 @@ class _PairFilter:
                 return Reason.NO_PICTURE
         elif at == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
-        elif self._counts is not None and not self._counts[at]:
+        elif self._counts is not None and not self._counts[at] and not self._takes_empty:
             return Reason.NO_BOXES
         elif isinstance(self._which.pictures, RegionReader):
             return None if self._which.pictures.is_finite(at) else Reason.NOT_FINITE

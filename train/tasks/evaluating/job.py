@@ -65,7 +65,7 @@ def evaluate_task(options: EvaluationOptions) -> None:
     assert writer.shard is not None
     rejected = list(rejects_of(output / writer.shard.name))
     if options.missing == "error":
-        refuse_rejected(rejected, len(batches.table))
+        refuse_rejected(rejected, len(predicted))
     evaluated = opened.task.evaluate(options.examples, batches.table, predicted)
     evaluated = write_files(evaluated, output)
     figures = evaluated.figures | {"examples": len(predicted), "rejected": len(rejected)}
@@ -93,7 +93,7 @@ def weigh_one(
     opened: Opened, batches: TaskBatches, predicted: list[Predicted], evaluated: Evaluated
 ) -> WeighedPicture | None:
     """The weights of the regions behind the best answered example, or the first one."""
-    if not predicted:
+    if not predicted or not opened.task.weighs_regions:
         return None
     cases = {case.example_id: case for case in evaluated.cases}
     best = max(cases.values(), key=lambda case: case.score, default=None)
@@ -192,7 +192,11 @@ def inputs_of(opened: Opened) -> list[Input]:
     """Records what an evaluation has read, for its manifest."""
     options, examples = opened.options, opened.sources.inputs.examples
     assert examples is not None
-    tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))
+    tables = (
+        ("--regions", options.regions, REGIONS),
+        ("--annotated-regions", options.annotated_regions, REGIONS),
+        ("--images", options.images, IMAGES),
+    )
     return [
         checkpoint_input("--checkpoint", opened.loaded.path),
         table_input("--examples", options.examples, examples.table),

@@ -34,6 +34,9 @@ class EvaluationOptions:
     examples: str
     output: Path
     regions: str | None = None
+    annotated_regions: str | None = None
+    boxes: Literal["detected", "annotated"] | None = None  # None: as trained
+    iou: str | None = None  # the rule by which boxes are right; None: the task's own
     images: str | None = None
     labels: Path | None = None
     split: str | None = None
@@ -77,14 +80,19 @@ def open_evaluation(options: EvaluationOptions) -> Opened:
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint)
-    recipe = recipe_of(loaded, options.task)
+    recipe = as_asked(recipe_of(loaded, options.task), options)
     make: Callable[..., Task] = named(TASKS[options.task].task)
     task = make(recipe, options.examples, options.labels, loaded).reading(loaded.tokenizer)
     require_head(loaded, task, options)
     examples = task.examples(options.examples)
     if options.split is not None:
         examples = of_split(examples, options.split)
-    inputs = Inputs(examples=examples, regions=options.regions, images=options.images)
+    inputs = Inputs(
+        examples=examples,
+        regions=options.regions,
+        annotated_regions=options.annotated_regions,
+        images=options.images,
+    )
     sources = open_examples(inputs, recipe, loaded)
     if not sources.pairs.count:
         what = "" if options.split is None else f" of split {options.split}"
@@ -118,6 +126,25 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     return dataclasses.replace(recipe, model=loaded.config, stages=stages)
 
 
+def as_asked(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
+    """The recipe with the boxes and the rule that are measured by: the user's, or as trained, where
+    what is joined in training alone leaves the detected ones.
+
+    Raises InputError where the task has no such rule.
+    """
+    (stage,) = recipe.stages
+    boxes = stage.feeding.boxes if options.boxes is None else options.boxes
+    if boxes == "joined-in-training":
+        boxes = "detected"
+    feeding, settings = dataclasses.replace(stage.feeding, boxes=boxes), recipe.settings
+    if options.iou is not None:
+        if not hasattr(settings, "iou"):
+            raise InputError(f"--iou {options.iou}: {options.task} compares no boxes; drop it")
+        settings = dataclasses.replace(settings, iou=options.iou)
+    stages = (dataclasses.replace(stage, feeding=feeding),)
+    return dataclasses.replace(recipe, stages=stages, settings=settings)
+
+
 def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOptions) -> None:
     """Raises InputError where the head's outputs are not known to mean the task's labels."""
     who = f"--checkpoint {loaded.path}"
@@ -148,7 +175,6 @@ def settings_of(opened: Opened) -> dict[str, Any]:
     options, loaded, sources = opened.options, opened.loaded, opened.sources
     with (loaded.path / MODEL).open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
-    reader = sources.regions or sources.images
     return {
         "checkpoint": str(options.checkpoint),
         "variant": loaded.variant,
@@ -160,8 +186,17 @@ def settings_of(opened: Opened) -> dict[str, Any]:
         "split": options.split,
         "missing": options.missing,
         "regions": options.regions,
+        "annotated_regions": options.annotated_regions,
+        "boxes": opened.stage.feeding.boxes,
+        "iou": options.iou,
         "images": options.images,
-        "pictures_bytes": [path.stat().st_size for path in reader.paths] if reader else [],
+        "pictures_bytes": table_sizes(sources),
         "detector_fingerprint": sources.fingerprint,
         "feeding.max_regions": opened.stage.feeding.max_regions,
     }
+
+
+def table_sizes(sources: Sources) -> list[int]:
+    """The sizes in bytes of the tables that pictures, or their regions, are read from."""
+    readers = (sources.regions or sources.images, sources.annotated)
+    return [path.stat().st_size for reader in readers if reader for path in reader.paths]

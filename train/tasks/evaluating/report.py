@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmill.schemas.console.report import Section, funnel_table, settings_table, write_page
+from vlmill.train.tasks.drawn_cases import DRAWN_PX, drawn_section
 from vlmill.train.tasks.evaluating.opened import Opened
 from vlmill.train.tasks.published import published_section
 from vlmill.train.tasks.report import (
+    CARD_PX,
     WeighedPicture,
     cases_section,
     figures_table,
@@ -39,13 +41,17 @@ def write_report(
         "rejects": dict(rejects),
     }
     cases = worst_cases(evaluated.cases, CASES)
-    uris = pictures_of(options.images, {case.image_id for case in cases})
+    is_drawn = any(case.boxes for case in cases)
+    side, section_of = (DRAWN_PX, drawn_section) if is_drawn else (CARD_PX, cases_section)
+    uris = pictures_of(options.images, {case.image_id for case in cases}, side=side)
     columns = list(dict.fromkeys([*evaluated.headline, *evaluated.published]))
     names = {name: name for name in figures if f"{name}_n" in figures}
     sections = [
-        published_section(options.task, figures, columns, model=training.recipe),
+        published_section(
+            evaluated.papers or options.task, figures, columns, model=training.recipe
+        ),
         Section(title="All figures", body=figures_table(figures, names, decimals=2)),
-        cases_section("Worst cases", "Those with the lowest scores.", cases, uris),
+        section_of("Worst cases", "Those with the lowest scores.", cases, uris),
         *([] if weighed is None else [weighed_section([weighed], options.images)]),
         Section(title="Examples", body=funnel_table([funnel])),
         Section(title="Settings", body=settings_table(settings)),

@@ -51,6 +51,11 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     add("--init", metavar="DIR", help="start from this checkpoint's weights")
     add("--examples", required=True, metavar="TABLE", help="the task's examples")
     add("--regions", metavar="TABLE", help="regions of their pictures")
+    add(
+        "--annotated-regions",
+        metavar="TABLE",
+        help="regions at the boxes that people have drawn (feeding.boxes: RefCOCO+, VCR)",
+    )
     add("--images", metavar="TABLE", help="their pictures, for models of pixels")
     add(
         "--negatives",
@@ -99,14 +104,28 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
         if not home.negatives:
             raise InputError(f"--negatives {args.negatives}: {recipe.task} reads none")
         find_shards(args.negatives, TABLES[home.negatives], "--negatives")
-    require_tables({"--regions": args.regions, "--images": args.images})
+    require_tables(
+        {
+            "--regions": args.regions,
+            "--annotated-regions": args.annotated_regions,
+            "--images": args.images,
+        }
+    )
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
     from vlmill.train.run.saving import HELD_OUT, PREPARED
     from vlmill.train.tasks.finetuning.job import TaskInputs
     from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 
     given: dict[str, Any] = {field.name: getattr(args, field.name) for field in fields(TaskInputs)}
-    for name in ("examples", "regions", "images", "negatives", "init", "vocab"):
+    for name in (
+        "examples",
+        "regions",
+        "annotated_regions",
+        "images",
+        "negatives",
+        "init",
+        "vocab",
+    ):
         given[name] = named_from(args.output, given[name])
     try:
         if args.dry_run:

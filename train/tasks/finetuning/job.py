@@ -42,6 +42,7 @@ class TaskInputs:
 
     examples: str
     regions: str | None = None
+    annotated_regions: str | None = None
     images: str | None = None
     negatives: str | None = None  # the table of negatives that the task draws from
     missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their picture
@@ -94,6 +95,7 @@ def open_task(
     opened = Inputs(
         examples=task.examples(inputs.examples),
         regions=inputs.regions,
+        annotated_regions=inputs.annotated_regions,
         images=inputs.images,
         neighbours=negatives_of(task, recipe, inputs.negatives),
         missing=inputs.missing,

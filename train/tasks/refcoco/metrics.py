@@ -65,13 +65,15 @@ class Grounding:
     """An expression's right box [4], its candidates [N, 4] and the model's scores of these [N].
 
     ``reference_index`` is the right candidate's row where candidates are annotated boxes. No
-    candidate is the whole picture, unless it may be chosen.
+    candidate is the whole picture, unless it may be chosen. ``size`` is the picture's, for who
+    draws it.
     """
 
     reference: Boxes
     candidates: Boxes
     scores: NDArray[np.floating]
     reference_index: int | None = None
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,10 @@
-"""Builds VCR's inputs as ViLBERT and InterBERT do: text with names, regions of two origins.
+"""Builds VCR's texts as ViLBERT and InterBERT do: with names, cut together.
 
-T tokens, N detected and M annotated regions with the whole picture's before each, D feature width.
+T tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-
-from vlmill.train.loading.arrays import Array
 
 Words = Sequence[str | Sequence[int]]
 
@@ -69,23 +65,3 @@ def choice_texts(
             TextPair(tokens=tokens, segments=[0] * (num_first + 2) + [1] * (num_choice + 1))
         )
     return texts
-
-
-def merge_regions(
-    detected: tuple[Array, Array], annotated: tuple[Array, Array], max_regions: int
-) -> tuple[Array, Array]:
-    """Merges the features and locations of the detected regions, then of the annotated ones.
-
-    Each is (features [N + 1, D], locations [N + 1, 5]) with the whole picture first; so is the
-    result, of at most ``max_regions`` rows. Annotated regions have the right of way. The picture's
-    feature is the mean of the two, weighted with the rows of each.
-    """
-    rows = len(detected[0]), len(annotated[0])
-    num_annotated = min(max_regions - 1, rows[1] - 1)
-    num_detected = min(max_regions - num_annotated, rows[0])
-    features = np.concatenate([detected[0][:num_detected], annotated[0][1 : num_annotated + 1]])
-    weighted = detected[0][0] * rows[0] + annotated[0][0] * rows[1]
-    features[0] = weighted / sum(rows)
-    return features, np.concatenate(
-        [detected[1][:num_detected], annotated[1][1 : num_annotated + 1]]
-    )

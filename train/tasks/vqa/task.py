@@ -26,7 +26,6 @@ from vlmill.schemas.answers import soft_labels
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
-from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample
@@ -43,6 +42,7 @@ from vlmill.train.objectives.losses import (
 )
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
+from vlmill.train.tasks.mirrored import mirrored_text, sides_of
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
 from vlmill.train.tasks.vlbert_texts import SpecialIds, vqa_text
@@ -101,11 +101,8 @@ class Vqa(Task):
     def reading(self, words: Tokenizer) -> Self:
         """Knows the vocabulary's special tokens, and its left and right."""
         ids = words.get_vocab()
-        mirrored = {}
-        if "left" in ids and "right" in ids:
-            mirrored = {ids["left"]: ids["right"], ids["right"]: ids["left"]}
         special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
-        return dataclasses.replace(self, special=special, mirrored=mirrored)
+        return dataclasses.replace(self, special=special, mirrored=sides_of(words))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -164,12 +161,9 @@ class Vqa(Task):
         if isinstance(sample, Undecodable):
             return sample
         if self.settings.mirror_words and sample.regions is not None and sample.regions.mirrored:
-            sample = dataclasses.replace(sample, text=self._mirrored(sample.text))
+            text = mirrored_text(sample.text, self.mirrored)
+            sample = dataclasses.replace(sample, text=text)
         return (sample,)
-
-    def _mirrored(self, text: MaskedTokens) -> MaskedTokens:
-        tokens = np.array([self.mirrored.get(token, token) for token in text.tokens.tolist()])
-        return dataclasses.replace(text, original=tokens, tokens=tokens)
 
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
         """Each label's row in the batch, its place in the list and its score; of a question with a

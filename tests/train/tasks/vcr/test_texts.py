@@ -1,11 +1,10 @@
 """VCR's inputs."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.train.tasks.vcr.texts import choice_texts, cut_pair, merge_regions, name_objects
+from vlmill.train.tasks.vcr.texts import choice_texts, cut_pair, name_objects
 
 
 def test_names_stand_for_references() -> None:
@@ -31,12 +30,3 @@ def test_a_shared_cut_lasts(shared: bool, kept: str) -> None:
     assert texts[0].tokens == ["[CLS]", *"abc", "[SEP]", *"uv", "[SEP]"]
     assert texts[0].segments == [0] * 5 + [1] * 3
     assert texts[1].tokens == ["[CLS]", *kept, "[SEP]", "u", "[SEP]"]
-
-
-def test_annotated_regions_have_the_right_of_way() -> None:
-    detected = np.arange(8, dtype=np.float32).reshape(4, 2)
-    annotated = -np.arange(6, dtype=np.float32).reshape(3, 2)
-    features, locations = merge_regions((detected, detected), (annotated, annotated), 4)
-    np.testing.assert_allclose(features[0], (detected[0] * 4 + annotated[0] * 3) / 7)
-    assert features[1:].tolist() == [*detected[1:2].tolist(), *annotated[1:].tolist()]
-    assert locations.tolist() == [*detected[:2].tolist(), *annotated[1:].tolist()]

@@ -13,6 +13,7 @@ from tests.train.tasks.questions import question
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocabulary
+from vlmill.train.tasks.mirrored import mirrored_text
 from vlmill.train.tasks.vqa.recipes import VqaSettings
 from vlmill.train.tasks.vqa.task import Vqa, swapped, targets_of
 
@@ -68,7 +69,7 @@ def test_mirrored_questions_change_sides() -> None:
     task = vqa(mirror_words=True).reading(words)
     ids = np.array(words.encode("left of the right dog").ids)
     text = MaskedTokens(original=ids, tokens=ids, masked=np.zeros(len(ids), dtype=np.bool_))
-    mirrored = task._mirrored(text)
+    mirrored = mirrored_text(text, task.mirrored)
     assert words.decode(mirrored.tokens.tolist()) == "[CLS] right of the left dog [SEP]"
     assert swapped("left of it") == "right of it" and swapped("upright") == "upright"
 

@@ -1,0 +1,65 @@
+"""Draws examples that are about boxes: the picture with them, and below what was asked and said."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from vlmill.schemas.console.report import Section, template
+from vlmill.train.tasks.report import NONE, Case
+
+DRAWN_PX = 480  # the longest side of a picture under its boxes
+COLOURS = {"right": "#2e8540", "chosen": "#d9822b", "other": "#4a7fb5"}
+
+_CASES = template(
+    "{% for case in cases %}<figure class='weighed'><svg viewBox='0 0 {{ case.width }} "
+    "{{ case.height }}' role='img' width='480' style='max-width:100%;height:auto'>"
+    "<title>{{ case.id }}</title>"
+    "{% if case.uri %}<image href='{{ case.uri }}' width='{{ case.width }}' "
+    "height='{{ case.height }}'/>{% endif %}"
+    "{% for box in case.boxes %}<rect x='{{ box.x }}' y='{{ box.y }}' width='{{ box.width }}' "
+    "height='{{ box.height }}' fill='none' stroke='{{ box.colour }}' "
+    "stroke-width='{{ case.stroke }}'><title>{{ box.label }}</title></rect>"
+    "<text x='{{ box.x }}' y='{{ box.y }}' dy='{{ case.text }}' fill='{{ box.colour }}' "
+    "font-size='{{ case.text }}'>{{ box.label }}</text>{% endfor %}</svg>"
+    "<figcaption><p>{{ case.asked }} <b>{{ case.said }}</b></p>"
+    "{% if case.choices %}<ol start='0'>{% for choice in case.choices %}<li>{{ choice }}</li>"
+    "{% endfor %}</ol>{% endif %}<small>{{ case.about }}</small></figcaption></figure>{% endfor %}"
+)
+
+
+def drawn_section(
+    title: str, intro: str, cases: Sequence[Case], uris: Mapping[str, str]
+) -> Section:
+    """Shows cases with their boxes over pictures; ``uris`` by image_id, without it a frame."""
+    drawn = [_drawn(case, uris.get(case.image_id, "")) for case in cases]
+    return Section(title=title, intro=intro, body=Markup(_CASES.render(cases=drawn)) or NONE)
+
+
+def _drawn(case: Case, uri: str) -> dict[str, Any]:
+    width, height = case.size
+    longest = max(width, height)
+    return {
+        "id": case.example_id,
+        "uri": uri,
+        "width": width,
+        "height": height,
+        "stroke": max(1, round(longest / 240)),
+        "text": max(8, round(longest / 30)),
+        "asked": case.asked,
+        "said": case.said,
+        "choices": case.choices,
+        "about": f"right: {case.right}; score {case.score:.2f}; {case.example_id}"
+        + ("" if uri else f"; picture {case.image_id}"),
+        "boxes": [
+            {
+                "x": round(float(box.box[0]), 1),
+                "y": round(float(box.box[1]), 1),
+                "width": round(max(float(box.box[2] - box.box[0]), 0.0), 1),
+                "height": round(max(float(box.box[3] - box.box[1]), 0.0), 1),
+                "colour": COLOURS[box.kind],
+                "label": box.label,
+            }
+            for box in case.boxes
+        ],
+    }

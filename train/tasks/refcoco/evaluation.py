@@ -1,0 +1,107 @@
+"""What the metrics of referring expressions say of groundings: figures by split, and cases."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import EXPRESSIONS
+from vlmill.train.tasks.refcoco.metrics import (
+    Grounding,
+    IouRule,
+    choose,
+    iou,
+    refcoco_metrics,
+)
+from vlmill.train.tasks.report import Case, DrawnBox
+from vlmill.train.tasks.scores import Figures, shares_by_group
+from vlmill.train.tasks.task import Evaluated
+
+PUBLISHED = tuple(f"refcoco+/{split}/accuracy" for split in ("val", "testA", "testB"))
+NO_SPLIT, NO_SOURCE = "train", "expressions"  # of rows that name none
+# Groups by the number of words, and of candidates: each up to this many.
+LENGTHS = (2, 4, 7)
+CANDIDATES = (5, 10, 20)
+
+
+@dataclass(kw_only=True)
+class Split:
+    """Holds the expressions of a split of a data set: their pictures and texts."""
+
+    asked: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def evaluated(examples: str, groundings: Mapping[str, Grounding], rule: IouRule) -> Evaluated:
+    """Scores groundings by expression_id."""
+    figures, headline, cases = Figures(), list[str](), list[Case]()
+    for name, split in read_splits(examples, groundings).items():
+        of_split = {key: groundings[key] for key in split.asked}
+        figures |= refcoco_metrics(of_split, name, rule)
+        figures |= by_kind(name, split, of_split, rule)
+        headline.append(f"{name}/accuracy")
+        cases += [case_of(key, split, one, rule) for key, one in of_split.items()]
+    empty = sum(not len(one.candidates) for one in groundings.values())
+    notes = [f"{empty} expressions have no box to choose; they count as wrong."] if empty else []
+    return Evaluated(
+        figures=figures,
+        headline=headline,
+        published=PUBLISHED,
+        papers="refcoco+",
+        cases=cases,
+        notes=notes,
+    )
+
+
+def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str, Split]:
+    """The expressions that have been answered, by data set and split: ``refcoco+/val``."""
+    splits: dict[str, Split] = {}
+    columns = ("expression_id", "image_id", "text", "split", "source")
+    for batch in iter_batches(examples, EXPRESSIONS, columns=columns, flag="--examples"):
+        for row in batch.to_pylist():
+            key = row["expression_id"]
+            if key in groundings:
+                name = f"{row['source'] or NO_SOURCE}/{row['split'] or NO_SPLIT}"
+                splits.setdefault(name, Split()).asked[key] = (row["image_id"], row["text"])
+    return splits
+
+
+def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: IouRule) -> Figures:
+    """``NAME/accuracy/words/...`` and ``.../candidates/...``: where a model goes wrong."""
+    right = {key: float(choose(one, rule).right) for key, one in groundings.items()}
+    words = {key: group_of(len(split.asked[key][1].split()), LENGTHS) for key in groundings}
+    counts = {key: group_of(len(one.candidates), CANDIDATES) for key, one in groundings.items()}
+    return shares_by_group(f"{name}/accuracy/words", right, words) | shares_by_group(
+        f"{name}/accuracy/candidates", right, counts
+    )
+
+
+def group_of(number: int, ends: tuple[int, ...]) -> str:
+    """The group of a number: ``0-2``, ``3-4``, ..., and ``above-7``."""
+    first = 0
+    for end in ends:
+        if number <= end:
+            return f"{first}-{end}"
+        first = end + 1
+    return f"above-{ends[-1]}"
+
+
+def case_of(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Case:
+    """An expression as a report shows it: its score is how far the chosen box overlaps."""
+    image_id, text = split.asked[key]
+    chosen = choose(grounding, rule).chosen
+    boxes = [DrawnBox(box=grounding.reference, label="right", kind="right")]
+    said, score = "(no box)", 0.0
+    if chosen is not None:
+        box = grounding.candidates[chosen]
+        score = float(iou(grounding.reference, box[None], rule)[0])
+        said = f"box {chosen + 1} of {len(grounding.candidates)}"
+        boxes.append(DrawnBox(box=box, label="chosen", kind="chosen"))
+    return Case(
+        example_id=key,
+        image_id=image_id,
+        score=score,
+        asked=text or "(empty)",
+        said=said,
+        right=", ".join(f"{corner:.0f}" for corner in grounding.reference),
+        boxes=tuple(boxes),
+        size=grounding.size,
+    )

@@ -1,0 +1,263 @@
+"""RefCOCO, RefCOCO+ and RefCOCOg as each paper and each released code fine-tunes on them.
+
+[code] is the released one, [choice] is ours. All read features that are stored; VL-BERT's own runs
+trained the network that makes them along.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from vlmill.models.vilbert.config import (
+    VilbertTasksConfig,
+    single_stream_base,
+    vilbert_base,
+    vilbert_small,
+)
+from vlmill.models.vlbert.config import (
+    VlBertRefcocoConfig,
+    vlbert_base,
+    vlbert_for_task,
+    vlbert_paper,
+    vlbert_small,
+)
+from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
+from vlmill.train.recipes.fine_tuning import from_bert, vilbert_task_optimizer
+from vlmill.train.recipes.spec import Feeding, Optimizer, Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.tasks.vqa.recipes import vlbert_vqa_optimizer
+
+Rule = Literal["exact", "released", "vlbert", "mattnet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefcocoSettings:
+    """The fields that referring expressions alone have."""
+
+    # What a region that overlaps by half is taught: its overlap (ViLBERT's code), or 1.
+    labels: Literal["soft", "binary"] = "binary"
+    # By which rule of `metrics.RULES` overlaps are measured for that.
+    label_rule: Rule = "vlbert"
+    # The loss of a region, summed over a picture's and a mean over the expressions (ViLBERT), or a
+    # mean over all of them (VL-BERT).
+    loss: Literal["sum", "mean"] = "sum"
+    # "left" and "right" change places in the expressions of mirrored pictures (VL-BERT's code).
+    mirror_words: bool = False
+    iou: Rule = "exact"  # the rule by which a choice is right: that of `evaluate --iou`
+    # Whether the whole picture, which is trained on as a region, may be chosen. The released codes
+    # let it.
+    choose_whole: bool = False
+
+
+NEEDS = "regions of COCO's train2014 at detected and at annotated boxes"
+SMALL = {"save_every": 500, "log_every": 10, "workers": 0, "vocabulary_size": 4000}
+
+
+def refcoco_recipe(
+    name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
+) -> TaskRecipe:
+    """What the published runs share."""
+    fields: dict[str, Any] = {
+        "settings": RefcocoSettings(),
+        "save_every": 2000,
+        "validation_pairs": 10_834,  # the largest validation split, RefCOCO's
+        "log_every": 100,
+        "workers": 4,
+    }
+    return TaskRecipe(
+        name=name,
+        task="refcoco",
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(stage,),
+        **(fields | changes),
+    )
+
+
+# ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on each region's vector, binary
+# cross-entropy; batch 256, 20 epochs, rate 4e-5.
+
+
+def vilbert_refcoco_feeding() -> Feeding:
+    """20 tokens and 100 regions, the whole picture among them; annotated boxes beside the detected
+    ones in training alone [code].
+    """
+    return replace(
+        vilbert_feeding(),
+        max_tokens=20,
+        max_regions=99,
+        region_targets="class",
+        boxes="joined-in-training",
+    )
+
+
+def refcoco_vilbert() -> TaskRecipe:
+    """As released: a region that overlaps by half is taught its overlap."""
+    stage = Pass(
+        name="refcoco",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=256,
+        feeding=vilbert_refcoco_feeding(),
+        optimizer=vilbert_task_optimizer(4e-5),
+    )
+    return refcoco_recipe(
+        "refcoco-vilbert",
+        "vilbert-tasks",
+        VilbertTasksConfig(trunk=vilbert_base(), num_answers=1),
+        ("vilbert", "vilbert-tasks"),
+        stage,
+        about="RefCOCO+ with ViLBERT, as released",
+        needs=f"{NEEDS}; --init: a pretrained ViLBERT",
+        settings=RefcocoSettings(labels="soft"),
+    )
+
+
+def refcoco_vilbert_paper() -> TaskRecipe:
+    """By the paper's text: a region is right or wrong. Adam at one rate; warm-up and decay are
+    BERT's [choice].
+    """
+    recipe = refcoco_vilbert()
+    stage = replace(recipe.stages[0], optimizer=Optimizer(lr=4e-5, warmup=0.1))
+    return replace(
+        recipe,
+        name="refcoco-vilbert-paper",
+        stages=(stage,),
+        settings=RefcocoSettings(),
+        about="RefCOCO+ with ViLBERT, by the paper's text",
+    )
+
+
+def refcoco_single_stream() -> TaskRecipe:
+    """The paper's baseline, one BERT over both."""
+    return replace(
+        refcoco_vilbert(),
+        name="refcoco-single-stream",
+        model=VilbertTasksConfig(trunk=single_stream_base(), num_answers=1),
+        starts_from=("vilbert-single-stream", "vilbert-tasks"),
+        about="RefCOCO+ with ViLBERT's single-stream baseline",
+        needs=f"{NEEDS}; --init: a pretrained single stream",
+    )
+
+
+# VL-BERT (arXiv:1908.08530, sec. 4.2): each region's last vector says whether it is meant.
+
+
+def vlbert_refcoco_feeding() -> Feeding:
+    """Expressions in full, all regions, the whole picture among them, mirrored every other time
+    [code].
+    """
+    return replace(
+        vlbert_feeding(),
+        max_tokens=None,
+        max_elements=None,
+        max_regions=100,
+        region_order="table",
+        region_targets="class",
+        boxes="joined-in-training",
+    )
+
+
+def refcoco_vl_bert() -> TaskRecipe:
+    """As released, but on stored features: 20 epochs of 32 at 8e-7 a row."""
+    stage = Pass(
+        name="refcoco",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=32,
+        accumulation=2,
+        feeding=vlbert_refcoco_feeding(),
+        optimizer=vlbert_vqa_optimizer(2.56e-5, 3750),
+    )
+    return refcoco_recipe(
+        "refcoco-vl-bert",
+        "vl-bert-refcoco",
+        VlBertRefcocoConfig(body=vlbert_for_task(vlbert_base())),
+        ("vl-bert", "vl-bert-refcoco"),
+        stage,
+        about="RefCOCO+ with VL-BERT among detected boxes, as released, on stored features",
+        needs=f"{NEEDS}; --init: a pretrained VL-BERT",
+        settings=RefcocoSettings(label_rule="released", loss="mean", mirror_words=True),
+        seed=12_345,
+    )
+
+
+def refcoco_vl_bert_paper() -> TaskRecipe:
+    """By the paper: 20 epochs of 256 at 2e-4, 500 steps of warm-up."""
+    recipe = refcoco_vl_bert()
+    stage = replace(
+        recipe.stages[0],
+        batch_size=256,
+        feeding=replace(vlbert_refcoco_feeding(), flip=0.0),
+        optimizer=vlbert_vqa_optimizer(2e-4, 500),
+    )
+    return replace(
+        recipe,
+        name="refcoco-vl-bert-paper",
+        model=VlBertRefcocoConfig(body=vlbert_for_task(vlbert_paper())),
+        stages=(stage,),
+        settings=replace(recipe.settings, mirror_words=False),
+        about="RefCOCO+ with VL-BERT among detected boxes, by the paper's text",
+    )
+
+
+def among_annotated(recipe: TaskRecipe) -> TaskRecipe:
+    """The other row of VL-BERT's table: trained and measured on annotated boxes alone."""
+    (stage,) = recipe.stages
+    feeding = replace(stage.feeding, boxes="annotated")
+    return replace(
+        recipe,
+        name=f"{recipe.name}-annotated",
+        stages=(replace(stage, feeding=feeding),),
+        about=recipe.about.replace("detected", "annotated"),
+        needs=recipe.needs.replace("detected and at ", ""),
+    )
+
+
+# For trials on a CPU.
+
+
+def small_refcoco(name: str, like: TaskRecipe, model: Any) -> TaskRecipe:
+    """``like`` in minutes on a CPU, for some thousand expressions."""
+    (stage,) = like.stages
+    fast = {"steps": 600, "epochs": None, "batch_size": 64, "optimizer": Optimizer(lr=3e-4)}
+    return replace(
+        like,
+        name=name,
+        model=model,
+        stages=(replace(stage, accumulation=1, **fast),),  # type: ignore[arg-type]
+        about=f"RefCOCO+ with {name.removeprefix('refcoco-').removesuffix('-small')} for trials on "
+        "a CPU",
+        precision="no",
+        **SMALL,  # type: ignore[arg-type]
+    )
+
+
+def refcoco_vilbert_small() -> TaskRecipe:
+    """With a small ViLBERT."""
+    trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
+    return small_refcoco("refcoco-vilbert-small", refcoco_vilbert(), model)
+
+
+def refcoco_vl_bert_small() -> TaskRecipe:
+    """With a small VL-BERT."""
+    model = VlBertRefcocoConfig(body=vlbert_for_task(vlbert_small(dropout=0.0)))
+    return small_refcoco("refcoco-vl-bert-small", refcoco_vl_bert(), model)
+
+
+RECIPES: dict[str, Callable[[], TaskRecipe]] = {
+    "refcoco-vilbert": refcoco_vilbert,
+    "refcoco-vilbert-paper": refcoco_vilbert_paper,
+    "refcoco-vilbert-from-bert": lambda: from_bert(refcoco_vilbert()),
+    "refcoco-single-stream": refcoco_single_stream,
+    "refcoco-single-stream-from-bert": lambda: from_bert(refcoco_single_stream()),
+    "refcoco-vl-bert": refcoco_vl_bert,
+    "refcoco-vl-bert-annotated": lambda: among_annotated(refcoco_vl_bert()),
+    "refcoco-vl-bert-paper": refcoco_vl_bert_paper,
+    "refcoco-vl-bert-paper-annotated": lambda: among_annotated(refcoco_vl_bert_paper()),
+    "refcoco-vl-bert-from-bert": lambda: from_bert(refcoco_vl_bert()),
+    "refcoco-vilbert-small": refcoco_vilbert_small,
+    "refcoco-vl-bert-small": refcoco_vl_bert_small,
+}

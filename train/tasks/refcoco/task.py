@@ -1,0 +1,268 @@
+"""RefCOCO, RefCOCO+, RefCOCOg: which of a picture's boxes an expression names.
+
+Input: the expression with the picture's regions, the whole picture among them. Head: a logit for
+each region's last vector. Loss: each region's binary cross-entropy with whether it overlaps with
+the named box by half (or, in ViLBERT's code, by how much). Metric: how often the region with the
+highest logit overlaps enough.
+
+B expressions, R regions, the whole picture in row 0, N of a picture.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import EXPRESSIONS
+from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.arrays import Array
+from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.sample import Sample, SampledRegions, placed_boxes
+from vlmill.train.loading.stage_batches import Rows
+from vlmill.train.loading.store.pairs import COLUMNS, Examples
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.run.learning import Criterion
+from vlmill.train.tasks.mirrored import mirrored_text, sides_of
+from vlmill.train.tasks.refcoco.evaluation import evaluated
+from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
+from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
+from vlmill.train.tasks.scores import by_id, require_finite
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, without_features
+
+LABELS = pa.schema([("box", pa.list_(pa.float32()))])
+OWN_HEAD = "vl-bert-refcoco"  # the variant that is this head
+SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box
+OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
+
+
+def targets_of(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDArray[np.float32]:
+    """Returns what each box is taught [N]: 0 unless it overlaps with the reference by half."""
+    rule = RULES[settings.label_rule]
+    overlaps = iou(reference, boxes, rule)
+    right = rule.is_right(overlaps)
+    return np.where(right, overlaps if settings.labels == "soft" else 1, 0).astype(np.float32)
+
+
+def with_whole(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
+    """Returns the boxes behind the whole picture's [N + 1, 4]; VL-BERT's ends at the last pixel."""
+    less = int(feeding.whole_image == "rest")
+    whole = np.array([[0, 0, size[0] - less, size[1] - less]], dtype=np.float32)
+    return np.concatenate([whole, boxes])
+
+
+@dataclass(kw_only=True)
+class Refcoco(Task):
+    """Referring expressions with a variant's head."""
+
+    settings: RefcocoSettings
+    variant: str
+    feeding: Feeding
+    sides: Mapping[int, int] = dataclasses.field(default_factory=dict)  # tokens, left and right
+
+    name = "refcoco"
+    losses = ("regions",)
+    criterion = Criterion(name="accuracy", highest=True)
+    weighs_regions = False  # what is chosen among cannot be left out
+
+    # Input
+
+    def reading(self, words: Tokenizer) -> Self:
+        """Knows the vocabulary's left and right."""
+        return dataclasses.replace(self, sides=sides_of(words))
+
+    def examples(self, path: str) -> Examples:
+        """Expressions with the box that each names; also those without a word, and of pictures in
+        which nothing was detected: they are scored as published.
+        """
+        return Examples(
+            path=path, table=EXPRESSIONS, as_pairs=_as_pairs, labels=LABELS, takes_empty=True
+        )
+
+    @property
+    def record(self) -> TaskRecord:
+        """The head means the same for all data."""
+        return TaskRecord(name=self.name)
+
+    def hidden(self, regions: SampledRegions) -> SampledRegions:
+        """A blind model is shown where the boxes are: it could choose none without."""
+        return without_features(regions)
+
+    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+        """The expression with its picture; of a mirrored one left and right change places."""
+        sample = batches.example(visit.row, draws)
+        if isinstance(sample, Undecodable):
+            return sample
+        assert sample.regions is not None
+        row, box = sample.regions.row, batches.table.value("box", visit.row)
+        if is_outside(box, (row.width, row.height)):
+            return Undecodable(
+                pair_id=sample.pair_id,
+                image_id=row.image_id,
+                reason=Reason.EMPTY_BOX,
+                why=f"the named box {box} is not of a picture of {row.width} x {row.height}",
+            )
+        if self.settings.mirror_words and sample.regions.mirrored:
+            text = mirrored_text(sample.text, self.sides)
+            sample = dataclasses.replace(sample, text=text)
+        return (sample,)
+
+    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+        """What each region is taught, and the boxes as they are stored: those of the regions, the
+        named one, how many regions there are, and the pictures' sizes.
+        """
+        targets, candidates, references, sizes = [], [], [], []
+        for sample in samples:
+            regions = sample.regions
+            assert regions is not None
+            reference = np.array(table.value("box", sample.row), dtype=np.float32)
+            targets.append(self._targets(regions, reference))
+            boxes = regions.stored_boxes[: regions.num_shown]
+            size = (regions.row.width, regions.row.height)
+            candidates.append(with_whole(boxes, size, self.feeding))
+            references.append(reference)
+            sizes.append(size)
+        return {
+            f"{LABEL}targets": padded(targets),
+            f"{LABEL}boxes": padded(candidates),
+            f"{LABEL}references": torch.from_numpy(np.stack(references)),
+            f"{LABEL}sizes": torch.tensor(sizes),
+            f"{LABEL}counts": torch.tensor([len(boxes) for boxes in candidates]),
+        }
+
+    def _targets(self, regions: SampledRegions, reference: Boxes) -> NDArray[np.float32]:
+        size = (regions.row.width, regions.row.height)
+        named = placed_boxes(reference[None], size, self.feeding, mirrored=regions.mirrored)
+        boxes = with_whole(regions.boxes[: regions.num_shown], size, self.feeding)
+        return targets_of(boxes, named[0], self.settings)
+
+    # Head and loss
+
+    def count_labels(self, batch: HostBatch) -> dict[str, int]:
+        """The expressions, or all of their regions, as the loss is a mean over either."""
+        counts = batch.tensors[f"{LABEL}counts"]
+        return {"regions": len(counts) if self.settings.loss == "sum" else int(counts.sum())}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B R"]:
+        """The logit of each region; far below all others at padding."""
+        inputs = dataclasses.replace(batch.inputs, read_regions=batch.inputs.real_regions)
+        if self.variant == OWN_HEAD:
+            logits: Tensor = model(inputs)
+            return logits
+        encoded = model(inputs)
+        scores: Tensor = model.region_scores(encoded.regions, inputs.region_mask)  # type: ignore[operator]
+        return scores
+
+    def compute(self, outputs: Float[Tensor, "B R"], batch: Batch) -> dict[str, Tensor]:
+        """The regions' binary cross-entropies; padding has none."""
+        targets = F.pad(
+            batch.labels["targets"], (0, outputs.shape[1] - batch.labels["targets"].shape[1])
+        )
+        mask = batch.inputs.region_mask
+        logits = outputs.masked_fill(~mask, 0.0)
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * mask
+        number = len(outputs) if self.settings.loss == "sum" else mask.sum()
+        return {"regions": losses.sum() / number}
+
+    # Metric
+
+    def predict(self, outputs: Float[Tensor, "B R"], batch: Batch) -> list[Grounding]:
+        """The regions' boxes and scores, without the whole picture unless it may be chosen."""
+        first = 0 if self.settings.choose_whole else 1
+        logits, labels = outputs.float().cpu().numpy(), batch.labels
+        boxes, references, counts, sizes = (
+            labels[name].cpu().numpy() for name in ("boxes", "references", "counts", "sizes")
+        )
+        groundings = [
+            Grounding(
+                reference=references[i],
+                candidates=boxes[i, first:count],
+                scores=logits[i, first:count],
+                reference_index=self._place_of(references[i], boxes[i, first:count]),
+                size=(int(sizes[i, 0]), int(sizes[i, 1])),
+            )
+            for i, count in enumerate(counts)
+        ]
+        scores = {k: one.scores for k, one in zip(batch.pair_ids, groundings, strict=True)}
+        require_finite(scores, "--checkpoint")
+        return groundings
+
+    def _place_of(self, reference: Boxes, boxes: Boxes) -> int | None:
+        """Which annotated box is the named one; None among others, or if it is not there."""
+        if self.feeding.boxes != "annotated" or not len(boxes):
+            return None
+        distances = np.abs(boxes - reference).max(axis=1)
+        nearest = int(distances.argmin())
+        return nearest if distances[nearest] <= SAME_PX else None
+
+    def score_of(self, outputs: Float[Tensor, "B R"], value: Grounding) -> float:
+        """The chosen region's logit."""
+        return float(value.scores.max(initial=-np.inf))
+
+    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """How often the chosen box is right."""
+        rule = RULES[self.settings.iou]
+        right = [choose(one.value, rule).right for one in predicted]
+        return {"accuracy": float(np.mean(right)) if right else 0.0}
+
+    def evaluate(
+        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
+    ) -> Evaluated:
+        """The accuracy of each split of each data set."""
+        groundings = by_id(((table.pair_id(p.row), p.value) for p in predicted), "--checkpoint")
+        return evaluated(examples, groundings, RULES[self.settings.iou])
+
+
+def _as_pairs(expressions: pa.RecordBatch) -> pa.RecordBatch:
+    """Reads expressions as pairs. Raises InputError for one whose box is none."""
+    names = {"pair_id": "expression_id"}
+    columns = {name: expressions.column(names.get(name, name)) for name in COLUMNS}
+    boxes = expressions.column("box").to_pylist()
+    for key, box in zip(expressions.column("expression_id").to_pylist(), boxes, strict=True):
+        if len(box) != 4 or None in box or not (box[0] < box[2] and box[1] < box[3]):
+            raise InputError(
+                f"--examples: {key} names the box {box}; want x1, y1, x2, y2 with an area, as "
+                "`manifest` writes them"
+            )
+    return pa.RecordBatch.from_pydict(columns | {"box": pa.array(boxes, LABELS.field(0).type)})
+
+
+def is_outside(box: Sequence[float], size: tuple[int, int]) -> bool:
+    """Whether a box reaches out of a picture by more than a pixel."""
+    lowest, highest = min(box), max(box[2] - size[0], box[3] - size[1])
+    return lowest < -OUTSIDE_PX or highest > OUTSIDE_PX
+
+
+def padded(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns"]:
+    """Stacks rows of different lengths, zeros behind the shorter ones."""
+    longest = max(len(row) for row in rows)
+    stacked = np.zeros((len(rows), longest, *rows[0].shape[1:]), dtype=np.float32)
+    for i, row in enumerate(rows):
+        stacked[i, : len(row)] = row
+    return torch.from_numpy(stacked)
+
+
+def refcoco(
+    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+) -> Refcoco:
+    """The task of a recipe. Raises InputError for a file of labels: there are none to list."""
+    if labels is not None:
+        raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
+    settings: Any = recipe.settings
+    return Refcoco(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)
