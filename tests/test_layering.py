@@ -56,7 +56,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "config",
         "pictures whole",
         "detect formats",
-        "run show verify compare",
+        "run show verify compare train",
         "flags",
         "cli",
         "__init__",
