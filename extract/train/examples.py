@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlmill.extract.train.settings import TrainingSettings
@@ -120,7 +122,7 @@ def example_of(
         )
     finite = np.isfinite(boxes).all(axis=1)
     inverted = ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-    clipped = boxes.clip(0, [width, height, width, height])
+    clipped = boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))
     outside = ~((clipped[:, 2:] - clipped[:, :2]) > SMALLEST_SIDE).all(axis=1)
     unknown = (classes < 0) | (classes >= settings.detector.num_classes)
     crowd = np.array(row["is_crowd"] or [False] * count, dtype=bool)
@@ -166,3 +168,19 @@ def attribute_rows(
     for at, row in enumerate(known):
         filled[at, : len(row)] = row
     return filled
+
+
+def counted_classes(boxes: str | Path) -> tuple[int, int]:
+    """Returns how many classes and attributes a table of boxes names: the highest ids and one."""
+    highest = [-1, -1]
+    for path in find_shards(boxes, BOXES, "--boxes"):
+        table = pq.read_table(readable(path), columns=["class_ids", "attribute_ids"])
+        for at, column in enumerate(table.columns):
+            flat = column
+            while pa.types.is_list(flat.type):
+                flat = pc.list_flatten(flat)
+            if (most := pc.max(flat).as_py()) is not None:
+                highest[at] = max(highest[at], most)
+    if highest[0] < 0:
+        raise InputError(f"--boxes {boxes} has no box; give annotated pictures")
+    return highest[0] + 1, highest[1] + 1

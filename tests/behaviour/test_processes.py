@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from tests.factories import write_photographs
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.plain_fields import to_yaml
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.plain import to_yaml
-from vlmill.train.run.log import read_log
 from vlmill.train.run.runner import LOG
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TRAIN = """
 import sys
 from pathlib import Path
-from vlmill.train.recipes.plain import from_plain, read_yaml
+from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from vlmill.schemas.console.command import add_lock_seconds
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.plain import from_plain, read_yaml
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
 
 HELP = """\

@@ -12,13 +12,13 @@ import torch
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 
 from vlmill.models import MODELS
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named, task_recipes
 from vlmill.train.run import loop
-from vlmill.train.run.log import read_log
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 
