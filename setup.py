@@ -56,6 +56,7 @@ EXTRAS = {
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
     "cloud": CLOUD,
     "demo": ["scikit-image>=0.25", "warcio>=1.7"],
+    "coco": ["pycocotools>=2.0.8"],
     "mlflow": ["mlflow-skinny>=3.1"],
     "wandb": ["wandb>=0.19"],
     "gcp": ["apache-beam[gcp]>=2.70"],
@@ -72,6 +73,7 @@ EXTRAS = {
         "google-cloud-storage>=2.18",
         "hypothesis>=6.120",
         "mlflow-skinny>=3.1",
+        "pycocotools>=2.0.8",
         "moto[s3]>=5.1",
         "mypy>=1.15",
         "psutil>=6.0",

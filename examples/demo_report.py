@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.extract.show import Shown, Vocabulary, drawings, encoded
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.report import (
     Section,
     bar_chart,
@@ -22,7 +23,6 @@ from vlmill.schemas.console.report import (
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
-from vlmill.train.run.log import read_log
 from vlmill.train.run.report import loss_chart
 from vlmill.train.tasks.retrieval.examples import evenly
 from vlmill.train.tasks.retrieval.report import DIRECTIONS

@@ -6,8 +6,8 @@ python examples/own_recipe.py > own.yaml
 from dataclasses import replace
 
 from vlmill.models import preset
+from vlmill.schemas.plain_fields import to_yaml
 from vlmill.train.recipes import Feeding, Objectives, Optimizer, Recipe, Stage
-from vlmill.train.recipes.plain import to_yaml
 
 
 def own_recipe() -> Recipe:

@@ -27,6 +27,8 @@ from vlmill.extract.formats.command import (
     command_import,
 )
 from vlmill.extract.run.share import Share, share
+from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
+from vlmill.extract.train.command import add_train, command_train
 from vlmill.schemas.console.command import (
     Parser,
     add_lock_seconds,
@@ -120,6 +122,7 @@ def parser() -> Parser:
             "compare", help="our network beside Detectron2's own", epilog=COMPARE_EXAMPLES
         )
     )
+    add_train(commands.add_parser("train", help="train a detector on boxes", epilog=TRAIN_EXAMPLES))
     add_show(commands.add_parser("show", help="draw regions on the pictures", epilog=SHOW_EXAMPLES))
     return top
 
@@ -349,6 +352,7 @@ def command(argv: Sequence[str]) -> int:
         "export": command_export,
         "show": command_show,
         "compare": command_compare,
+        "train": command_train,
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)

@@ -13,6 +13,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
 PAGE = ".html"  # the ending of a page that show writes; another output is a folder
 IDS = ("auto", "content", "name")  # what a file's image_id is
+# Of a trained detector: its weights and what they mean; where a run keeps its checkpoints.
+MODEL, DETECTOR, CHECKPOINTS = "model.safetensors", "detector.json", "checkpoints"
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
 # Photographs have a dozen frequent shapes: among 8 batches' pictures most find their like.
 WINDOW_BATCHES = 8
@@ -133,10 +135,39 @@ class ExtractConfig:
         return dataclasses.asdict(self)
 
 
-def require_weights(path: Path) -> None:
-    """Raises InputError unless there is such a file of a detector's weights."""
-    require_local("--weights", path)
-    if not path.is_file():
+def require_weights(path: Path, flag: str = "--weights") -> None:
+    """Raises InputError unless there are such weights: a file, or a trained detector's folder."""
+    require_local(flag, path)
+    if path.is_dir() and saved_folder(path) is None:
         raise InputError(
-            f"--weights {path}: no such file; give a .pth, .pkl, .bin or .safetensors file"
+            f"{flag} {path}: no trained detector in this folder; give the --output of "
+            "`extract-rois train` after its first checkpoint, or a file"
         )
+    if not path.exists():
+        raise InputError(
+            f"{flag} {path}: no such file; give a .pth, .pkl, .bin or .safetensors file, or the "
+            "--output of `extract-rois train`"
+        )
+
+
+def saved_folder(path: Path) -> Path | None:
+    """Returns the folder of a trained detector that ``path`` names: itself, the last checkpoint of
+    a run, or the folder of a file of weights; None for any other file or folder.
+    """
+    folder = path.parent if path.name == MODEL else path
+    if (folder / DETECTOR).is_file():
+        return folder
+    steps = saved_steps(path)
+    return steps[max(steps)] if steps else None
+
+
+def saved_steps(output: Path) -> dict[int, Path]:
+    """Returns the checkpoints of a run of ``extract-rois train`` by step."""
+    folders = (output / CHECKPOINTS).glob("step-*")
+    return {int(f.name.removeprefix("step-")): f for f in folders if (f / DETECTOR).is_file()}
+
+
+def weights_file(path: Path) -> Path:
+    """Returns the file that holds the weights which ``path`` names."""
+    folder = saved_folder(path)
+    return path if folder is None else folder / MODEL

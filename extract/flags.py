@@ -18,6 +18,7 @@ from vlmill.extract.config import (
     Selection,
     Storage,
     require_weights,
+    weights_file,
 )
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.whole.settings import NETWORKS, networks_named
@@ -59,7 +60,8 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "--weights",
         metavar="FILE",
         help="published detector: .pth, .pkl, .bin or .safetensors in the layout of detectron2, "
-        "airsplay, milvlg or hf-frcnn; without it the weights are RANDOM",
+        "airsplay, milvlg or hf-frcnn, or the --output of `train`; without it the weights are "
+        "RANDOM",
     )
     net.add_argument(
         "--backend",
@@ -348,7 +350,7 @@ def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
     files = {"--weights": [arguments.weights], "--config": [arguments.config]}
     files["--global-weights"] = arguments.global_weights or []
     return [
-        file_input(flag, path)
+        file_input(flag, weights_file(Path(path)))
         for flag, paths in files.items()
         for path in paths
         if path is not None

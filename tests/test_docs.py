@@ -24,11 +24,11 @@ from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.pipelines.regions import command as regions
 from vlmill.pipelines.tables import command as tables
 from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.schemas.plain_fields import override
 from vlmill.train import cli as train_cli
 from vlmill.train.convert.arguments import preset_changes
 from vlmill.train.convert.command import SOURCES
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
-from vlmill.train.recipes.plain import override
 from vlmill.train.recipes.tasks import task_recipe_named
 
 ROOT = Path(__file__).parents[1]

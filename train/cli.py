@@ -11,6 +11,7 @@ from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
+from vlmill.schemas.plain_fields import from_plain, read_yaml, to_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import (
@@ -21,7 +22,6 @@ from vlmill.train.recipes import (
     require_sources,
 )
 from vlmill.train.recipes.describe import HEAD, describe
-from vlmill.train.recipes.plain import from_plain, read_yaml, to_yaml
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate

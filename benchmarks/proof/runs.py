@@ -18,15 +18,15 @@ from proof.arms import BASE, Arm, recipe_of
 from proof.tables import LARGER, NOISE, ArmTables
 from worlds import World, word_groups
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.plain_fields import to_plain
 from vlmill.train.checkpoints.files import load_checkpoint, save_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.plain import to_plain
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 from vlmill.train.run.runner import LOG
 from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
 from vlmill.train.tasks.retrieval.job import RetrievalOptions

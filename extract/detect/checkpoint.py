@@ -16,17 +16,17 @@ from vlmill.models.convert.files import (
 from vlmill.schemas.errors import InputError
 
 
-def read_checkpoint(path: Path) -> Mapping[str, Tensor]:
+def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]:
     """The tensors of a file by name. Raises InputError with the remedy."""
-    require_weights(path)
+    require_weights(path, flag)
     try:
         state = state_dict_in(read_content(path))
     except Unreadable as error:
-        raise InputError(f"--weights {path} cannot be read ({error}); give another file") from None
+        raise InputError(f"{flag} {path} cannot be read ({error}); give another file") from None
     try:
         tensors = tensors_of(state)
     except ValueError:
         raise InputError(
-            f"--weights {path} holds no state dict; give the detector's checkpoint"
+            f"{flag} {path} holds no state dict; give the detector's checkpoint"
         ) from None
     return without_old_norms(tensors, getattr(state, "_metadata", None))

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from vlmill.extract.config import saved_folder
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
+from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.whole.networks import WholePictures
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig
 from vlmill.models.detector.cpu_stages import fuse_stages
@@ -95,6 +97,17 @@ def load_detector(
     config: DetectorConfig | ConfigFile | None, path: Path, changes: Mapping[str, Any]
 ) -> FasterRCNN:
     """The network of a file: as a configuration says, or as the file itself does."""
+    folder = saved_folder(path)
+    if folder is not None:
+        if config is not None:
+            raise InputError(
+                f"--weights {path}: a trained detector says itself what it is; leave out --arch "
+                "and --config"
+            )
+        saved = read_saved(folder)
+        model = FasterRCNN(dataclasses.replace(saved.inference, **changes))
+        load_published(model, saved.weights)
+        return model
     configuration = config.configuration() if isinstance(config, ConfigFile) else None
     state = read_checkpoint(path)
     remedy = "give no --arch to take sizes and conventions from the file"

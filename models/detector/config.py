@@ -14,7 +14,7 @@ BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 Box4 = tuple[float, float, float, float]
-Family = Literal["caffe", "milvlg", "airsplay", "hf-frcnn", "detectron2"]
+Family = Literal["caffe", "milvlg", "milvlg-d2", "airsplay", "hf-frcnn", "detectron2"]
 Resize = Literal["opencv", "pillow", "torch"]
 Pooling = Literal["pool", "align", "align-legacy"]
 Rule = Literal["class-confidence", "best-class", "class-pairs"]
@@ -90,7 +90,9 @@ class DetectorConfig:
     pool_size: int = 14
     sampling_ratio: int = 0  # RoIAlign's samples a bin and axis; 0: as many as cells
     background: Literal["first", "last"] = "first"  # its place among the classes
-    attribute_background: bool = True  # attributes share their softmax with "no attribute"
+    # "No attribute": True: the first output, in the softmax; False: the last, left out of it; None:
+    # there is no such output.
+    attribute_background: bool | None = True
 
     # Selection (vlmill.extract.detect.selection).
     selection: Rule = "class-confidence"
@@ -123,6 +125,11 @@ class DetectorConfig:
     def feature_size(self) -> int:
         """Returns the number of channels of res5, the dimension of a region's feature."""
         return 8 * self.res2_channels
+
+    @property
+    def num_attribute_outputs(self) -> int:
+        """Returns the outputs of the attribute head, "no attribute" with them where it is one."""
+        return self.num_attributes + (self.attribute_background is not None)
 
     @property
     def num_regressed(self) -> int:
@@ -235,6 +242,23 @@ def detectron2(**changes: Any) -> DetectorConfig:
     return airsplay(**settings | changes)
 
 
+def milvlg_d2(**changes: Any) -> DetectorConfig:
+    """Configures the port's Detectron2 mode: Detectron2's network and, beside its box predictor, an
+    attribute head without "no attribute".
+    """
+    settings = {
+        "family": "milvlg-d2",
+        "resize": "opencv",
+        "short_side": 600,
+        "long_side": 1000,
+        "num_classes": 1600,
+        "num_attributes": 400,
+        "attribute_background": None,
+        "sampling_ratio": 2,
+    }
+    return detectron2(**settings | changes)
+
+
 def tiny_detector() -> DetectorConfig:
     """Configures the detectors' structure at 1/8 of the width and depth 50: 256 features, for
     trials on a CPU.
@@ -258,6 +282,7 @@ CONVENTIONS: dict[str, Callable[..., DetectorConfig]] = {
     "airsplay": airsplay,
     "hf-frcnn": hf_frcnn,
     "detectron2": detectron2,
+    "milvlg-d2": milvlg_d2,
 }
 
 ARCHITECTURES = {
@@ -272,5 +297,6 @@ ARCHITECTURES = {
     "hf-frcnn-rgb": hf_frcnn(legacy_rgb=True),
     "detectron2-r50": detectron2(depth=50),
     "detectron2-r101": detectron2(),
+    "milvlg-d2-r101": milvlg_d2(),
 }
 DEFAULT_ARCH = "r101"

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.models.detector.config import DetectorConfig, Family
-from vlmill.models.detector.key_tables import AIRSPLAY_KEYS, DETECTRON2_KEYS, NAMES
+from vlmill.models.detector.key_tables import (
+    AIRSPLAY_KEYS,
+    D2_ATTRIBUTES,
+    DETECTRON2_KEYS,
+    NAMES,
+)
 from vlmill.models.detector.keys import Value, WrongKey
 
 
@@ -46,6 +51,8 @@ def family_of(names: Sequence[str]) -> Family:
     """Whose configuration has keys of these names. Raises ValueError for keys of nobody."""
     if any(name.lower().startswith(("resnets.", "roi_box_head.")) for name in names):
         return "hf-frcnn"
+    if any(name.startswith(D2_ATTRIBUTES) for name in names):
+        return "milvlg-d2"
     if any(name.startswith("MODEL.BUA.") for name in names):
         return "milvlg"
     if set(names) & (AIRSPLAY_KEYS.keys() - DETECTRON2_KEYS.keys()):

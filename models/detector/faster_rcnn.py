@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torchvision.ops import roi_align, roi_pool
 
@@ -115,20 +115,29 @@ class BoxPredictor(nn.Module):
             self.attr_linear1 = nn.Linear(
                 size + config.class_embedding_size, config.attribute_hidden_size
             )
-            self.attr_linear2 = nn.Linear(config.attribute_hidden_size, config.num_attributes + 1)
+            self.attr_linear2 = nn.Linear(
+                config.attribute_hidden_size, config.num_attribute_outputs
+            )
 
     def attribute_logits(
         self, features: Float[Tensor, "*R D"], class_logits: Float[Tensor, "*R K1"]
     ) -> Float[Tensor, "*R L1"]:
         """Scores attributes beside the likeliest class, which may be background, as originally."""
-        embedded = self.cls_embed(class_logits.argmax(dim=-1))
+        return self.attributes_of(features, class_logits.argmax(dim=-1))
+
+    def attributes_of(
+        self, features: Float[Tensor, "*R D"], classes: Int64[Tensor, "*R"]
+    ) -> Float[Tensor, "*R L1"]:
+        """Scores attributes of regions of these classes, numbered as the class outputs are."""
+        embedded = self.cls_embed(classes)
         hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=-1)))
         logits: Tensor = self.attr_linear2(hidden)
         return logits
 
     def attribute_probs(self, logits: Float[Tensor, "*R L1"]) -> Float[Tensor, "*R L"]:
         """Returns the softmax with "no attribute" (the first), or without it (the last output)."""
-        return (logits if self.config.attribute_background else logits[..., :-1]).softmax(dim=-1)
+        without_last = self.config.attribute_background is False
+        return (logits[..., :-1] if without_last else logits).softmax(dim=-1)
 
 
 class RoiHeads(nn.Module):

@@ -17,6 +17,7 @@ from vlmill.models.detector.config import (
     detectron2,
     hf_frcnn,
     milvlg,
+    milvlg_d2,
 )
 from vlmill.models.detector.keys import (
     MISSING,
@@ -189,6 +190,20 @@ MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
 }
 
 
+# The same port's Detectron2 mode, whose classes and attributes are counted without background.
+D2_ATTRIBUTES = "MODEL.ROI_ATTRIBUTE_HEAD."
+MILVLG_D2_KEYS = DETECTRON2_KEYS | {
+    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "AttributeRes5ROIHeads", C4),
+    "MODEL.BUA.CAFFE": asks(False, False, "the port's Detectron2 mode"),
+    "MODEL.BUA.ATTRIBUTE_ON": asks(True, True, "weights of this layout have attributes"),
+    "INPUT.MIN_SIZE_TEST": sets("short_side", 600, whole(3, MAX_SIDE)),
+    "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, whole(3, MAX_SIDE)),
+    f"{D2_ATTRIBUTES}NUM_CLASSES": sets("num_attributes", 400, whole(1, MAX_CLASSES)),
+    f"{D2_ATTRIBUTES}OBJ_EMBED_DIM": sets("class_embedding_size", 256, whole(1, MAX_CHANNELS)),
+    f"{D2_ATTRIBUTES}FC_DIM": sets("attribute_hidden_size", 512, whole(1, MAX_CHANNELS)),
+}
+
+
 def lowered(name: str) -> str:
     """Returns the Hugging Face port's name of a key of Detectron2's."""
     parts = name.lower().split(".")
@@ -249,6 +264,16 @@ NAMES: dict[Family, Names] = {
         ignored_keys=[
             *IGNORED_KEYS,
             "MODEL.BUA.EXTRACT_FEATS",
+            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
+        ],
+    ),
+    "milvlg-d2": Names(
+        conventions=milvlg_d2,
+        keys=MILVLG_D2_KEYS,
+        ignored_keys=[
+            *IGNORED_KEYS,
+            *("MODEL.BUA.EXTRACT_FEATS", "INPUT.MAX_ATTR_PER_INS", f"{D2_ATTRIBUTES}LOSS_WEIGHT"),
+            *("MODEL.RPN.BBOX_LOSS_WEIGHT", "MODEL.ROI_BOX_HEAD.BBOX_LOSS_WEIGHT"),
             *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
         ],
     ),

@@ -62,32 +62,37 @@ class ProposalGenerator(nn.Module):
         deltas: Float[Tensor, "N A4 G V"],
         limits: Float[Tensor, "N 4"],
         min_sides: Float[Tensor, " N"],
+        *,
+        tops: tuple[int, int] | None = None,
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         """Returns proposals and their scores (probabilities or logits, as configured), best first.
 
         A place with a score of -inf holds none. ``limits`` are the pictures' own farthest corners,
         where the map is of padded ones; ``min_sides`` the smallest width and height in pixels of
-        the network's input. No size depends on the numbers, so the host need not wait for a GPU.
+        the network's input; ``tops`` how many are taken before and left after suppression, where
+        that is not as configured. No size depends on the numbers, so the host need not wait for a
+        GPU.
         Proposals are constants to a training loss, as in the paper's approximate joint training.
         """
         config, scores = self.config, self.objectness(logits)
+        before, after = tops or (config.pre_nms_top, config.post_nms_top)
         anchors = self.anchor_generator(*logits.shape[-2:]).expand(len(logits), -1, -1)
         regressions = deltas.permute(0, 2, 3, 1).reshape(anchors.shape)
         if not config.filter_before_top:
-            top = self.best(scores)
+            top = best_places(scores, before)
             scores, anchors = scores.gather(1, top), rows_of(anchors, top)
             regressions = rows_of(regressions, top)
         boxes = self.decode(anchors, regressions, limits)
         large = self.large_enough(boxes, min_sides[:, None, None])
         scores = scores.masked_fill(~large, -torch.inf)
         if config.filter_before_top:
-            top = self.best(scores)
+            top = best_places(scores, before)
             scores, boxes = scores.gather(1, top), rows_of(boxes, top)
         survivors, values = first_survivors(
             boxes[:, :, None],
             scores[:, :, None],
             (config.rpn_nms_threshold,),
-            min(config.post_nms_top, scores.shape[1]),
+            min(after, scores.shape[1]),
             offset=config.box_offset,
             inclusive=config.nms_inclusive,
         )
@@ -116,10 +121,6 @@ class ProposalGenerator(nn.Module):
             return foreground_scores(logits)
         return logits.permute(0, 2, 3, 1).reshape(len(logits), -1)
 
-    def best(self, scores: Float[Tensor, "N S"]) -> Int64[Tensor, "N T"]:
-        """Returns the highest scores' places, falling; equal ones in the anchors' order."""
-        return scores.sort(descending=True, stable=True).indices[:, : self.config.pre_nms_top]
-
     def large_enough(
         self, boxes: Float[Tensor, "N R 4"], side: Float[Tensor, "N 1 1"]
     ) -> Bool[Tensor, "N R"]:
@@ -128,6 +129,11 @@ class ProposalGenerator(nn.Module):
         if self.config.min_size_inclusive:
             return (sizes >= side).all(dim=-1)
         return ((sizes > side) & (boxes[..., 2:] > boxes[..., :2])).all(dim=-1)
+
+
+def best_places(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"]:
+    """Returns the highest scores' places, falling; equal ones in the anchors' order."""
+    return scores.sort(descending=True, stable=True).indices[:, :count]
 
 
 def rows_of(boxes: Float[Tensor, "N R 4"], places: Int64[Tensor, "N T"]) -> Float[Tensor, "N T 4"]:

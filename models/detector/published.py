@@ -1,12 +1,13 @@
 """Loads published detector weights: recognises a state dict's layout and reads its sizes.
 
-Four layouts share Detectron2's names for the body and the box predictor and differ in the rest:
+Five layouts share Detectron2's names for the body and the box predictor and differ in the rest:
 
 =============  ====================================================================
 detectron2     no attribute head
 airsplay       ``cls_embedding``, ``fc_attr``, ``attr_score``; background is last
 hf-frcnn       the same names, and a counter of batches in every normalisation
 milvlg         ``cls_embed``, ``attr_linear1``, ``attr_linear2``; background is first
+milvlg-d2      an ``attribute_predictor`` beside the box predictor; background is last
 =============  ====================================================================
 
 milvlg's ResNet-152 ("milvlg-r152") is known by its blocks.
@@ -32,6 +33,7 @@ RENAMED = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear
 RENAMED_IN = ("airsplay", "hf-frcnn")
 # Of the port's second mode (bua-d2-*): attributes beside the box predictor.
 D2_MODE = "roi_heads.attribute_predictor."
+D2_RENAMED = {"cls_embed": "obj_embed", "attr_linear1": "fc.0", "attr_linear2": "attr_score"}
 # Keys that carry nothing to load: how many batches training saw, and the pixels' statistics, which
 # belong to the configuration (config_of_weights).
 IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
@@ -41,7 +43,8 @@ def recognise_layout(state: Mapping[str, Tensor]) -> str:
     """Returns the layout's name in :data:`CONVENTIONS`. Raises ValueError for keys of none of
     them.
     """
-    refuse_d2_mode(state)
+    if any(key.startswith(D2_MODE) for key in state):
+        return "milvlg-d2"
     names = {key.removeprefix(PREDICTOR).split(".")[0] for key in state if PREDICTOR in key}
     if names & set(RENAMED):
         return "milvlg-r152" if PRE_ACTIVATION in state else "milvlg"
@@ -89,7 +92,6 @@ def fitted(configuration: Configuration, state: Mapping[str, Tensor]) -> Detecto
     Raises WrongKey for a key whose size is not that of the weights, and ValueError for a missing
     tensor.
     """
-    refuse_d2_mode(state)
     config, sizes = configuration.config, sizes_of(state, configuration.family)
     del sizes["class_specific_boxes"]  # which no shape tells where there is one class
     unnamed = {name: sizes.pop(name) for name in UNNAMED_SIZES if name in sizes}
@@ -147,15 +149,6 @@ def anchors_per_cell(state: Mapping[str, Tensor], config: DetectorConfig) -> int
     return logits // (2 if config.objectness == "softmax" else 1)
 
 
-def refuse_d2_mode(state: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for weights of the port's second mode."""
-    if any(key.startswith(D2_MODE) for key in state):
-        raise ValueError(
-            f"{D2_MODE}* is of the port's Detectron2 mode (bua-d2-*), whose conventions are not "
-            "among these; its Caffe mode's files (bua-caffe-*) are read"
-        )
-
-
 def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
     """Returns the depth, widths and numbers of outputs, from the shapes."""
     family = "milvlg" if layout == "milvlg-r152" else layout
@@ -174,7 +167,7 @@ def sizes_of(state: Mapping[str, Tensor], layout: str) -> dict[str, Any]:
     if second in state:
         first = published_name(f"{PREDICTOR}attr_linear1.weight", family)
         embedding = published_name(f"{PREDICTOR}cls_embed.weight", family)
-        sizes["num_attributes"] = shape_of(state, second)[0] - 1
+        sizes["num_attributes"] = shape_of(state, second)[0] - (family != "milvlg-d2")
         sizes["attribute_hidden_size"] = shape_of(state, first)[0]
         sizes["class_embedding_size"] = shape_of(state, embedding)[1]
     return sizes
@@ -211,6 +204,8 @@ def shape_of(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
 def published_name(key: str, family: Family | str) -> str:
     """Says what the family's files call our parameter ``key``."""
     name = key.removeprefix(PREDICTOR).split(".")[0]
+    if family == "milvlg-d2" and key.startswith(PREDICTOR) and name in D2_RENAMED:
+        return key.replace(f"{PREDICTOR}{name}", f"{D2_MODE}{D2_RENAMED[name]}")
     if family in RENAMED_IN and key.startswith(PREDICTOR) and name in RENAMED:
         return key.replace(f"{PREDICTOR}{name}", f"{PREDICTOR}{RENAMED[name]}")
     return key

@@ -12,16 +12,16 @@ from tests.behaviour.test_end_to_end import tiny, write_rows
 from tests.factories import write_photographs
 from tests.train.run.test_job import Killed, assert_same_run, kill_at
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.plain_fields import to_yaml
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.cli import main
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.plain import to_yaml
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

@@ -15,6 +15,7 @@ from torchvision.models import resnet101
 from vlmill.models.vlbert.backbone import torchvision_name
 from vlmill.models.vlbert.config import MEAN_BGR, RegionCnnConfig
 from vlmill.models.vlbert.region_cnn import RegionCnn
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.readers.images import ImageReader
@@ -29,7 +30,6 @@ from vlmill.train.loading.vocabulary import SPECIAL, train_vocabulary
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

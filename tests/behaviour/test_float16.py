@@ -11,13 +11,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from vlmill.schemas.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint, load_training_state
 from vlmill.train.devices import setup as devices
 from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import job as stages
 from vlmill.train.run import loop
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 from vlmill.train.run.loop import NonFiniteLoss
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from vlmill.schemas.console.log import read_log
+from vlmill.schemas.plain_fields import to_yaml
 from vlmill.train.recipes import Recipe, change_recipe
-from vlmill.train.recipes.plain import to_yaml
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

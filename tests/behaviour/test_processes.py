@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from tests.factories import write_photographs
 from tests.train.tasks.questions import tiny, world
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.plain_fields import to_yaml
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.plain import to_yaml
-from vlmill.train.run.log import read_log
 from vlmill.train.run.runner import LOG
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TRAIN = """
 import sys
 from pathlib import Path
-from vlmill.train.recipes.plain import from_plain, read_yaml
+from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
@@ -46,7 +46,7 @@ print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
 FINETUNE = """
 import sys
 from pathlib import Path
-from vlmill.train.recipes.plain import from_plain, read_yaml
+from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from tests.factories import SMALL, write_dvae, write_images
 
+from vlmill.schemas.console.log import read_log
+from vlmill.schemas.plain_fields import to_plain, to_yaml
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
-from vlmill.train.recipes.plain import to_plain, to_yaml
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import PAIRS, REGIONS
 from vlmill.train.cli import main
-from vlmill.train.run.log import read_log
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "own_recipe.py"

@@ -1,6 +1,7 @@
 """Sets of recordings as parameters, and what the report says of each."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,13 +42,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def recordings(config: pytest.Config) -> list[Any]:
-    """Every recording there is, for the run of all tests; a reason to skip where there are none."""
+    """Every recording in the folders of VLMILL_GOLDEN, for the run of all tests; a reason to skip
+    where there are none.
+    """
     root = os.environ.get(EVERYTHING)
     if config.getoption("--golden") or not root:
         asked = "--golden says which recordings to compare"
         reason = asked if config.getoption("--golden") else f"{EVERYTHING} names no recordings"
         return [pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")]
-    sets = sets_of(type(GOLDEN)(root), config.getoption("--part"))
+    asked_parts = config.getoption("--part")
+    sets = [one for place in root.split(os.pathsep) for one in sets_of(Path(place), asked_parts)]
     return [pytest.param(golden, id=golden.name) for golden in sets]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from tests.parity import detectors, models_interbert, models_vilbert, operators
+from tests.parity.detector_training_sets import detector_training
 from tests.parity.evaluation import evaluation
 from tests.parity.finetuning import FINETUNING
 from tests.parity.golden import GoldenSet, NotComparable, naming
@@ -24,6 +25,7 @@ HANDLERS: dict[str, dict[str, Handler]] = {
         "milvlg": detectors.milvlg,
         "operators": operators.operators,
     },
+    "detector-training": {"frcnn": detector_training},
     "models": {
         "vl-bert": vlbert,
         "beit": beit,

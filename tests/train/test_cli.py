@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from vlmill.schemas.console.log import read_log
+from vlmill.schemas.plain_fields import to_yaml
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, Recipe
-from vlmill.train.recipes.plain import to_yaml
-from vlmill.train.run.log import read_log
 
 CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
 
@@ -118,7 +118,7 @@ def test_show_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
 KILLED_AFTER_STEP_15 = """
 import os, signal, sys
 from vlmill.train.cli import main
-from vlmill.train.run.log import Log
+from vlmill.schemas.console.log import Log
 
 write = Log.write
 

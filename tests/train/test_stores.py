@@ -12,10 +12,10 @@ from tests.object_stores import download_folder, names_below, upload_folder
 from tests.train.convert.test_command import FIELDS, VOCABULARY, published
 from tests.train.tasks.questions import ANSWERS, TINY, USUAL, world
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.remote import RemotePath, path_of
 from vlmill.train.cli import main
 from vlmill.train.run import loop
-from vlmill.train.run.log import read_log
 from vlmill.train.tasks.finetuning.seeds import SEEDS
 
 __all__ = ["published"]  # the fixture of that module

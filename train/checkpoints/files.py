@@ -27,6 +27,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
 from vlmill.schemas.files.inputs import Input, recorded
 from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.folders import (
     CHECKPOINTS,
@@ -44,7 +45,6 @@ from vlmill.train.checkpoints.trained_on import (
     read_trained_on,
 )
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_text
-from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.spec import Feeding
 
 # What evaluation and --init read of a checkpoint; the settings last: they say that all is there.

@@ -30,6 +30,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
 from vlmill.schemas.files.digests import file_input
 from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.plain_fields import flatten, override, to_plain
 from vlmill.train.checkpoints.files import (
     TrainingRecord,
     load_checkpoint,
@@ -50,7 +51,6 @@ from vlmill.train.convert.backbone import check_backbone, start_region_network
 from vlmill.train.convert.origins import Converted, explain, summary, unused_tensors
 from vlmill.train.convert.published import read_published_config, read_weights
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.recipes.plain import flatten, override, to_plain
 
 
 class Start(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlmill.models.convert.files import read_state
 from vlmill.schemas.errors import InputError
-from vlmill.train.recipes.plain import MAX_CONFIG_BYTES, read_yaml
+from vlmill.schemas.plain_fields import MAX_CONFIG_BYTES, read_yaml
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

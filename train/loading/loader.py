@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from vlmill.schemas.console.stopping import STOP_SIGNALS
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
@@ -18,7 +19,6 @@ from vlmill.train.loading.stage_batches import StageBatches
 AHEAD = 1
 # Plans that a worker sends at once: a message of its own for each would cost 8 us a picture.
 TOGETHER = 8
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm sends either
 GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
 
 

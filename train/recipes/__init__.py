@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import override
 from vlmill.train.recipes.bert import bert_base_recipe, bert_large_recipe, bert_small_recipe
 from vlmill.train.recipes.imagebert import (
     imagebert,
@@ -27,7 +28,6 @@ from vlmill.train.recipes.interbert import (
     interbert_small_recipe,
     interbert_without_bert,
 )
-from vlmill.train.recipes.plain import override
 from vlmill.train.recipes.spec import (
     Feeding,
     Loading,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate
+from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.recipes import RunSettings
-from vlmill.train.run.log import Log
 from vlmill.train.run.loop import Events, StageRun, Stopped, run_stage
 from vlmill.train.run.runner import LOG, Runner
 

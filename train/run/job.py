@@ -13,13 +13,14 @@ from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.cost import require_room
+from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.files.atomic import write_text
+from vlmill.schemas.plain_fields import replaced, to_yaml
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.plain import replaced, to_yaml
 from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.loop import Stopped
@@ -32,7 +33,6 @@ from vlmill.train.run.runner import Runner
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import settings_of
 from vlmill.train.run.sizes import model_config
-from vlmill.train.run.trackers import require_trackers
 
 
 def pretrain(
@@ -44,7 +44,7 @@ def pretrain(
     and writes. Memory is bounded by the batch, some 60 bytes for each pair, and the regions' index.
     Raises InputError for inputs that do not fit together, an output that holds another run, and a
     disk that is too small for the checkpoints unless ``force`` is set; Stopped, once it has saved,
-    if it was asked to stop (`loader.STOP_SIGNALS`).
+    if it was asked to stop (`stopping.STOP_SIGNALS`).
     """
     accelerator = make_accelerator(recipe)
     require_trackers(recipe.trackers)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import sent
+from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.memory import peak_memory
@@ -22,7 +23,6 @@ from vlmill.train.loading.batch import HostBatch, said_of
 from vlmill.train.objectives.contrast import negative_numbers
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes.spec import Pass
-from vlmill.train.run.log import Log
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 

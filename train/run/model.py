@@ -18,13 +18,13 @@ from vlmill.models.vlmo.stages import start_from
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import features_of
 from vlmill.train.loading.store.pairs import PicturesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
 from vlmill.train.recipes import RECIPES, Recipe, RunSettings
-from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.recipes.variants import named, training_of
 from vlmill.train.run.inputs import Sources, same_words
 

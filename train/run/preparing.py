@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import ShardWriter
@@ -39,7 +40,6 @@ from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.rejecting import UNDECODABLE
 from vlmill.train.run.runner import LOG
 from vlmill.train.run.saving import HELD_OUT, PREPARED
-from vlmill.train.run.trackers import MLFLOW, STATE, TENSORBOARD, WANDB
 
 RECIPE = "recipe.yaml"
 

@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from tokenizers import Tokenizer
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.console.report import (
     Section,
     funnel_table,
@@ -16,12 +17,11 @@ from vlmill.schemas.console.report import (
     settings_table,
     write_page,
 )
+from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import RunSettings
-from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.log import read_log
 
 NUM_SAMPLES = 8
 TITLES = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}

@@ -11,24 +11,25 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.log import Log, read_log
 from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.console.stopping import StopRequest
+from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import restore_training_state
 from vlmill.train.checkpoints.trained_on import TrainedOn
+from vlmill.train.devices.gather import any_of
 from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.optim.groups import is_trained, make_optimizer, names_from_bert, settings_of_start
 from vlmill.train.recipes import RunSettings
-from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.run.batches import RunBatches
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Learning
-from vlmill.train.run.log import Log, read_log
 from vlmill.train.run.loop import Events, StageRun, Training, run_stage
 from vlmill.train.run.rejecting import Rejecting
 from vlmill.train.run.saving import Saving
-from vlmill.train.run.stopping import StopRequest
 
 LOG = "log.jsonl"
 
@@ -119,7 +120,7 @@ class Runner:
                 trackers=self.recipe.trackers,
                 settings=flatten(to_plain(self.recipe)),
             ) as log,
-            StopRequest(self.accelerator) as stop,
+            StopRequest(partial(any_of, self.accelerator)) as stop,
         ):
             if total == 0 and not self.saving.resumes:
                 self._save(self.stages[0], None, 0, None)

@@ -7,13 +7,13 @@ from typing import Any
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.pictures.tokenizer import FIELD
 from vlmill.train.recipes import Recipe, RunSettings
-from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.run.inputs import Sources
 
 NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ when a run goes on

@@ -13,6 +13,7 @@ from vlmill.schemas.console.lineage import record_of
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
+from vlmill.schemas.plain_fields import read_yaml
 from vlmill.train.checkpoints.folders import (
     CHECKPOINTS,
     MODEL,
@@ -20,7 +21,6 @@ from vlmill.train.checkpoints.folders import (
     find_checkpoint,
     saved_steps,
 )
-from vlmill.train.recipes.plain import read_yaml
 
 RECIPE, LOG, METRICS = "recipe.yaml", "log.jsonl", "metrics.json"
 MAX_HEADER_BYTES = 100 << 20  # as the library of safetensors bounds it

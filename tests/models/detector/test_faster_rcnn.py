@@ -60,7 +60,8 @@ def test_every_family_detects(family: str) -> None:
     assert 0 < count <= 9
     assert found.features.shape == (1, count, spec.feature_size)
     torch.testing.assert_close(found.class_probs.sum(dim=2), torch.ones(1, count))
-    attributes = {"milvlg": 5, "milvlg-r152": 5, "airsplay": 4, "hf-frcnn": 4}.get(family)
+    widths = {"milvlg": 5, "milvlg-r152": 5, "airsplay": 4, "hf-frcnn": 4, "milvlg-d2": 4}
+    attributes = widths.get(family)
     if attributes is None:
         assert found.attribute_probs is None
     else:

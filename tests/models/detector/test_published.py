@@ -85,11 +85,14 @@ def test_a_fork_without_attributes_is_told_by_its_narrow_proposal_head() -> None
     assert config_of_weights(state).num_attributes == 0
 
 
-def test_the_ports_other_mode_is_refused_by_its_name() -> None:
-    state = published(small("detectron2"))
-    state["roi_heads.attribute_predictor.obj_embed.weight"] = torch.zeros(7, 3)
-    with pytest.raises(ValueError, match="Detectron2 mode"):
-        recognise_layout(state)
+def test_the_ports_other_mode_has_attributes_beside_the_box_predictor() -> None:
+    config = small("milvlg-d2")
+    state = published(config)
+    assert state["roi_heads.attribute_predictor.attr_score.weight"].shape[0] == 3
+    assert recognise_layout(state) == "milvlg-d2"
+    read = config_of_weights(state)
+    assert (read.num_attributes, read.num_attribute_outputs) == (3, 3)
+    load_published(FasterRCNN(read), state)
 
 
 def test_the_files_anchors_count() -> None:

@@ -14,10 +14,10 @@ from vlmill.pipelines.manifest import published_report
 from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.schemas.console.command import run_command
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.files.reading import read_table
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, IMAGES, PAIRS, REGIONS, Table
 from vlmill.train.cli import main as train_vl
-from vlmill.train.run.log import read_log
 
 TINY = ("--arch", "tiny", "--short-side", "48", "--long-side", "64")
 SIZES = ("width=16", "num_layers=2", "num_heads=2", "intermediate_width=32")

@@ -16,13 +16,13 @@ from tests.models.bert_files import tiny, write
 
 from vlmill.models import VARIANTS, preset
 from vlmill.models.published import FAMILIES, export_reference, load_reference
+from vlmill.schemas.plain_fields import override, to_yaml
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.convert import command
 from vlmill.train.convert.conversion import STARTS
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.plain import override, to_yaml
 
 if TYPE_CHECKING:
     from tests.factories import Tables

@@ -13,7 +13,9 @@ import yaml
 from tests.factories import SMALL, write_images
 
 from vlmill.models import VARIANTS
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import from_plain, to_yaml
 from vlmill.train.cli import main
 from vlmill.train.recipes import RECIPES, Optimizer, Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.recipes.describe import (
@@ -23,10 +25,8 @@ from vlmill.train.recipes.describe import (
     length_of,
     said_sources,
 )
-from vlmill.train.recipes.plain import from_plain, to_yaml
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

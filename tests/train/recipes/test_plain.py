@@ -6,8 +6,7 @@ import yaml
 
 from vlmill.models import PRESETS, preset
 from vlmill.schemas.errors import InputError
-from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.plain import (
+from vlmill.schemas.plain_fields import (
     SYNONYMS,
     flatten,
     from_plain,
@@ -16,6 +15,7 @@ from vlmill.train.recipes.plain import (
     to_plain,
     to_yaml,
 )
+from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
 
 
 @pytest.mark.parametrize("name", RECIPES)

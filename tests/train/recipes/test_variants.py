@@ -11,11 +11,11 @@ import pytest
 from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.imagebert.model import ImageBert
 from vlmill.models.registry import MODELS, VARIANTS, Variant, variant_of
+from vlmill.schemas.console.log import read_log
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import Recipe
 from vlmill.train.recipes.variants import PLAIN, TRAININGS, named, training_of
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 from vlmill.train.tasks.retrieval.checks import feeding_of, ranking_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from tests.models.bert_files import transformers
 from vlmill.models.convert.keymap import export_state
 from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.models.published import FAMILIES, export_reference
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
@@ -20,7 +21,6 @@ from vlmill.train.objectives.pretraining import text_losses
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run.inputs import Inputs, open_sources
 from vlmill.train.run.job import open_runner, pretrain
-from vlmill.train.run.log import read_log
 from vlmill.train.run.model import refuse_random_constants
 from vlmill.train.run.preparing import prepare
 from vlmill.train.show.folder import read_folder

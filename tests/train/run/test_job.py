@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -23,7 +24,6 @@ from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 from vlmill.train.run.loop import NonFiniteLoss
 from vlmill.train.run.preparing import longest_alone
 

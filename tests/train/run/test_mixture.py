@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import MixedSource, Recipe
@@ -15,7 +16,6 @@ from vlmill.train.run import loop
 from vlmill.train.run.dry_run import estimate_run
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

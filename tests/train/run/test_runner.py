@@ -13,6 +13,8 @@ import safetensors.torch
 import torch
 from tests.factories import write_images
 
+from vlmill.schemas.console.log import read_log
+from vlmill.schemas.console.trackers import TENSORBOARD
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints import files as checkpoint
 from vlmill.train.checkpoints.files import load_checkpoint, load_training_state
@@ -21,8 +23,6 @@ from vlmill.train.recipes import Recipe, change_recipe, recipe_named
 from vlmill.train.run import loop
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
-from vlmill.train.run.trackers import TENSORBOARD
 
 if TYPE_CHECKING:
     from tests.factories import Tables

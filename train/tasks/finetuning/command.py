@@ -10,9 +10,9 @@ from vlmill.schemas.console.command import add_lock_seconds, place
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
+from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.plain import from_plain, read_yaml
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
 
 HELP = """\
@@ -117,15 +117,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 
     given: dict[str, Any] = {field.name: getattr(args, field.name) for field in fields(TaskInputs)}
-    for name in (
-        "examples",
-        "regions",
-        "annotated_regions",
-        "images",
-        "negatives",
-        "init",
-        "vocab",
-    ):
+    for name in set(given) - {"missing", "labels"}:
         given[name] = named_from(args.output, given[name])
     try:
         if args.dry_run:

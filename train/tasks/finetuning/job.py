@@ -13,12 +13,13 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes.plain import to_plain
 from vlmill.train.recipes.tasks import TASKS, TaskRecipe
 from vlmill.train.recipes.variants import named
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
@@ -28,7 +29,6 @@ from vlmill.train.run.preparing import prepare
 from vlmill.train.run.runner import Runner
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import settings_of_run
-from vlmill.train.run.trackers import require_trackers
 from vlmill.train.tasks.finetuning.learning import FineTuning
 from vlmill.train.tasks.finetuning.start import check_start, first_task_model, task_config
 from vlmill.train.tasks.task import LearntTask

@@ -13,8 +13,8 @@ from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import vlbert_for_task
 from vlmill.models.vlmo.stages import start_from as start_vlmo
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.recipes.plain import flatten, to_plain
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipes
 from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.inputs import Sources

@@ -14,6 +14,7 @@ from tests.factories import write_dvae, write_images
 from vlmill.models import Vlmo
 from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer
 from vlmill.models.published import export_reference
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
@@ -24,7 +25,6 @@ from vlmill.train.run import dry_run, loop
 from vlmill.train.run.dry_run import estimate_run
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.log import read_log
 
 if TYPE_CHECKING:
     from tests.factories import Tables

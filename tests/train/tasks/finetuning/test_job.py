@@ -13,8 +13,8 @@ from tests.train.tasks.finetuning.starts import logged, pretrained
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import from_plain, to_plain
 from vlmill.train.checkpoints.files import load_checkpoint
-from vlmill.train.recipes.plain import from_plain, to_plain
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named, task_recipes
 from vlmill.train.run import loop
 from vlmill.train.tasks.finetuning.job import finetune

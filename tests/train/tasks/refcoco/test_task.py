@@ -19,9 +19,9 @@ from tests.train.tasks.expressions import (
     write_expressions,
 )
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
-from vlmill.train.run.log import read_log
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
 from vlmill.train.tasks.refcoco.task import is_outside, targets_of, with_whole

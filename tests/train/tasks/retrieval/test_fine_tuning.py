@@ -11,12 +11,12 @@ import pytest
 import torch
 from tests.train.tasks.captions import TINY, USUAL, pretrained, tiny, world, write_neighbours
 
+from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.run import loop
-from vlmill.train.run.log import read_log
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 
 CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")

@@ -81,7 +81,7 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
     except BadYaml as error:
         raise InputError(f"{flag} {path}:{error.line}: no plain YAML ({error}); mend it") from None
     if not isinstance(values, dict):
-        raise InputError(f"{flag} {path} holds no fields; see `train-vl recipes show NAME`")
+        raise InputError(f"{flag} {path} holds no fields; give a recipe's")
     return values
 
 

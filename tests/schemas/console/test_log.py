@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.train.run.log import Log, read_log
+from vlmill.schemas.console.log import Log, read_log
 
 
 def test_a_cut_line_and_later_steps_go(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from vlmill.schemas.console.trackers import Trackers
 from vlmill.schemas.files.atomic import write_bytes
-from vlmill.train.run.trackers import Trackers
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -1,20 +1,21 @@
 """A run that is asked to stop (SIGTERM, SIGUSR1) saves and leaves."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-
-from vlmill.train.loading.loader import STOP_SIGNALS
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm sends either
 
 
 class StopRequest:
-    """Says whether one of STOP_SIGNALS has come while it lasts; a second one changes nothing."""
+    """Says whether one of STOP_SIGNALS has come while it lasts; a second one changes nothing.
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
+    ``any_of`` tells all processes of a run whether one of them was asked.
+    """
+
+    def __init__(self, any_of: Callable[[bool], bool]) -> None:
+        self._any_of = any_of
         self._came = False
         self._before: dict[signal.Signals, Any] = {}  # the handlers that are put back
 
@@ -35,8 +36,5 @@ class StopRequest:
         self._came = True
 
     def came(self) -> bool:
-        """Whether any process was asked; all processes have to call this."""
-        if self.accelerator.num_processes == 1:
-            return self._came
-        asked = torch.tensor([float(self._came)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(asked, reduction="sum").item())
+        """Says whether any process was asked; all processes have to call this."""
+        return self._any_of(self._came)

@@ -1,0 +1,213 @@
+"""Pictures and their boxes become the batches of a run, the same for any number of workers.
+
+The order, the mirroring and the size of a picture follow from (seed, epoch, picture) alone, so a
+run that goes on forms the batches that it would have formed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from vlmill.extract.config import InputLimits
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.resize import network_input
+from vlmill.extract.train.examples import Example
+from vlmill.extract.train.settings import TrainingSettings
+from vlmill.extract.train.step import Batch, Truth
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.rejects import Reason, Rejected
+
+MIRROR, SIZE, ORDER = 1, 2, 3  # what a number is drawn for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """Says which example is seen how."""
+
+    example: int
+    short_side: int
+    mirrored: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Holds a picture as the network takes it, or why there is none."""
+
+    image_id: str
+    picture: Float[Tensor, "3 H W"] | None
+    truth: Truth | None
+    scale: float = 1.0
+    reject: tuple[str, str] | None = None  # reason and detail
+
+
+def padded_batch(
+    image_ids: Sequence[str],
+    pictures: Sequence[Float[Tensor, "3 H W"]],
+    truths: Sequence[Truth],
+    scales: Sequence[float],
+    config: DetectorConfig,
+) -> Batch:
+    """Puts pictures of several sizes into one tensor; ``scales`` are their resize factors."""
+    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
+    height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
+    padded = [F.pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures]
+    return Batch(
+        image_ids=tuple(image_ids),
+        pictures=torch.stack(padded),
+        sizes=tuple(sizes),
+        min_sides=torch.tensor([config.min_input_size(scale) for scale in scales]),
+        truths=tuple(truths),
+    )
+
+
+def seeded(*numbers: int) -> np.random.Generator:
+    """Returns random numbers that follow from these alone."""
+    return np.random.default_rng(numbers)
+
+
+def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) -> list[list[int]]:
+    """Deals an epoch's examples into steps of only wide or only tall pictures, in random order.
+
+    Grouped so, batches need little padding (Detectron2's aspect ratio grouping). What is left of
+    both groups at the end of an epoch fills one mixed step, the rest is left for other epochs.
+    """
+    order = seeded(seed, ORDER, epoch).permutation(len(wide)).tolist()
+    open_groups: dict[bool, list[int]] = {True: [], False: []}
+    steps = []
+    for example in order:
+        group = open_groups[wide[example]]
+        group.append(example)
+        if len(group) == batch_size:
+            steps.append(group.copy())
+            group.clear()
+    left = open_groups[True] + open_groups[False]
+    steps += [left[at : at + batch_size] for at in range(0, len(left), batch_size)]
+    return [step for step in steps if len(step) == batch_size] or [repeated(order, batch_size)]
+
+
+def repeated(order: Sequence[int], count: int) -> list[int]:
+    """Fills a step from fewer examples than it wants."""
+    return [order[at % len(order)] for at in range(count)]
+
+
+def visits_from(
+    wide: Sequence[bool], settings: TrainingSettings, done: int
+) -> Iterator[list[Visit]]:
+    """Yields the visits of the steps after ``done``, epoch after epoch without an end."""
+    step, epoch = 0, 0
+    while True:
+        groups = epoch_order(wide, settings.seed, epoch, settings.batch_size)
+        for group in groups[max(done - step, 0) :]:
+            yield [visit_of(example, epoch, settings) for example in group]
+        step, epoch = step + len(groups), epoch + 1
+
+
+def visit_of(example: int, epoch: int, settings: TrainingSettings) -> Visit:
+    """Draws how an example is seen in an epoch."""
+    side = seeded(settings.seed, SIZE, epoch, example).integers(len(settings.short_sides))
+    mirrored = seeded(settings.seed, MIRROR, epoch, example).random() < settings.flip
+    return Visit(
+        example=example, short_side=settings.short_sides[int(side)], mirrored=bool(mirrored)
+    )
+
+
+def loaded(
+    example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
+) -> Loaded:
+    """Decodes, mirrors and resizes a picture with its boxes; says why where it cannot."""
+    config = settings.detector
+    try:
+        if data is None:
+            raise Rejected(Reason.NO_PICTURE, "the table of images has no bytes of it")
+        limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
+        pixels = decode(data, limits)
+        height, width = pixels.shape[:2]
+        if (width, height) != (example.width, example.height):
+            raise Rejected(
+                Reason.BAD_BOXES,
+                f"the picture is {width} x {height}, its boxes are of {example.width} x "
+                f"{example.height}",
+            )
+        if visit.mirrored:
+            pixels = np.ascontiguousarray(pixels[:, ::-1])
+        resized = network_input(pixels, config, limits)
+    except Rejected as why:
+        return Loaded(
+            image_id=example.image_id, picture=None, truth=None, reject=(why.reason, str(why))
+        )
+    boxes = torch.from_numpy(example.boxes.copy())
+    if visit.mirrored:
+        boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
+    boxes = boxes * torch.tensor(resized.factors * 2)
+    boxes[:, 2:] -= config.box_offset
+    truth = Truth(
+        boxes=boxes,
+        classes=torch.from_numpy(example.classes),
+        attributes=torch.from_numpy(example.attributes),
+    )
+    return Loaded(
+        image_id=example.image_id, picture=resized.tensor[0], truth=truth, scale=resized.scale
+    )
+
+
+class Pictures(Dataset[list[Loaded]]):
+    """Loads the pictures of single steps: a list of visits is an index."""
+
+    def __init__(
+        self, examples: Sequence[Example], images: ImageReader, settings: TrainingSettings
+    ) -> None:
+        self.examples, self.images, self.settings = examples, images, settings
+
+    def __getitem__(self, visits: list[Visit]) -> list[Loaded]:  # type: ignore[override]
+        return [self.load(visit) for visit in visits]
+
+    def load(self, visit: Visit) -> Loaded:
+        example = self.examples[visit.example]
+        return loaded(example, self.images.bytes_of(example.row), visit, self.settings)
+
+
+def step_pictures(
+    pictures: Pictures,
+    settings: TrainingSettings,
+    *,
+    done: int,
+    rank: int = 0,
+    processes: int = 1,
+) -> Iterator[list[Loaded]]:
+    """Yields what this process sees of each step after ``done``: every ``processes``-th picture."""
+    wide = [example.width > example.height for example in pictures.examples]
+    visits = (group[rank::processes] for group in visits_from(wide, settings, done))
+    if not settings.workers:
+        yield from map(pictures.__getitem__, visits)
+        return
+    loader = DataLoader(
+        pictures,
+        sampler=Endless(visits),
+        batch_size=None,
+        num_workers=settings.workers,
+        multiprocessing_context="forkserver",
+        collate_fn=as_it_is,
+    )
+    yield from loader
+
+
+class Endless:
+    """Gives the indices of a stream to a loader."""
+
+    def __init__(self, visits: Iterator[list[Visit]]) -> None:
+        self.visits = visits
+
+    def __iter__(self) -> Iterator[list[Visit]]:
+        return self.visits
+
+
+def as_it_is(loaded: list[Loaded]) -> list[Loaded]:
+    """Passes a step's pictures on."""
+    return loaded

@@ -1,0 +1,131 @@
+"""``extract-rois train``: its arguments, and what they mean."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlmill.extract.config import require_weights
+from vlmill.extract.train.recipes import DEFAULT_RECIPE, RECIPES
+from vlmill.extract.train.settings import TrainingSettings
+from vlmill.schemas.console.command import add_lock_seconds, place
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import override
+
+CLASSES, ATTRIBUTES = "classes.txt", "attributes.txt"
+EXAMPLES = """examples:
+  python -m vlmill.pipelines.manifest vg-detector --input vg/ --output vg-boxes/
+  extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/ \\
+      --classes objects_vocab.txt --attributes attributes_vocab.txt
+  extract-rois train --recipe small --boxes mine/ --images mine/ --output detector/ steps=1200
+  torchrun --nproc-per-node 8 -m vlmill.extract.cli train --boxes vg-boxes/ --images vg-boxes/ \\
+      --init R-101.pkl --output detector/ precision=bf16
+  extract-rois run pictures/ --weights detector/ --output regions/
+
+The output is DIR/model.safetensors with DIR/detector.json, which --weights of `run` takes as they
+are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of the rows of the split
+`val`, and DIR/rejects-*.parquet. The same command on the same --output goes on after a kill, with
+the same losses bit for bit on the same machine. Boxes outside their picture are cut, those without
+an area, of an unknown class or around a crowd are left out; each is counted. A picture without a
+box is a negative. A loss that is not finite stops the run with its step and pictures.
+The rows of --boxes are kept in memory, the pictures are not."""
+
+
+def add_train(train: argparse.ArgumentParser) -> None:
+    """Arguments of ``extract-rois train``."""
+    train.description = "Trains a Faster R-CNN with attributes on annotated boxes."
+    train.add_argument("assignments", nargs="*", metavar="field=value", help="of the recipe")
+    train.add_argument(
+        "--boxes", required=True, metavar="TABLE", help="the boxes that `manifest` wrote"
+    )
+    train.add_argument(
+        "--images", required=True, metavar="TABLE", help="the pictures, a table of images"
+    )
+    train.add_argument("--output", required=True, type=place, metavar="DIR")
+    train.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        default=DEFAULT_RECIPE,
+        help="vg-r101-c4: Visual Genome as MILVLG trains it; vg-r101-caffe: by the original's "
+        "rules; coco-r101-c4: Detectron2's; tao-r101: 33 classes of goods; small: minutes on a CPU "
+        "(default: %(default)s)",
+    )
+    train.add_argument(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="what it starts from: an ImageNet ResNet in torchvision's, Detectron2's or MSRA's "
+        "layout, a published detector, or the --output of another training; rows of classes are "
+        "taken by their names where both are known",
+    )
+    for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):
+        train.add_argument(
+            flag,
+            type=Path,
+            metavar="FILE",
+            help=f"their names, one a line (default: {names} beside --boxes, else numbers)",
+        )
+    train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    add_lock_seconds(train)
+
+
+def command_train(arguments: argparse.Namespace) -> int:
+    """``extract-rois train``."""
+    settings = settings_of(arguments.recipe, arguments.assignments)
+    if arguments.init is not None:
+        require_weights(arguments.init, "--init")
+    classes = names_of(arguments.classes, arguments.boxes, CLASSES, "--classes")
+    attributes = names_of(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.extract.train.examples import counted_classes
+    from vlmill.extract.train.job import TrainJob, train
+    from vlmill.extract.train.loop import NonFiniteLoss
+    from vlmill.extract.train.settings import for_classes
+    from vlmill.extract.train.start import Names
+
+    num_classes, num_attributes = counted_classes(arguments.boxes)
+    if not settings.detector.num_attributes:
+        attributes, num_attributes = [], 0
+    settings = for_classes(settings, len(classes) or num_classes, len(attributes) or num_attributes)
+    job = TrainJob(
+        boxes=arguments.boxes,
+        images=arguments.images,
+        output=arguments.output,
+        settings=settings,
+        names=Names(classes=classes, attributes=attributes),
+        init=arguments.init,
+    )
+    try:
+        print(train(job, fresh=arguments.fresh))
+    except NonFiniteLoss as error:
+        print(f"{arguments.output}: diverged at {error}")
+        return 1
+    return 0
+
+
+def settings_of(recipe: str, assignments: Sequence[str]) -> TrainingSettings:
+    """Returns a recipe with other fields; ``recipe=NAME`` among them names another recipe."""
+    named = [text.partition("=")[2] for text in assignments if text.startswith("recipe=")]
+    name = named[-1] if named else recipe
+    if name not in RECIPES:
+        raise InputError(f"recipe={name}: there are {', '.join(RECIPES)}")
+    fields = [text for text in assignments if not text.startswith("recipe=")]
+    return override(RECIPES[name](), fields)
+
+
+def names_of(given: Path | None, boxes: str, name: str, flag: str) -> list[str]:
+    """Reads a vocabulary: a line a class, synonyms divided by commas; none where there is none.
+
+    Raises InputError for a file that cannot be read or has an empty line.
+    """
+    folder = Path(boxes) if Path(boxes).is_dir() else Path(boxes).parent
+    path = given or folder / name
+    if given is None and not path.is_file():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{flag} {path} cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise InputError(f"{flag} {path}: line {number} is empty; a line is a class")
+    return [line.strip().lower() for line in lines]

@@ -1,0 +1,309 @@
+"""A trained detector is measured on held-out pictures.
+
+Visual Genome's mean average precision at 0.5 as its repository computes it, COCO's where
+pycocotools is installed, the recall of proposals, and the accuracy of classes and attributes on
+the true boxes.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vlmill.extract.config import InputLimits, Selection
+from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.selection import Frames, select
+from vlmill.extract.detect.transfer import frames_of, measures_of
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.resize import network_input
+from vlmill.extract.train.examples import Example
+from vlmill.extract.train.vg_scores import Detected, TrueBoxes, VgScores, vg_scores
+from vlmill.models.detector.boxes import pairwise_iou
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.detector.faster_rcnn import (
+    Detections,
+    FasterRCNN,
+    foreground_attributes,
+    foreground_classes,
+)
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.rejects import Rejected
+
+Array = npt.NDArray[Any]
+# The original's: 400 boxes of a picture over all classes, overlaps below 0.3, any score.
+VG_RULE, VG_OVERLAP = Selection(threshold=0.0, min_boxes=0, max_boxes=400), 0.3
+# Detectron2's for COCO: 100 above 0.05, overlaps up to 0.5.
+COCO_RULE, COCO_OVERLAP = Selection(threshold=0.05, min_boxes=0, max_boxes=100), 0.5
+RECALL_AT = (36, 100)
+FOUND = 0.5  # overlap with which a proposal has found a box
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """Gathers what is detected and what is there, picture by picture."""
+
+    vg: list[Array] = field(default_factory=list)  # picture, class, x1, y1, x2, y2, score
+    coco: list[Array] = field(default_factory=list)
+    truth: list[Array] = field(default_factory=list)  # picture, class, x1, y1, x2, y2
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # width, height
+    attribute_scores: list[Array] = field(default_factory=list)  # [M, L] of the true boxes
+    attributes: list[Array] = field(default_factory=list)  # [M, A]
+    classes: list[Array] = field(default_factory=list)  # the likeliest of each true box
+    found: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
+    unread: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Holds what was measured: numbers by name, and the scores of each class."""
+
+    metrics: dict[str, float]
+    classes: VgScores
+    findings: Findings
+
+
+def evaluated(
+    model: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
+) -> Evaluation:
+    """Detects in the pictures of the examples and scores it; pictures that cannot be read are
+    counted.
+    """
+    network = for_inference(model)
+    findings = Findings()
+    with Progress(
+        total=len(examples), unit="picture", label="validation", visible=visible
+    ) as progress:
+        for example in examples:
+            try:
+                look(network, example, images.bytes_of(example.row), findings)
+            except Rejected:
+                findings.unread += 1
+            progress.advance(rejects=findings.unread - progress.rejects)
+    config = network.config
+    classes = vg_scores(truth_of(findings), detected_of(findings.vg), max(config.num_classes, 1))
+    return Evaluation(
+        metrics=metrics_of(findings, classes, config), classes=classes, findings=findings
+    )
+
+
+def for_inference(model: FasterRCNN) -> FasterRCNN:
+    """Returns a copy that refines boxes, with constant normalisations."""
+    config = dataclasses.replace(
+        model.config, written_boxes="refined", batch_norm="frozen", frozen_stages=0
+    )
+    network = FasterRCNN(config)
+    network.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    )
+    device = next(model.parameters()).device
+    return network.requires_grad_(False).eval().to(device)
+
+
+@torch.inference_mode()
+def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Findings) -> None:
+    """Detects in one picture, and describes its true boxes. Raises Rejected."""
+    if data is None:
+        findings.unread += 1
+        return
+    config = network.config
+    limits = InputLimits()
+    picture = network_input(decode(data, limits), config, limits)
+    query = Query(image_id=example.image_id, picture=picture)
+    device = next(network.parameters()).device
+    frames = frames_of(torch.tensor([measures_of(query, config)], device=device))
+    features = network.feature_map(picture.tensor.to(device))
+    proposals = network.proposals(features, frames.network_limits, frames.min_sides)
+    detections = network.describe(features, *proposals)
+    number = len(findings.sizes)
+    findings.sizes.append((example.width, example.height))
+    for rule, overlap, rows in (
+        (VG_RULE, VG_OVERLAP, findings.vg),
+        (COCO_RULE, COCO_OVERLAP, findings.coco),
+    ):
+        rows.append(detected_rows(detections, frames, config, (rule, overlap), number))
+    boxes = torch.from_numpy(example.boxes).to(device)
+    columns = [np.full(len(boxes), number), example.classes, *example.boxes.T]
+    findings.truth.append(np.stack(columns, axis=1).astype(np.float64).reshape(-1, 6))
+    of_picture = frames.to_pictures(proposals[0])[0, proposals[1][0]]
+    count_found(of_picture, boxes, findings)
+    describe_truth(network, features, boxes, frames, example, findings)
+
+
+def detected_rows(
+    detections: Detections,
+    frames: Frames,
+    config: DetectorConfig,
+    how: tuple[Selection, float],
+    number: int,
+) -> Array:
+    """Returns one picture's detections as rows, refined boxes of every class."""
+    rule, overlap = how
+    spec = dataclasses.replace(config, selection="class-pairs", class_nms_thresholds=(overlap,))
+    chosen = select(detections, spec, frames, rule)
+    taken = chosen.taken[0]
+    boxes, scores = chosen.boxes[0, taken].cpu().numpy(), chosen.class_scores[0, taken]
+    names = chosen.class_ids[0, taken].cpu().numpy()
+    columns = [np.full(len(boxes), number), names, *boxes.T, scores.cpu().numpy()]
+    return np.stack(columns, axis=1).astype(np.float64).reshape(-1, 7)
+
+
+def count_found(proposals: Tensor, boxes: Tensor, findings: Findings) -> None:
+    """Counts the true boxes that one of the first proposals has found."""
+    if not len(boxes):
+        return
+    overlaps = pairwise_iou(boxes, proposals, 0.0)
+    for count in RECALL_AT:
+        if len(proposals):
+            findings.found[count] += int((overlaps[:, :count].amax(dim=1) >= FOUND).sum())
+
+
+def describe_truth(
+    network: FasterRCNN,
+    features: Tensor,
+    boxes: Tensor,
+    frames: Frames,
+    example: Example,
+    findings: Findings,
+) -> None:
+    """Keeps what the heads say of the true boxes: the likeliest class, and all attributes."""
+    if not len(boxes):
+        return
+    config = network.config
+    given = (boxes * frames.factors[0])[None]
+    there = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+    described = network.describe(features, given, there)
+    classes = foreground_classes(described.class_probs, config)[0]
+    findings.classes.append(classes.argmax(dim=1).cpu().numpy())
+    if described.attribute_probs is not None:
+        probs = foreground_attributes(described.attribute_probs, config)[0]
+        findings.attribute_scores.append(probs.cpu().numpy())
+        findings.attributes.append(example.attributes)
+
+
+def truth_of(findings: Findings) -> TrueBoxes:
+    """Returns the true boxes as the original's data set has them: whole pixels inside the
+    picture.
+    """
+    rows = np.concatenate([np.zeros((0, 6)), *findings.truth])
+    pictures = rows[:, 0].astype(np.int64)
+    sizes = np.array(findings.sizes, dtype=np.float64).reshape(-1, 2)[pictures]
+    boxes = np.floor(np.minimum(rows[:, 2:], np.tile(sizes, 2) - 1))
+    return TrueBoxes(pictures, rows[:, 1].astype(np.int64), boxes)
+
+
+def detected_of(rows: Sequence[Array]) -> Detected:
+    """Returns rows of detections by their columns."""
+    everything = np.concatenate([np.zeros((0, 7)), *rows])
+    pictures, names = (everything[:, at].astype(np.int64) for at in (0, 1))
+    return Detected(pictures, names, everything[:, 2:6], everything[:, 6])
+
+
+def metrics_of(findings: Findings, classes: VgScores, config: DetectorConfig) -> dict[str, float]:
+    """Returns the numbers that a run reports, as fractions."""
+    truth = truth_of(findings)
+    total = len(truth.names)
+    metrics = {"vg/map": classes.mean, "vg/weighted_map": classes.weighted_mean}
+    for count in RECALL_AT:
+        metrics[f"proposals/recall{count}"] = findings.found[count] / max(total, 1)
+    said = np.concatenate([np.zeros(0, dtype=np.int64), *findings.classes])
+    metrics["boxes/class_accuracy"] = float((said == truth.names).mean()) if total else 0.0
+    if findings.attributes:
+        metrics |= attribute_metrics(findings, truth, config.num_attributes)
+    metrics |= coco_metrics(findings, config.num_classes)
+    return metrics | {"pictures": float(len(findings.sizes)), "boxes": float(total)}
+
+
+def attribute_metrics(
+    findings: Findings, truth: TrueBoxes, num_attributes: int
+) -> dict[str, float]:
+    """Scores attributes on the true boxes: how often the likeliest is one of theirs, and the
+    original's mean average precision with the probability of each as its score there.
+    """
+    scores = np.concatenate(findings.attribute_scores)
+    width = max(own.shape[1] for own in findings.attributes)
+    padded = [
+        np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=-1)
+        for own in findings.attributes
+    ]
+    named = np.concatenate(padded)
+    counted = (named >= 0).any(axis=1)
+    right = (named == scores.argmax(axis=1)[:, None]).any(axis=1)
+    has = np.zeros(scores.shape, dtype=bool)
+    rows, columns = np.nonzero(named >= 0)
+    has[rows, named[rows, columns]] = True
+    at, names = np.nonzero(has)
+    carried = TrueBoxes(truth.pictures[at], names, truth.boxes[at])
+    everywhere = np.repeat(np.arange(len(scores)), num_attributes)
+    said = Detected(
+        truth.pictures[everywhere],
+        np.tile(np.arange(num_attributes), len(scores)),
+        truth.boxes[everywhere],
+        scores.ravel(),
+    )
+    of_names = vg_scores(carried, said, num_attributes)
+    return {
+        "attributes/accuracy": float(right[counted].mean()) if counted.any() else 0.0,
+        "attributes/map": of_names.mean,
+        "attributes/weighted_map": of_names.weighted_mean,
+    }
+
+
+def coco_metrics(findings: Findings, num_classes: int) -> dict[str, float]:
+    """Returns COCO's average precision by pycocotools; nothing where that is not installed."""
+    if importlib.util.find_spec("pycocotools") is None or not findings.truth:
+        return {}
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    rows = np.concatenate(findings.truth)
+    data_set = COCO()
+    data_set.dataset = {
+        "images": [{"id": at, "width": w, "height": h} for at, (w, h) in enumerate(findings.sizes)],
+        "categories": [{"id": number, "name": str(number)} for number in range(num_classes)],
+        "annotations": [
+            {
+                "id": at + 1,
+                "image_id": int(row[0]),
+                "category_id": int(row[1]),
+                "bbox": sides(row[2:6]),
+                "area": float((row[4] - row[2]) * (row[5] - row[3])),
+                "iscrowd": 0,
+            }
+            for at, row in enumerate(rows)
+        ],
+    }
+    detections = [
+        {
+            "image_id": int(row[0]),
+            "category_id": int(row[1]),
+            "bbox": sides(row[2:6]),
+            "score": float(row[6]),
+        }
+        for row in np.concatenate(findings.coco)
+    ]
+    if not len(rows) or not detections:
+        return {"coco/ap": 0.0, "coco/ap50": 0.0, "coco/ap75": 0.0}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a dozen lines a call
+        data_set.createIndex()
+        scorer = COCOeval(data_set, data_set.loadRes(detections), "bbox")
+        scorer.evaluate()
+        scorer.accumulate()
+        scorer.summarize()
+    # -1 where nothing is counted.
+    ap, ap50, ap75 = (max(float(value), 0.0) for value in scorer.stats[:3])
+    return {"coco/ap": ap, "coco/ap50": ap50, "coco/ap75": ap75}
+
+
+def sides(box: Array) -> list[float]:
+    """Returns x, y, width, height of corners."""
+    x1, y1, x2, y2 = map(float, box)
+    return [x1, y1, x2 - x1, y2 - y1]

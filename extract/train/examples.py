@@ -1,0 +1,186 @@
+"""The rows of a table of boxes become examples: checked, cleaned, and counted where they are not.
+
+M boxes of a picture. Boxes are (x1, y1, x2, y2) in pixels of the upright picture, x2 and y2
+exclusive.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vlmill.extract.train.settings import TrainingSettings
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import find_shards
+from vlmill.schemas.files.remote import readable
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.row_index import ABSENT
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import BOXES
+
+STAGE = "train"
+SMALLEST_SIDE = 1e-3  # pixels: below it a box has no area that anything overlaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Holds one picture's annotated objects."""
+
+    image_id: str
+    row: int  # in the table of images
+    width: int  # of the picture upright
+    height: int
+    boxes: npt.NDArray[np.float32]  # [M, 4]
+    classes: npt.NDArray[np.int64]  # [M], from 0
+    attributes: npt.NDArray[np.int64]  # [M, A], from 0; -1 where a box has fewer
+
+
+@dataclass(kw_only=True)
+class Examples:
+    """Holds a split's examples, and what was left out of the rows."""
+
+    examples: list[Example] = field(default_factory=list)
+    rejects: list[dict[str, object]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by why
+    empty: int = 0  # pictures without a box that are kept as negatives
+
+    def class_counts(self, num_classes: int) -> npt.NDArray[np.int64]:
+        """Returns how many boxes each class has."""
+        counts = np.zeros(num_classes, dtype=np.int64)
+        for example in self.examples:
+            np.add.at(counts, example.classes, 1)
+        return counts
+
+
+def read_rows(boxes: str | Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a table of boxes, shard by shard."""
+    for path in find_shards(boxes, BOXES, "--boxes"):
+        for batch in pq.ParquetFile(readable(path)).iter_batches():
+            yield from batch.to_pylist()
+
+
+def in_splits(row: dict[str, Any], splits: Sequence[str]) -> bool:
+    """Says whether a row is of one of these splits; one without a split is of ``train``."""
+    return (row["split"] or "train") in splits
+
+
+def read_examples(
+    rows: Sequence[dict[str, Any]],
+    images: ImageReader,
+    settings: TrainingSettings,
+    splits: Sequence[str],
+    *,
+    empty_pictures: bool,
+) -> Examples:
+    """Reads the rows of some splits.
+
+    What is wrong with a box is counted; a picture that is not in the table of images, comes twice
+    or, unless ``empty_pictures``, is left without a box, is a reject.
+    """
+    chosen = [row for row in rows if in_splits(row, splits)]
+    result, seen = Examples(), set[str]()
+    places = images.find([row["image_id"] for row in chosen])
+    for row, place in zip(chosen, places.tolist(), strict=True):
+        key = row["image_id"]
+        if key in seen:
+            result.rejects.append(reject(STAGE, key, Reason.DUPLICATE, "its boxes came earlier"))
+            continue
+        seen.add(key)
+        if place == ABSENT:
+            result.rejects.append(reject(STAGE, key, Reason.NO_PICTURE, "not in --images"))
+            continue
+        example = example_of(row, place, settings, result.dropped)
+        if not len(example.boxes) and not empty_pictures:
+            result.rejects.append(reject(STAGE, key, Reason.NO_BOXES, "no box of a known class"))
+            continue
+        result.empty += not len(example.boxes)
+        result.examples.append(example)
+    return result
+
+
+def example_of(
+    row: dict[str, Any], place: int, settings: TrainingSettings, dropped: Counter[str]
+) -> Example:
+    """Returns a row's boxes, clipped to the picture, without those that nothing can be learned of;
+    ``dropped`` counts these by why.
+    """
+    count = len(row["boxes"])
+    boxes = np.array(row["boxes"], dtype=np.float32).reshape(count, 4)
+    classes = np.array(row["class_ids"], dtype=np.int64)
+    width, height = row["width"], row["height"]
+    if len(classes) != count:
+        raise InputError(
+            f"--boxes: {row['image_id']} has {count} boxes and {len(classes)} class_ids; make the "
+            "table again"
+        )
+    finite = np.isfinite(boxes).all(axis=1)
+    inverted = ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    clipped = boxes.clip(0, np.array([width, height, width, height], dtype=np.float32))
+    outside = ~((clipped[:, 2:] - clipped[:, :2]) > SMALLEST_SIDE).all(axis=1)
+    unknown = (classes < 0) | (classes >= settings.detector.num_classes)
+    crowd = np.array(row["is_crowd"] or [False] * count, dtype=bool)
+    faults = {
+        "not finite": ~finite,
+        "inverted or empty": inverted,
+        "outside the picture": outside,
+        "of an unknown class": unknown,
+        "around a crowd": crowd,
+    }
+    good = np.ones(count, dtype=bool)
+    for name, fault in faults.items():
+        dropped[name] += int((fault & good).sum())
+        good &= ~fault
+    dropped["cut at the border"] += int((clipped != boxes).any(axis=1)[good].sum())
+    attributes = attribute_rows(
+        row["attribute_ids"], good, settings.detector.num_attributes, dropped
+    )
+    return Example(
+        image_id=row["image_id"],
+        row=place,
+        width=width,
+        height=height,
+        boxes=clipped[good],
+        classes=classes[good],
+        attributes=attributes,
+    )
+
+
+def attribute_rows(
+    listed: Sequence[Sequence[int] | None] | None,
+    good: npt.NDArray[np.bool_],
+    num_attributes: int,
+    dropped: Counter[str],
+) -> npt.NDArray[np.int64]:
+    """Returns the attributes of the good boxes in a rectangle, -1 where a box has fewer."""
+    rows = [list(listed[at] or ()) if listed else [] for at in np.flatnonzero(good).tolist()]
+    known = [[one for one in row if 0 <= one < num_attributes] for row in rows]
+    if num_attributes:
+        dropped["attributes that are unknown"] += sum(map(len, rows)) - sum(map(len, known))
+    width = max(map(len, known), default=0)
+    filled = np.full((len(rows), width), -1, dtype=np.int64)
+    for at, row in enumerate(known):
+        filled[at, : len(row)] = row
+    return filled
+
+
+def counted_classes(boxes: str | Path) -> tuple[int, int]:
+    """Returns how many classes and attributes a table of boxes names: the highest ids and one."""
+    highest = [-1, -1]
+    for path in find_shards(boxes, BOXES, "--boxes"):
+        table = pq.read_table(readable(path), columns=["class_ids", "attribute_ids"])
+        for at, column in enumerate(table.columns):
+            flat = column
+            while pa.types.is_list(flat.type):
+                flat = pc.list_flatten(flat)
+            if (most := pc.max(flat).as_py()) is not None:
+                highest[at] = max(highest[at], most)
+    if highest[0] < 0:
+        raise InputError(f"--boxes {boxes} has no box; give annotated pictures")
+    return highest[0] + 1, highest[1] + 1

@@ -1,0 +1,355 @@
+"""``extract-rois train``: tables of boxes and pictures to a detector, resumable by checkpoint."""
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vlmill.extract.config import CHECKPOINTS, DETECTOR, MODEL, saved_steps
+from vlmill.extract.detect.saved import read_saved, save_detector
+from vlmill.extract.train.batches import Loaded, Pictures, step_pictures
+from vlmill.extract.train.evaluation import evaluated
+from vlmill.extract.train.examples import STAGE, Examples, read_examples, read_rows
+from vlmill.extract.train.loop import Events, Stopped, Training, run_steps
+from vlmill.extract.train.report import write_report
+from vlmill.extract.train.settings import NO_EFFECT, TrainingSettings
+from vlmill.extract.train.solver import make_optimizer
+from vlmill.extract.train.start import Names, new_model, start_from
+from vlmill.extract.train.step import DetectorStep
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.published import load_published
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.log import Log
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.console.stopping import StopRequest
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path, write_json
+from vlmill.schemas.files.digests import file_input, table_input
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.outputs import PLAN, State, prepare_output
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.plain_fields import flatten, to_plain
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.rejects import reject
+from vlmill.schemas.tables import BOXES, IMAGES, REJECTS
+
+JOB = "extract-rois train"
+LOG, STATE = "log.jsonl", "training_state.safetensors"
+METRICS, REPORT = "metrics.json", "report.html"
+MOMENTUM = "momentum."  # before a parameter's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """Says what is trained on what, and where it goes."""
+
+    boxes: str
+    images: str
+    output: Path
+    settings: TrainingSettings  # with the vocabularies' sizes
+    names: Names
+    init: Path | None = None
+
+    def inputs(self) -> list[Input]:
+        """Records what the run reads."""
+        inputs = [
+            table_input("--boxes", self.boxes, BOXES),
+            table_input("--images", self.images, IMAGES),
+        ]
+        if self.init is not None and self.init.is_file():
+            inputs.append(file_input("--init", self.init))
+        return inputs
+
+    def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:
+        """Returns what decides the output: the fields, and the inputs by content."""
+        flat = flatten(to_plain(self.settings))
+        fields = {k: v for k, v in flat.items() if k.split(".")[0] not in NO_EFFECT}
+        return fields | {
+            "inputs": {one.flag: one.digest for one in inputs},
+            "classes": list(self.names.classes),
+            "attributes": list(self.names.attributes),
+        }
+
+
+def train(job: TrainJob, *, fresh: bool = False) -> str:
+    """Trains, or goes on; returns what to say at the end. Raises InputError and ArithmeticError."""
+    settings = job.settings
+    accelerator = make_accelerator(settings)
+    main = accelerator.is_main_process
+    inputs = job.inputs()
+    if main:
+        if fresh:
+            remove_run(job.output)
+        state = prepare_output(job.output, job=JOB, settings=job.plan(inputs), fresh=fresh)
+        if state is State.FINISHED:
+            return f"{job.output}: finished before; --fresh starts over"
+        remove_partial(job.output)
+    accelerator.wait_for_everyone()
+    run = Run(job, accelerator)
+    if main:
+        say_examples(run.examples, settings)
+    try:
+        run.train()
+    except Stopped:
+        return f"{job.output}: stopped; the same command goes on"
+    if main:
+        run.finish(inputs)
+    accelerator.wait_for_everyone()
+    return f"{job.output}: {settings.name}, {settings.steps} steps; {run.said()}"
+
+
+def make_accelerator(settings: TrainingSettings) -> Accelerator:
+    """Opens devices and processes. Raises InputError for batches that cannot be dealt out."""
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator = Accelerator(
+        mixed_precision=settings.precision,
+        kwargs_handlers=[unused],
+        cpu=not torch.accelerator.is_available(),
+    )
+    if settings.batch_size % accelerator.num_processes:
+        raise InputError(
+            f"batch_size={settings.batch_size} is no multiple of {accelerator.num_processes} "
+            "processes; change one"
+        )
+    return accelerator
+
+
+class Run:
+    """Holds a run's network, examples and checkpoints."""
+
+    def __init__(self, job: TrainJob, accelerator: Accelerator) -> None:
+        self.job, self.settings, self.accelerator = job, job.settings, accelerator
+        self.images = ImageReader(job.images)
+        self.examples, self.validation = self.read()
+        self.undecodable: dict[str, tuple[str, str]] = {}
+        self.metrics: dict[str, float] = {}
+        steps = saved_steps(job.output)
+        self.done = max(steps, default=0)
+        self.model = FasterRCNN(self.settings.detector) if steps else self.start()
+        state: dict[str, Tensor] = {}
+        if steps:
+            folder = steps[self.done]
+            load_published(self.model, read_saved(folder, "--output").weights)
+            state = {name: t.clone() for name, t in load_file(folder / STATE).items()}
+        step = accelerator.prepare(DetectorStep(self.model, self.settings))
+        self.optimizer = make_optimizer(self.model, self.settings.solver)
+        for name, parameter in self.model.named_parameters():
+            if (momentum := state.get(f"{MOMENTUM}{name}")) is not None:
+                self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+        self.training = Training(
+            step=step,
+            optimizer=self.optimizer,
+            accelerator=accelerator,
+            settings=self.settings,
+        )
+
+    def read(self) -> tuple[Examples, Examples]:
+        """Reads the examples to train and to validate on. Raises InputError where none is left."""
+        settings, rows = self.settings, list(read_rows(self.job.boxes))
+        examples = read_examples(
+            rows, self.images, settings, settings.splits, empty_pictures=settings.empty_pictures
+        )
+        if not any(len(example.boxes) for example in examples.examples):
+            raise InputError(
+                f"--boxes {self.job.boxes}: no box of the splits {', '.join(settings.splits)} in a "
+                f"picture of --images is left ({len(rows)} rows); give others, or splits=[...]"
+            )
+        splits = (settings.validation_split,)
+        held_out = read_examples(rows, self.images, settings, splits, empty_pictures=True)
+        most = settings.validation_pictures or len(held_out.examples)
+        return examples, dataclasses.replace(held_out, examples=held_out.examples[:most])
+
+    def start(self) -> FasterRCNN:
+        """Builds the network of step 0."""
+        settings, job = self.settings, self.job
+        if job.init is None and (
+            settings.detector.frozen_stages or settings.detector.batch_norm == "frozen"
+        ):
+            raise InputError(
+                f"{settings.name} keeps its normalisations, and the first "
+                f"{settings.detector.frozen_stages} stages, as they are: give --init FILE (an "
+                "ImageNet ResNet or a detector), or train all of it with "
+                "detector.frozen_stages=0 detector.batch_norm=trained"
+            )
+        model = new_model(settings)
+        if job.init is not None:
+            origins = start_from(model, job.init, job.names)
+            if self.accelerator.is_main_process:
+                for line in origins.lines():
+                    say(f"--init {job.init}: {line}")
+        return model
+
+    def train(self) -> None:
+        """Runs the steps that are left."""
+        settings, accelerator = self.settings, self.accelerator
+        main = accelerator.is_main_process
+        log = Log(
+            self.job.output / LOG,
+            after=self.done,
+            active=main,
+            trackers=settings.trackers,
+            settings=to_plain(settings),
+        )
+        progress = Progress(
+            total=settings.steps, unit="step", label=settings.name, done=self.done, visible=main
+        )
+        pictures = step_pictures(
+            Pictures(self.examples.examples, self.images, settings),
+            settings,
+            done=self.done,
+            rank=accelerator.process_index,
+            processes=accelerator.num_processes,
+        )
+        with log, progress, StopRequest(partial(any_of, accelerator)) as stop:
+            events = Events(
+                log=log,
+                progress=progress,
+                save=partial(self.save, log),
+                stopping=stop.came,
+                validate=self.validate,
+                reject=self.reject,
+            )
+            if not settings.steps and not self.done:
+                self.save(log, 0)
+                self.validate(0)
+            run_steps(pictures, self.training, events, done=self.done)
+        if not self.metrics and main:  # a run that was killed after its last checkpoint
+            self.validate(settings.steps)
+
+    def reject(self, seen: Sequence[Loaded]) -> int:
+        """Keeps the pictures that could not be used, each once; returns how many there are."""
+        for one in seen:
+            if one.reject is not None:
+                self.undecodable.setdefault(one.image_id, one.reject)
+        return len(self.undecodable)
+
+    def save(self, log: Log, step: int) -> None:
+        """Writes a checkpoint whole, or not at all; the first process does."""
+        if not self.accelerator.is_main_process:
+            return
+        log.flush()
+        momenta = {
+            f"{MOMENTUM}{name}": buffer.detach().cpu().contiguous()
+            for name, parameter in self.model.named_parameters()
+            if (buffer := self.optimizer.state.get(parameter, {}).get("momentum_buffer"))
+            is not None
+        }
+        with atomic_folder(step_folder(self.job.output, step), replace=True) as folder:
+            save_file(momenta, folder / STATE)
+            save_detector(
+                folder,
+                self.model,
+                classes=self.job.names.classes,
+                attributes=self.job.names.attributes,
+                training={"recipe": self.settings.name, "step": step},
+            )
+        keep(self.job.output, self.settings.keep_checkpoints)
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Measures the held-out pictures, in the first process; nothing where there are none."""
+        if self.validation.examples and self.accelerator.is_main_process:
+            evaluation = evaluated(self.model, self.validation.examples, self.images)
+            self.metrics = evaluation.metrics
+            write_json(self.job.output / METRICS, {"step": step, **self.metrics})
+            write_report(
+                self.job.output / REPORT,
+                evaluation,
+                self.validation.examples,
+                self.images,
+                self.job.names.classes,
+                to_plain(self.settings),
+                title=f"{self.settings.name}, step {step}",
+            )
+        self.accelerator.wait_for_everyone()
+        return {f"validation/{name}": value for name, value in self.metrics.items()}
+
+    def finish(self, inputs: Sequence[Input]) -> None:
+        """Leaves the last checkpoint's detector at the top, the rejects and the manifest."""
+        last = saved_steps(self.job.output)[self.settings.steps]
+        for name in (MODEL, DETECTOR):  # what makes the folder a detector comes last
+            with atomic_path(self.job.output / name) as temporary:
+                try:
+                    os.link(last / name, temporary)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(last / name, temporary)
+        rejects = [
+            *self.examples.rejects,
+            *(reject(STAGE, key, *why) for key, why in sorted(self.undecodable.items())),  # type: ignore[arg-type]
+        ]
+        shard = write_shard(self.job.output, REJECTS, rejects)
+        write_manifest(
+            self.job.output,
+            [shard],
+            job=JOB,
+            settings=self.job.plan(inputs),
+            inputs=inputs,
+            about={"metrics": self.metrics, "boxes_left_out": dict(self.examples.dropped)},
+        )
+
+    def said(self) -> str:
+        """Returns what was used and left out, in a line."""
+        count = len(self.examples.examples)
+        rejects = len(self.examples.rejects) + len(self.undecodable)
+        shown = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
+        return "; ".join([f"{count} pictures, {rejects} rejects", *shown])
+
+
+def say_examples(examples: Examples, settings: TrainingSettings) -> None:
+    """Tells what is trained on, and what of the rows is not."""
+    counts = examples.class_counts(settings.detector.num_classes)
+    never, once = int((counts == 0).sum()), int((counts == 1).sum())
+    say(
+        f"{len(examples.examples)} pictures ({examples.empty} without a box, kept as negatives), "
+        f"{int(counts.sum())} boxes of {len(counts)} classes ({never} without a box, {once} with "
+        "a single one)"
+    )
+    dropped = [f"{count} {name}" for name, count in examples.dropped.items() if count]
+    if dropped:
+        say(f"boxes: {', '.join(dropped)}")
+
+
+def any_of(accelerator: Accelerator, ours: bool) -> bool:
+    """Says whether something holds in any process; all processes have to call this."""
+    said = torch.tensor([float(ours)], device=accelerator.device)
+    return bool(accelerator.reduce(said, reduction="sum").item())
+
+
+def step_folder(output: Path, step: int) -> Path:
+    """Says where the checkpoint after ``step`` lies."""
+    return output / CHECKPOINTS / f"step-{step:08d}"
+
+
+def keep(output: Path, count: int) -> None:
+    """Deletes all but the last ``count`` checkpoints, at least one."""
+    steps = saved_steps(output)
+    for step in sorted(steps)[: -max(count, 1)]:
+        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
+        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
+        os.replace(steps[step], doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_partial(output: Path) -> None:
+    """Deletes what a kill has left of a checkpoint that was being written or deleted."""
+    for folder in (output / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(folder)
+
+
+def remove_run(output: Path) -> None:
+    """Deletes a run's checkpoints, log and curves, if the folder holds such a run."""
+    if not (output / PLAN).is_file():
+        return
+    for name in (MODEL, DETECTOR, LOG, METRICS, "trackers.json"):
+        (output / name).unlink(missing_ok=True)
+    for name in (CHECKPOINTS, "tensorboard", "wandb", "mlflow"):
+        shutil.rmtree(output / name, ignore_errors=True)

@@ -1,0 +1,153 @@
+"""The settings of a detector's training: sampling, losses, optimiser, data, run.
+
+Defaults are Detectron2's for its C4 models (Ren et al. 2015, arXiv:1506.01497, as
+facebookresearch/detectron2 trains it); the recipes change them.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmill.models.detector.config import DetectorConfig
+
+Normaliser = Literal["wanted", "sampled"]
+Precision = Literal["no", "bf16"]
+# How boxes are compared in a box loss: by their deltas, or by generalised overlap.
+BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
+Clip = Literal["none", "value", "norm", "global"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """Says which overlaps with the true boxes make an example positive (1), negative (0) or
+    ignored (-1).
+    """
+
+    thresholds: tuple[float, ...]  # rising; one less than labels
+    labels: tuple[int, ...]
+    batch: int  # examples of a picture
+    positives: float  # at most this share of them
+    round_positives: bool = False  # their number, half to even; False: cut to a whole one
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != len(self.thresholds) + 1 or set(self.labels) - {-1, 0, 1}:
+            raise ValueError(f"labels {self.labels}: want one of -1, 0, 1 more than thresholds")
+        if sorted(self.thresholds) != list(self.thresholds) or not self.thresholds:
+            raise ValueError(f"thresholds {self.thresholds}: want rising overlaps")
+        if self.batch < 1 or not 0 <= self.positives <= 1:
+            raise ValueError(
+                f"batch {self.batch} with positives {self.positives}: want 1.. and 0..1"
+            )
+
+    @property
+    def most_positives(self) -> int:
+        wanted = self.batch * self.positives
+        return round(wanted) if self.round_positives else int(wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpnRules:
+    """Says how the proposal network is trained."""
+
+    matching: Matching = Matching(
+        thresholds=(0.3, 0.7), labels=(0, -1, 1), batch=256, positives=0.5
+    )
+    # Anchors that reach further out of the picture are ignored; None: used.
+    border: float | None = None
+    inside_first: bool = False  # Caffe: those are no box's best anchor either
+    box_loss: BoxLoss = "smooth_l1"
+    beta: float = 0.0  # where smooth L1 turns into L1; 0: L1
+    class_weight: float = 1.0
+    box_weight: float = 1.0
+    normaliser: Normaliser = "wanted"  # of a picture's anchors: as many as wanted, or sampled
+    pre_nms_top: int = 12_000
+    post_nms_top: int = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoiRules:
+    """Says how the heads of regions are trained."""
+
+    matching: Matching = Matching(thresholds=(0.5,), labels=(0, 1), batch=512, positives=0.25)
+    append_truth: bool = True  # the true boxes are proposals, too
+    box_loss: BoxLoss = "smooth_l1"
+    beta: float = 0.0
+    box_weight: float = 1.0
+    attribute_weight: float = 0.2  # MILVLG's; 0.5 in the original
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solver:
+    """Says how weights move: SGD with momentum, a warm-up, then steps or a cosine."""
+
+    lr: float = 0.02
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 1e-4
+    norm_decay: float | None = 0.0  # of normalisations; None: like weights
+    bias_rate: float = 1.0  # times lr
+    bias_decay: float | None = None  # None: like weights
+    schedule: Literal["steps", "cosine"] = "steps"
+    drops: tuple[int, ...] = ()  # after so many steps the rate is multiplied by drop_factor
+    drop_factor: float = 0.1
+    end: float = 0.0  # of the cosine, times lr
+    warmup: int = 1_000  # steps
+    warmup_from: float = 1e-3  # times lr
+    warmup_method: Literal["linear", "constant"] = "linear"
+    rescale: bool = False  # the schedule begins after the warm-up, not beside it
+    clip: Clip = "none"  # value and norm: of each tensor by itself; global: of all together
+    clip_at: float = 1.0
+    clip_norm: float = 2.0  # which norm
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.warmup < 0:
+            raise ValueError(f"lr {self.lr}, warmup {self.warmup}: want above 0 and at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Says everything that a run of ``extract-rois train`` is."""
+
+    name: str
+    detector: DetectorConfig
+    rpn: RpnRules = RpnRules()
+    roi: RoiRules = RoiRules()
+    solver: Solver = Solver()
+    steps: int = 270_000
+    batch_size: int = 16  # pictures of a step, of all processes
+    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is drawn for each picture
+    long_side: int = 1333
+    flip: float = 0.5  # the share of pictures that are mirrored
+    empty_pictures: bool = True  # those without a box are negatives
+    splits: tuple[str, ...] = ("train",)  # rows without a split belong to them
+    validation_split: str = "val"
+    validate_every: int = 0  # steps; 0: at the end alone
+    validation_pictures: int = 0  # at most; 0: all
+    seed: int = 0
+    precision: Precision = "no"
+    save_every: int = 5_000
+    keep_checkpoints: int = 2
+    log_every: int = 20
+    workers: int = 0  # processes that read, decode and resize
+    trackers: tuple[str, ...] = ("tensorboard",)
+    new_layers: Literal["detectron2", "caffe"] = "detectron2"  # how layers without weights begin
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch_size - 1, self.save_every - 1, self.log_every - 1) < 0:
+            raise ValueError("steps from 0, batch_size, save_every and log_every from 1")
+        if not self.short_sides or min(self.short_sides) > self.long_side:
+            raise ValueError(f"short_sides {self.short_sides}: at most long_side {self.long_side}")
+
+
+# What may differ when a run goes on, or has no part in its numbers.
+NO_EFFECT = ("workers", "keep_checkpoints", "log_every", "trackers", "save_every")
+
+
+def for_classes(
+    settings: TrainingSettings, num_classes: int, num_attributes: int
+) -> TrainingSettings:
+    """Returns the settings with a detector of these vocabularies."""
+    detector = dataclasses.replace(
+        settings.detector, num_classes=num_classes, num_attributes=num_attributes
+    )
+    return dataclasses.replace(settings, detector=detector)

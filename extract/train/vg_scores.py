@@ -1,0 +1,137 @@
+"""Visual Genome's mean average precision at 0.5, as the original repository computes it.
+
+Source: peteanderson80/bottom-up-attention, ``lib/datasets/vg_eval.py`` and ``vg.py``. Detections
+are compared as that code writes them to text: scores with three decimals, coordinates with one and
+one pixel further, while the truth stays where it is. B true boxes and D detections of all pictures.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+OVERLAP = 0.5
+
+
+@dataclass(frozen=True)
+class TrueBoxes:
+    """Holds the boxes of all pictures that have a name: a class, or one of their attributes."""
+
+    pictures: Ids  # [B]
+    names: Ids  # [B], from 0
+    boxes: Numbers  # [B, 4], inclusive corners from 0
+
+
+@dataclass(frozen=True)
+class Detected:
+    """Holds what was detected in all pictures."""
+
+    pictures: Ids  # [D]
+    names: Ids  # [D]
+    boxes: npt.NDArray[np.floating]  # [D, 4]
+    scores: npt.NDArray[np.floating]  # [D]
+
+
+@dataclass(frozen=True)
+class VgScores:
+    """Holds the average precision of each name, and what the paper reports of them."""
+
+    average_precision: Numbers  # 0 without a true box or a detection
+    counts: Ids  # true boxes of each name
+    thresholds: Numbers  # the score of the best F; of names without one the mean of the others
+
+    @property
+    def mean(self) -> float:
+        """Returns the mean over all names, those without a box with 0."""
+        return float(self.average_precision.mean())
+
+    @property
+    def weighted_mean(self) -> float:
+        """Returns the mean over the true boxes; 0 where there is none."""
+        total = int(self.counts.sum())
+        return float((self.average_precision * self.counts).sum() / total) if total else 0.0
+
+
+def vg_scores(truth: TrueBoxes, detected: Detected, num_names: int) -> VgScores:
+    """Scores the detections of every name."""
+    boxes, scores = as_written(detected)
+    precisions, thresholds = np.zeros(num_names), np.zeros(num_names)
+    counts = np.bincount(truth.names, minlength=num_names).astype(np.int64)
+    of_truth, of_detected = by_name(truth.names, num_names), by_name(detected.names, num_names)
+    for name in range(num_names):
+        own, ours = of_truth[name], of_detected[name]
+        if not len(own) or not len(ours):
+            continue
+        order = ours[np.argsort(-scores[ours], kind="stable")]
+        hits = true_positives(
+            truth.pictures[own], truth.boxes[own], detected.pictures[order], boxes[order]
+        )
+        recall = hits.cumsum() / len(own)
+        precision = hits.cumsum() / np.arange(1, len(hits) + 1)
+        precisions[name] = area_under_envelope(recall, precision)
+        if len(own) > 1:
+            total = precision + recall
+            best = np.argmax(np.divide(precision * recall, total, where=total > 0, out=0 * total))
+            thresholds[name] = scores[order[best]]
+    chosen = thresholds[thresholds != 0]
+    # With three decimals like the scores, as the original writes them to its file.
+    mean = float(f"{chosen.mean():.3f}") if len(chosen) else 0.0
+    return VgScores(precisions, counts, np.where(thresholds == 0, mean, thresholds))
+
+
+def by_name(names: Ids, num_names: int) -> list[Ids]:
+    """Returns the places of each name, in rising order."""
+    order = np.argsort(names, kind="stable")
+    ends = np.searchsorted(names[order], np.arange(1, num_names))
+    return np.split(order, ends)
+
+
+def as_written(detected: Detected) -> tuple[Numbers, Numbers]:
+    """Returns boxes and scores as the original code reads them back from its text files."""
+    shifted = (detected.boxes + 1).ravel()
+    boxes = [float(f"{value:.1f}") for value in shifted.tolist()]
+    scores = [float(f"{value:.3f}") for value in detected.scores.tolist()]
+    return np.array(boxes).reshape(-1, 4), np.array(scores)
+
+
+def true_positives(
+    true_pictures: Ids, true_boxes: Numbers, pictures: Ids, boxes: Numbers
+) -> npt.NDArray[np.bool_]:
+    """Says which detections of one name, best first, hit a true box that none has hit before.
+
+    A detection counts for the box that it overlaps most, and there is no second choice.
+    """
+    of_picture: dict[int, Ids] = {}
+    for picture in np.unique(true_pictures).tolist():
+        of_picture[picture] = np.flatnonzero(true_pictures == picture)
+    free = np.ones(len(true_boxes), dtype=bool)
+    hits = np.zeros(len(boxes), dtype=bool)
+    for at, (picture, box) in enumerate(zip(pictures.tolist(), boxes, strict=True)):
+        places = of_picture.get(picture)
+        if places is None:
+            continue
+        overlaps = inclusive_overlaps(true_boxes[places], box)
+        best = int(overlaps.argmax())
+        place = places[best]
+        hits[at] = overlaps[best] > OVERLAP and free[place]
+        free[place] &= not hits[at]
+    return hits
+
+
+def inclusive_overlaps(boxes: Numbers, box: Numbers) -> Numbers:
+    """Returns the intersection over union of boxes whose second corner is their last pixel."""
+    low, high = np.maximum(boxes[:, :2], box[:2]), np.minimum(boxes[:, 2:], box[2:])
+    inter = (high - low + 1).clip(min=0).prod(axis=1)
+    areas = (boxes[:, 2:] - boxes[:, :2] + 1).prod(axis=1)
+    overlaps: Numbers = inter / (areas + (box[2:] - box[:2] + 1).prod() - inter)
+    return overlaps
+
+
+def area_under_envelope(recall: Numbers, precision: Numbers) -> float:
+    """Returns the area under the precision that falls with recall (VOC from 2010 on)."""
+    recalls = np.concatenate(([0.0], recall, [1.0]))
+    envelope = np.maximum.accumulate(np.concatenate(([0.0], precision, [0.0]))[::-1])[::-1]
+    steps = np.flatnonzero(recalls[1:] != recalls[:-1])
+    return float(((recalls[steps + 1] - recalls[steps]) * envelope[steps + 1]).sum())
