@@ -16,7 +16,6 @@ PUBLIC = ("vlmill.models.load_reference", "vlmill.models.export_reference")
 
 # What only fine-tuning will reach, each with its task. The list is empty once fine-tuning stands.
 FINE_TUNING = {
-    "vlmill.models.beit.model.Beit.class_logits": "BEiT's classes of ImageNet, before VLMo",
     "vlmill.models.layers.pair_heads.ScoreHeads.token_scores": "none: a head of published files",
     "vlmill.models.vilbert.tasks.Vilbert12in1.entailment_logits": "SNLI-VE",
     "vlmill.models.vilbert.tasks.Vilbert12in1.gqa_logits": "GQA",
