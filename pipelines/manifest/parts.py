@@ -19,7 +19,7 @@ from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.entries import PICTURES, Entry, Picture, Reading, Rows
 from vlmill.pipelines.manifest.overlaps import Overlaps
 from vlmill.pipelines.manifest.part import Part, finished_part
-from vlmill.pipelines.manifest.pictures import row_of
+from vlmill.pipelines.manifest.published_pictures import published_row
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.files.shards import Shard, shard_name
@@ -31,17 +31,7 @@ if TYPE_CHECKING:
     from vlmill.pipelines.manifest.fetched import Fetched
 
 ROWS, EXCLUDE, REQUIRE = "rows", "exclude", "require_images"  # stages, with PICTURES
-MAX_PIXELS = 178_000_000  # a published picture's: what pillow itself takes for no bomb
 CHUNK_WITH_PICTURES, CHUNK = 64, 1_000  # entries in memory together
-# What reading a picture says, in the words of published data sets.
-_REASONS = {
-    Reason.MISSING_IMAGE: Reason.IMAGE_MISSING,
-    Reason.TOO_LARGE: Reason.IMAGE_TOO_LARGE,
-    Reason.UNREADABLE_IMAGE: Reason.IMAGE_BROKEN,
-    Reason.UNSUPPORTED_FORMAT: Reason.IMAGE_BROKEN,
-    Reason.ANIMATED: Reason.IMAGE_BROKEN,
-    Reason.EMPTY: Reason.IMAGE_BROKEN,
-}
 
 
 class Reject(NamedTuple):
@@ -201,7 +191,12 @@ class Run:
         return rows
 
     def _read(self, picture: Picture) -> dict[str, Any] | Drop:
-        return picture_row(self.job, picture)
+        job = self.job
+        row = published_row(job.folder, job.fetched, picture, hashed=job.overlaps.by_hash)
+        if not isinstance(row, Drop) and row["sha256"] in job.placeholders:
+            said = f"the same bytes as under many other ids: {row['sha256']}"
+            return Drop(Reason.PLACEHOLDER, said)
+        return row
 
 
 def _write_picture(picture: Picture, row: dict[str, Any] | Drop | None, part: Part) -> None:
@@ -212,32 +207,6 @@ def _write_picture(picture: Picture, row: dict[str, Any] | Drop | None, part: Pa
         part.add(REJECTS, reject(PICTURES, picture.image_id, row.reason, row.detail))
     elif row is not None:
         part.add(IMAGES, row)
-
-
-def picture_row(job: Job, picture: Picture) -> dict[str, Any] | Drop:
-    """The row of ``images`` for a picture of the data set; or why it has none."""
-    content = picture.content
-    found = job.folder.picture(picture.paths) if content is None else content
-    if isinstance(found, Drop):
-        if job.fetched is None or picture.url is None or found.reason is not Reason.IMAGE_MISSING:
-            return _said(found)
-        found = job.fetched.picture(picture.url)
-        if isinstance(found, Drop):
-            return _said(found, Reason.IMAGE_MISSING)
-    hashed = job.overlaps.by_hash
-    row = row_of(found, picture.image_id, max_pixels=MAX_PIXELS, hashed=hashed)
-    if isinstance(row, Drop):
-        return _said(row)
-    if row["sha256"] in job.placeholders:
-        return Drop(Reason.PLACEHOLDER, f"the same bytes as under many other ids: {row['sha256']}")
-    return row | {"source_url": picture.url}
-
-
-def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
-    reason = _REASONS.get(drop.reason, otherwise or drop.reason)
-    if reason is drop.reason:
-        return drop
-    return Drop(reason, ": ".join(filter(None, (drop.reason.value, drop.detail))))
 
 
 class Parts:

@@ -21,7 +21,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
 MAX_URL = 8_192
-_WEB = re.compile(r"https?://", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 TRAIN = ("Train_GCC-training.tsv", "GCC-training.tsv", "Train%2FGCC-training.tsv")
 VALIDATION = ("Validation_GCC-1.1.0-Validation.tsv", "GCC-1.1.0-Validation.tsv")
 LABELS = ("Image_Labels_Subset_Train_GCC-Labels-training.tsv",)
@@ -145,7 +145,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
 
 def is_url(text: str) -> bool:
     """Whether a text may be the URL of a published picture."""
-    return len(text) <= MAX_URL and text.isprintable() and _WEB.match(text) is not None
+    return len(text) <= MAX_URL and text.isprintable() and _SCHEME.match(text) is not None
 
 
 def url_aliases(url: str) -> tuple[str, ...]:
