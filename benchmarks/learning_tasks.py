@@ -8,7 +8,8 @@ Asks for colours, shapes, numbers of things and where they stand (benchmarks/wor
 in pictures of which no training picture shows a combination. An arm is a small model with a head:
 from pretraining on the captions of the same pictures, or from a BERT of the same captions. The
 blind one is trained and asked in the same way, and shown no picture. Prints lines of JSON: the
-share of right answers beside the blind model's, and the same for each kind of question.
+share of right answers beside the blind model's, and the same for each kind of question. Retrieval
+finds held-out pictures by their captions and captions by their pictures; blind, that is chance.
 
 The short form has a world of two things in three colours and shapes, and starts from drawn weights;
 the full one two or three things in five colours and four shapes, so that an arm takes minutes.
@@ -30,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from proof.arms import Arm, base_arms
 from proof.tables import WorldTables
-from proof.task_arms import TaskArm, short_arms, vqa_arms
+from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, failed, finished, results, run_all
 from proof.task_summary import lines_of
 from shell import parse_form
@@ -58,7 +59,7 @@ def forms() -> dict[bool, Form]:
     world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
         False: Form(world=easy, pairs=400, held_out=100, arms=short_arms()),
-        True: Form(world=world, pairs=3_000, held_out=300, arms=vqa_arms()),
+        True: Form(world=world, pairs=3_000, held_out=300, arms=(*vqa_arms(), *retrieval_arms())),
     }
 
 
@@ -78,7 +79,10 @@ def run(arguments: Sequence[str]) -> int:
             print(f"{'missing' if job in missing else 'finished':9} {job.name}")
         return 0
     if missing:
-        tables_of(form, args.output).write(base_arms(()), {})
+        tables = tables_of(form, args.output)
+        tables.write(base_arms(()), {})
+        if any(job.arm.reads_neighbours for job in missing):
+            tables.write_neighbours()
     told = 0
     for job, line in run_all(jobs, path):
         if isinstance(line, Exception):

@@ -9,6 +9,7 @@ from proof.arms import Arm
 from worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
 
 from vlmill.pipelines.hard_negatives import command as hard_negatives
+from vlmill.pipelines.nearest_pictures import command as nearest_pictures
 from vlmill.schemas.errors import InputError
 
 NOISE = 0.3  # of the first stage's captions
@@ -25,6 +26,7 @@ class ArmTables:
     regions: str
     images: str
     negatives: str | None = None
+    neighbours: str | None = None  # the nearest pictures of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,4 +75,11 @@ class WorldTables:
             regions=str(pictures),
             images=str(pictures),
             negatives=str(self.folder / "negatives") if arm.negatives else None,
+            neighbours=str(self.folder / "neighbours"),
         )
+
+    def write_neighbours(self) -> None:
+        """Finds the nearest pictures of each by their regions, if that is not done."""
+        flags = ["--regions", str(self.plain), "--pairs", str(self.plain)]
+        if nearest_pictures.main([*flags, "--output", str(self.folder / "neighbours")]):
+            raise InputError(f"--output {self.folder}: nearest pictures failed, see above")

@@ -42,6 +42,12 @@ class TaskArm:
     seeds: tuple[int, ...] = (0,)
 
     @property
+    def reads_neighbours(self) -> bool:
+        """Whether captions of near pictures are among its negatives."""
+        settings = task_recipe_named(self.recipe).settings
+        return getattr(settings, "negatives", "") == "alignment"
+
+    @property
     def label(self) -> str:
         """As in ``vqa/vilbert``."""
         return f"{self.task}/{self.name}"
@@ -89,6 +95,21 @@ def vqa_arm(
         changes=(*changes, f"batch_size={questions}"),
         steps=steps,
         seeds=seeds,
+    )
+
+
+def retrieval_arms() -> tuple[TaskArm, ...]:
+    """Retrieval with every model. A blind one would find pictures by chance: none is trained."""
+    return tuple(
+        TaskArm(
+            task="retrieval",
+            name=name,
+            recipe=f"retrieval-{name}-small",
+            pretrained=f"{name}-small",
+            steps=600,
+            seeds=(0, 1, 2),
+        )
+        for name in ("vilbert", "interbert", "imagebert", "vlmo")
     )
 
 

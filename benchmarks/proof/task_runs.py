@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
+from vlmill.train.tasks.retrieval.job import RetrievalOptions
 
 SPLIT = "test"
 Line = dict[str, Any]
@@ -112,16 +114,34 @@ def _line(job: TaskJob) -> Line:
     recipe = task_recipe(arm, job.seed, arm.steps)
     feeding = recipe.stages[0].feeding
     tables = {
-        "examples": job.tables.pairs,
         "regions": job.tables.regions if feeding.reads_regions else None,
         "images": job.tables.images if feeding.reads_pictures else None,
     }
+    inputs = TaskInputs(
+        examples=job.tables.pairs,
+        negatives=job.tables.neighbours if arm.reads_neighbours else None,
+        init=start and str(start),
+        **tables,
+    )
     continued, clock = bool(saved_steps(trained)), time.process_time()
-    finetune(recipe, TaskInputs(**tables, init=start and str(start)), trained)
+    finetune(recipe, inputs, trained)
     seconds = time.process_time() - clock
+    metrics = EVALUATIONS[arm.task](job, trained, tables)
+    return {
+        "name": job.name,
+        "metrics": metrics,
+        "cpu_minutes": None if continued else round(seconds / 60, 2),
+        "device": job.device,
+        "settings": job.settings(),
+    }
+
+
+def evaluate_vqa(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
+    """The official metrics of the held-out questions."""
     options = EvaluationOptions(
-        task=arm.task,
-        checkpoint=trained,
+        task=job.arm.task,
+        checkpoint=checkpoint,
+        examples=job.tables.pairs,
         split=SPLIT,
         output=job.folder / "evaluated",
         device=job.device,
@@ -129,14 +149,28 @@ def _line(job: TaskJob) -> Line:
         **tables,
     )
     evaluate_task(options)
-    metrics = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
-    return {
-        "name": job.name,
-        "metrics": {name: value for name, value in metrics.items() if name.startswith(arm.task)},
-        "cpu_minutes": None if continued else round(seconds / 60, 2),
-        "device": job.device,
-        "settings": job.settings(),
-    }
+    metrics: Line = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in metrics.items() if name.startswith("vqa/")}
+
+
+def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
+    """Recall in both directions among all held-out pairs."""
+    options = RetrievalOptions(
+        checkpoint=checkpoint,
+        pairs=job.tables.pairs,
+        split=SPLIT,
+        output=job.folder / "evaluated",
+        device=job.device,
+        **tables,
+    )
+    metrics = evaluate_retrieval(options)
+    return {name: value for name, value in metrics.items() if "_retrieval/r" in name}
+
+
+EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]] = {
+    "vqa": evaluate_vqa,
+    "retrieval": evaluate_recall,
+}
 
 
 def run_all(jobs: Sequence[TaskJob], path: Path) -> Iterator[tuple[TaskJob, Line | Exception]]:

@@ -7,34 +7,34 @@ from proof.task_arms import BLIND, MARGIN
 from shell import result_line
 
 Line = dict[str, Any]
-KINDS = "/question_type/"
+ACCURACY, KINDS = "vqa/test/accuracy", "/question_type/"
+RECALLS = ("image_retrieval/r1", "text_retrieval/r1")
 NOT_SHARES = ("_n", "_stderr")
 
 
 def lines_of(line: Line, all_lines: Sequence[Line]) -> list[Line]:
-    """A run's share of right answers, and those of each kind of question.
+    """A run's headline figures, and those of each kind of question.
 
-    ``peer`` is the blind model of the same world; ``learned`` says of the first line whether the
-    run has beaten it by the margin that is wanted. Without one there is no peer.
+    ``peer`` is the blind model of the same world, of retrieval chance; ``learned`` says of a
+    headline whether the run has beaten it by the margin that is wanted. Without a blind run there
+    is no peer.
     """
+    if line["settings"]["task"] == "retrieval":
+        by_chance = dict.fromkeys(RECALLS, 1 / line["settings"]["held_out"])
+        return [figure_line(line, by_chance, name) for name in RECALLS]
     blind = blind_of(line, all_lines)
     return [
-        figure_line(line, blind, name)
+        figure_line(line, blind and blind["metrics"], name)
         for name, value in line["metrics"].items()
-        if value is not None and is_share(line, name)
+        if value is not None and is_share(name)
     ]
 
 
-def is_share(line: Line, name: str) -> bool:
-    """Whether a metric is a share of right answers: of all questions, or of a kind."""
-    if name.startswith(headline(line) + KINDS):
+def is_share(name: str) -> bool:
+    """Whether a metric of VQA is a share of right answers: of all questions, or of a kind."""
+    if name.startswith(ACCURACY + KINDS):
         return not name.endswith(NOT_SHARES)
-    return name == headline(line)
-
-
-def headline(line: Line) -> str:
-    """The metric that a task is about."""
-    return f"{line['settings']['task']}/test/accuracy"
+    return name == ACCURACY
 
 
 def blind_of(line: Line, all_lines: Sequence[Line]) -> Line | None:
@@ -53,19 +53,19 @@ def blind_of(line: Line, all_lines: Sequence[Line]) -> Line | None:
 
 
 def figure_line(line: Line, blind: Line | None, name: str) -> Line:
-    """A metric of a run as every benchmark prints it."""
-    value = line["metrics"][name]
-    kind = name.removeprefix(headline(line)).removeprefix(KINDS)
-    told = f"learning_tasks/{line['name']}/{kind or 'accuracy'}"
+    """A metric of a run as every benchmark prints it, beside the ``blind`` ones."""
+    value, settings = line["metrics"][name], line["settings"]
+    told = name.removeprefix(ACCURACY + KINDS).removeprefix("vqa/test/")
+    told = f"learning_tasks/{line['name']}/{told}"
+    headline = name in (ACCURACY, *RECALLS)
     more: Line = {"questions": line["metrics"].get(f"{name}_n")}
-    if not kind:
-        settings = line["settings"]
+    if headline:
         more |= {key: settings[key] for key in ("seed", "steps", "pairs", "held_out")}
         more |= {key: line[key] for key in ("cpu_minutes", "device")}
-    if blind is None or blind is line or line["settings"]["name"] == BLIND:
+    if blind is None or settings["name"] == BLIND:
         return result_line(told, value, "share", **more)
-    alone = blind["metrics"][name]
-    if not kind:
+    alone = blind[name]
+    if headline:
         more |= {"margin_wanted": MARGIN, "learned": value - alone >= MARGIN}
     return result_line(
         told,

@@ -1,11 +1,20 @@
 """The proof for tasks: its lines and what is missing; VQA of a small world is learnt."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import learning_tasks
 import pytest
-from proof.task_arms import BLIND, MARGIN, TaskArm, short_arms, task_recipe, vqa_arms
+from proof.task_arms import (
+    BLIND,
+    MARGIN,
+    TaskArm,
+    retrieval_arms,
+    short_arms,
+    task_recipe,
+    vqa_arms,
+)
 from proof.task_runs import Line, finished, results
 from proof.task_summary import lines_of
 from shell import KEYS
@@ -50,6 +59,15 @@ def test_answers_stand_beside_those_of_a_model_that_sees_no_picture() -> None:
         assert [(told["peer"], told["ratio"]) for told in alone] == [(None, None)] * 2
 
 
+def test_recall_stands_beside_chance() -> None:
+    metrics = {"image_retrieval/r1": 0.5, "text_retrieval/r1": 0.1, "text_retrieval/r5": 0.7}
+    ours = line("vilbert", 0.0, task="retrieval", held_out=20) | {"metrics": metrics}
+    image, text = lines_of(ours, [ours])
+    assert image["name"].endswith("/image_retrieval/r1") and text["name"].endswith("/r1")
+    assert image["peer_value"] == 0.05 and image["ratio"] == 10 and image["learned"]
+    assert text["margin"] == pytest.approx(0.05) and not text["learned"]
+
+
 def test_a_seed_is_compared_with_the_blind_one_of_its_own() -> None:
     ours = line("vilbert", 0.6, seed=1)
     blind = [line(BLIND, 0.4), line(BLIND, 0.3, seed=1)]
@@ -57,7 +75,9 @@ def test_a_seed_is_compared_with_the_blind_one_of_its_own() -> None:
     assert lines_of(ours, blind[:1])[0]["peer_value"] == 0.4
 
 
-@pytest.mark.parametrize("arm", [*vqa_arms(), *short_arms()], ids=lambda arm: arm.label)
+@pytest.mark.parametrize(
+    "arm", [*vqa_arms(), *retrieval_arms(), *short_arms()], ids=lambda arm: arm.label
+)
 def test_every_arm_is_a_small_recipe_that_starts_from_its_checkpoint(arm: TaskArm) -> None:
     recipe = task_recipe(arm, seed=3, steps=7)
     (stage,) = recipe.stages
@@ -65,7 +85,7 @@ def test_every_arm_is_a_small_recipe_that_starts_from_its_checkpoint(arm: TaskAr
     assert recipe.blind is (arm.name == BLIND)
     assert not stage.optimizer.drops and stage.batch_size <= 64
     starts = {"vilbert-small": "vilbert", "vl-bert-small": "vl-bert", "vlmo-small": "vlmo"}
-    starts["bert-small"] = "bert"
+    starts |= {f"{name}-small": name for name in ("bert", "interbert", "imagebert")}
     assert arm.pretrained is None or starts[arm.pretrained] in recipe.starts_from
     assert arm.label.startswith(task_recipe_named(arm.recipe).task)
 
@@ -111,3 +131,20 @@ def test_vqa_of_a_small_world_is_learnt_and_not_from_the_questions_alone(
     assert learning_tasks.main(flags) == 0
     again = [json.loads(told) for told in capsys.readouterr().out.splitlines()]
     assert [told["value"] for told in again] == [told["value"] for told in printed]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_every_arm_goes_from_pretraining_to_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, full = learning_tasks.forms().values()
+    arms = tuple(replace(arm, steps=1, seeds=(0,)) for arm in full.arms)
+    tiny = replace(full, arms=arms, pairs=40, held_out=6)
+    monkeypatch.setattr(learning_tasks, "forms", lambda: {False: tiny, True: short})
+    monkeypatch.setattr("proof.task_runs.PRETRAINING_STEPS", 1)
+    assert learning_tasks.main(["--output", str(tmp_path)]) == 0
+    printed = [json.loads(told) for told in capsys.readouterr().out.splitlines()]
+    names = {"/".join(told["name"].split("/")[1:3]) for told in printed}
+    assert names == {arm.label for arm in arms}
+    assert all(0 <= told["value"] <= 1 for told in printed)
