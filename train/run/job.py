@@ -15,6 +15,7 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.console.cost import require_room
 from vlmill.schemas.console.trackers import require_trackers
 from vlmill.schemas.files.atomic import write_text
+from vlmill.schemas.files.mirror import as_given
 from vlmill.schemas.plain_fields import replaced, to_yaml
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.devices.setup import make_accelerator
@@ -93,7 +94,8 @@ def carry_out(runner: Runner, made: Preparation, settings: dict[str, Any], *, fo
         runner.train()
     except Stopped:
         raise Stopped(
-            f"{output}: stopped at step {runner.done}, saved; the same command continues"
+            f"{as_given(str(output))}: stopped at step {runner.done}, saved; the same command "
+            "continues"
         ) from None
     said = ""
     if accelerator.is_main_process:

@@ -15,6 +15,7 @@ from vlmill.pipelines.hard_negatives import blocks, finish
 from vlmill.pipelines.hard_negatives.command import main
 from vlmill.pipelines.hard_negatives.cost import estimate_of, output_bytes
 from vlmill.schemas.console.cost import Rate, size_words
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.schemas.files.outputs import WORK
 from vlmill.schemas.files.reading import read_table
@@ -212,11 +213,11 @@ def test_texts_as_ids_are_in_the_order_of_code_points(tmp_path: Path) -> None:
 def test_a_run_continues_from_what_lies_in_its_work(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped before the report: staged captions, bags, index and lists are used again."""
+    """Refused before the report: staged captions, bags, index and lists are used again."""
     assert run(pairs, tmp_path / "whole") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(finish, "look", _stop)
-        assert run(pairs, tmp_path / "out") == 1
+        patched.setattr(finish, "look", _refuse)
+        assert run(pairs, tmp_path / "out") == 2
     work = tmp_path / "out" / WORK
     assert {p.name for p in work.iterdir()} >= {"captions", "words", "bags", "part-0"}
     (work / ".tmp-1-bags").mkdir()
@@ -229,6 +230,10 @@ def test_a_run_continues_from_what_lies_in_its_work(
     assert run(pairs, tmp_path / "out") == 0
     files = {p.name: p.read_bytes() for p in (tmp_path / "whole").iterdir()}
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == files
+
+
+def _refuse(*_: object) -> None:
+    raise InputError("--images x: it is damaged")
 
 
 def _stop(*_: object, **__: object) -> None:
