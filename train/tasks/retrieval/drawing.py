@@ -51,7 +51,8 @@ def draw_candidates(
 def kinds_of(settings: RetrievalSettings, draws: Draws) -> list[str]:
     """What each of a sample's negatives replaces."""
     if settings.negatives == "alignment":
-        return [TEXT, PICTURE, NEAR_TEXT if settings.nearest else TEXT]
+        # The near one first: what is drawn from all is then another.
+        return [NEAR_TEXT if settings.nearest else TEXT, TEXT, PICTURE]
     kind = TEXT if settings.negatives == "texts" else PICTURE
     if settings.negatives == "both":
         kind = TEXT if draws.random() < 0.5 else PICTURE

@@ -91,7 +91,7 @@ class DualEncoder(RetrievalTask):
     def predict(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> list[NDArray[np.floating]]:
         """The vectors of each pair, float32 [2, H]."""
         vectors = outputs.float().cpu().numpy()
-        require_finite(dict(zip(batch.pair_ids, vectors, strict=True)), "--init")
+        require_finite(dict(zip(batch.pair_ids, vectors, strict=True)), "--checkpoint")
         return list(vectors)
 
     def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:

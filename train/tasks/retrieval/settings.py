@@ -21,7 +21,7 @@ class RetrievalSettings:
     # VLMo's contrast, which no other field is about but same_picture_negatives).
     negatives: Literal["texts", "pictures", "both", "alignment", "batch"] = "alignment"
     num_candidates: int = OF_ALIGNMENT  # the pair itself among them
-    # Whether alignment's third negative is a caption of one of the pictures nearest by their
+    # Whether alignment's near caption is of one of the pictures nearest by their
     # regions, which --negatives lists, or of any picture.
     nearest: bool = True
     # Added up: each pair by itself belongs together or not, the pair among its candidates, and the

@@ -69,7 +69,7 @@ class CandidateRetrieval(RetrievalTask):
 
     @property
     def negatives(self) -> str:
-        """ViLBERT's third negative is a caption of a near picture."""
+        """One of ViLBERT's three is a caption of a near picture."""
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (
@@ -137,7 +137,9 @@ class CandidateRetrieval(RetrievalTask):
     def predict(self, outputs: Float[Tensor, "S P K"], batch: Batch) -> list[NDArray[np.floating]]:
         """The scores of each caption with its candidates, float32 [P]."""
         scores = outputs[..., self.ranks_by].float().cpu().numpy()
-        require_finite(dict(zip(batch.pair_ids[:: scores.shape[1]], scores, strict=True)), "--init")
+        require_finite(
+            dict(zip(batch.pair_ids[:: scores.shape[1]], scores, strict=True)), "--checkpoint"
+        )
         return list(scores)
 
     def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
@@ -160,17 +162,16 @@ def retrieval(
         )
     if contrasts:
         return dual_encoder(recipe)
-    by_score = getattr(recipe.model, "rank_by", "match") == "score"
-    trained = {"binary": "match"} | dict.fromkeys(("softmax", "triplet"), "score")
-    ranks_by = "score" if by_score else "match"
-    if recipe.variant == TWO_HEADS and ranks_by not in {trained[loss] for loss in settings.losses}:
+    rank_by: str | None = getattr(recipe.model, "rank_by", None)  # of ImageBERT's two heads
+    trained = {"match" if loss == "binary" else "score" for loss in settings.losses}
+    if rank_by is not None and rank_by not in trained:
         raise InputError(
-            f"model.rank_by={ranks_by}: settings.losses={list(settings.losses)} train the other "
+            f"model.rank_by={rank_by}: settings.losses={list(settings.losses)} train the other "
             "head alone; set model.rank_by to it"
         )
     return CandidateRetrieval(
         settings=settings,
         variant=recipe.variant,
         losses=settings.losses,
-        ranks_by=-1 if by_score else 0,
+        ranks_by=-1 if rank_by == "score" else 0,
     )

@@ -52,23 +52,23 @@ def drawn(row: int, settings: RetrievalSettings, pool: Any = ALL, **pairs: Any) 
     ]
 
 
-def test_alignment_replaces_text_picture_and_text_of_a_near_picture() -> None:
+def test_alignment_takes_a_near_pictures_caption_another_caption_and_another_picture() -> None:
     texts, pictures = Counter[int](), Counter[int]()
-    for own, text, picture, near in drawn(2, ALIGNMENT):
+    for own, near, text, picture in drawn(2, ALIGNMENT):
         assert own == (2, 2) and near == (7, 2)
         assert text[1] == 2 and picture[0] == 2
         texts[text[0]] += 1
         pictures[picture[1]] += 1
-    # Captions and pictures of all others, and none of its own.
-    assert set(texts) == set(pictures) == {0, 1, 4, 5, 6, 7}
+    # Captions and pictures of all others, none of its own, and no caption twice.
+    assert set(texts) == {0, 1, 4, 5, 6} and set(pictures) == {0, 1, 4, 5, 6, 7}
 
 
-def test_without_near_pictures_the_third_is_another_caption() -> None:
+def test_without_near_pictures_there_are_two_other_captions() -> None:
     settings = replace(ALIGNMENT, nearest=False)
     for candidates in [*drawn(2, settings), *drawn(2, ALIGNMENT, near=None)]:
-        (first, _), (third, picture) = candidates[1], candidates[3]
-        assert picture == 2 and third not in (2, 3)
-        assert Captions.text_keys[third] != Captions.text_keys[first]
+        (one, picture), (other, _) = candidates[1:3]
+        assert picture == 2 and one not in (2, 3)
+        assert Captions.text_keys[one] != Captions.text_keys[other]
 
 
 @pytest.mark.parametrize("negatives", ["texts", "pictures", "both"])
