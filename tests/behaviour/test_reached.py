@@ -30,15 +30,6 @@ FINE_TUNING = {
     "vlmill.train.tasks.retrieval.losses.binary_candidates": "retrieval fine-tuning",
     "vlmill.train.tasks.retrieval.losses.hardest_triplet": "retrieval fine-tuning",
     "vlmill.train.tasks.retrieval.losses.softmax_candidates": "retrieval fine-tuning",
-    "vlmill.train.tasks.vcr.metrics.VcrHits": "VCR",
-    "vlmill.train.tasks.vcr.metrics.VcrHits.figures": "VCR",
-    "vlmill.train.tasks.vcr.metrics.vcr_hits": "VCR",
-    "vlmill.train.tasks.vcr.submission.leaderboard_rows": "VCR",
-    "vlmill.train.tasks.vcr.submission.write_leaderboard": "VCR",
-    "vlmill.train.tasks.vcr.texts.choice_texts": "VCR",
-    "vlmill.train.tasks.vcr.texts.name_objects": "VCR",
-    "vlmill.train.tasks.vlbert_texts.expression_text": "RefCOCO+ of VL-BERT",
-    "vlmill.train.tasks.vlbert_texts.vcr_text": "VCR of VL-BERT",
 }
 
 

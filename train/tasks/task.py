@@ -63,6 +63,11 @@ class Reading(Protocol):
         """The prepared examples."""
         ...
 
+    @property
+    def training(self) -> bool:
+        """Whether the examples are learnt from, or measured."""
+        ...
+
     def text(self, row: int) -> MaskedTokens:
         """The text of a row, nothing masked."""
         ...
@@ -145,24 +150,26 @@ class Task(ABC):
         """How many labels the batch has of each of ``losses``."""
 
     @abstractmethod
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model's head gives for the batch: that alone is learnt from, and read."""
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model's heads give for the batch, a tensor or a tuple with names of them: that
+        alone is learnt from, and read.
+        """
 
     @abstractmethod
-    def compute(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def compute(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Each of ``losses`` as a mean over its labels in the batch."""
 
     # What it reports.
 
     @abstractmethod
-    def predict(self, outputs: Tensor, batch: Batch) -> list[Any]:
+    def predict(self, outputs: Any, batch: Batch) -> list[Any]:
         """What the model says of each example of the batch, as plain values.
 
         Raises InputError for scores that are not finite.
         """
 
     @abstractmethod
-    def score_of(self, outputs: Tensor, value: Any) -> float:
+    def score_of(self, outputs: Any, value: Any) -> float:
         """How much the head says for a prediction of the only example of a batch."""
 
     @abstractmethod
