@@ -20,8 +20,8 @@ examples:
       --regions detected --split testA --output runs/refcoco-testA
 
 writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
-vcr_SPLIT.csv); retrieval also neighbours.json (the first five of every query). Texts and pictures are fed as in the
-checkpoint's training; a converted checkpoint as its paper or code says.
+vcr_SPLIT.csv); retrieval also neighbours.json (the first five of every query). Texts and pictures
+are fed as in the checkpoint's training; a converted checkpoint as its paper or code says.
 
 retrieval: models of regions, and VLMo without a contrastive head, read every text with every
 picture: time grows with their product. VLMo's contrastive head reads each of them once, and
