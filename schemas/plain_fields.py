@@ -195,6 +195,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return from_plain(kind, value, where)
     if origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_read(args[0], v, _join(where, str(i))) for i, v in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return value
     if origin is Literal:
         if value is False and "no" in args:  # YAML 1.1 takes no for false
             return "no"

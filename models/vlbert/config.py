@@ -158,10 +158,14 @@ def vlbert_small(**changes: Any) -> VlBertConfig:
     return VlBertConfig(**(small | changes))
 
 
-def vlbert_for_task(config: VlBertConfig, *, pooler: bool = False) -> VlBertConfig:
-    """Changes a pretraining configuration for a task: nothing masked, no text alone."""
+def vlbert_for_task(
+    config: VlBertConfig, *, pooler: bool = False, masked_region: MaskedRegion = "none"
+) -> VlBertConfig:
+    """Changes a pretraining configuration for a task: no text alone, and nothing masked but in the
+    paper's VCR.
+    """
     return dataclasses.replace(
-        config, masked_region="none", text_only=False, pooler=pooler, matching=False
+        config, masked_region=masked_region, text_only=False, pooler=pooler, matching=False
     )
 
 
@@ -209,6 +213,7 @@ class VlBertVcrConfig:
     num_categories: int = 81
     dropout: float = 0.1
     category_dropout: float = 0.0
+    masked_words: bool = False  # a head for masked words, the paper's ablation
     classifier: Classifier = "1fc"  # never "mlm"
     classifier_width: int = 1024  # of "2fc"
 

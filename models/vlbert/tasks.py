@@ -154,8 +154,8 @@ class VlBertRefcoco(nn.Module):
 class ChoiceInputs:
     """Holds questions with C choices each: `VLInputs` with the texts of each choice.
 
-    text_regions says for each token which region it speaks of, 0 the whole picture. Raises
-    ValueError if the shapes do not fit together.
+    text_regions says for each token which region it speaks of, 0 the whole picture. masked_regions:
+    as in `VLInputs`. Raises ValueError if the shapes do not fit together.
     """
 
     tokens: Int[Tensor, "B C T"]
@@ -165,6 +165,7 @@ class ChoiceInputs:
     region_features: Float[Tensor, "B R D"]
     region_locations: Float[Tensor, "B R 5"]
     region_mask: Bool[Tensor, "B R"]
+    masked_regions: Bool[Tensor, "B R"] | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.tokens.shape)
@@ -183,21 +184,23 @@ class ChoiceInputs:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ChoiceInputs":
         """Gives the same batch with ``change`` applied to each tensor."""
-        names = [f.name for f in dataclasses.fields(self)]
-        return ChoiceInputs(**{name: change(getattr(self, name)) for name in names})
+        tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return ChoiceInputs(**{k: change(v) for k, v in tensors.items() if v is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
 class VcrOutput:
-    """Holds logits of the choices, and of every real region's categories in every sequence.
+    """Holds logits of the choices, and of regions' categories in every sequence.
 
-    ``pictures`` and ``regions`` say which region a row of ``category_logits`` is.
+    ``pictures`` and ``regions`` say which region a row of ``category_logits`` is. ``text`` are the
+    last hidden states of the tokens.
     """
 
     answer_logits: Float[Tensor, "B C"]
     category_logits: Float[Tensor, "L K"]
     pictures: Int[Tensor, " L"]
     regions: Int[Tensor, " L"]
+    text: Float[Tensor, "BC T H"]
 
 
 class VlBertVcr(nn.Module):
@@ -221,31 +224,60 @@ class VlBertVcr(nn.Module):
             config.num_categories,
             config.category_dropout,
         )
+        self.word_head = None
+        if config.masked_words:
+            self.word_head = MlmHead(width, config.body.vocab_size, config.body.act)
 
-    def forward(self, inputs: ChoiceInputs, *, pack: bool = True) -> VcrOutput:
-        """Encodes all choices; the regions' vectors are computed once a picture."""
+    def forward(
+        self,
+        inputs: ChoiceInputs,
+        *,
+        asked: tuple[Int[Tensor, " L"], Int[Tensor, " L"]] | None = None,
+        pack: bool = True,
+    ) -> VcrOutput:
+        """Encodes all choices; the regions' vectors are computed once a picture.
+
+        ``asked``: the sequences, counted choice by choice, and the rows of their regions whose
+        categories are asked; all real ones without.
+        """
         choices = inputs.tokens.shape[1]
         vectors = self.body.embed_regions(
-            inputs.region_features, inputs.region_locations, inputs.region_mask, pack=pack
+            inputs.region_features,
+            inputs.region_locations,
+            inputs.region_mask,
+            inputs.masked_regions,
+            pack=pack,
         )
         region_mask = inputs.region_mask.repeat_interleave(choices, dim=0)
+        masked = inputs.masked_regions
         encoded = self.body.encode(
             inputs.tokens.flatten(0, 1),
             inputs.token_mask.flatten(0, 1),
             vectors.repeat_interleave(choices, dim=0),
             region_mask,
             segments=inputs.segments.flatten(0, 1),
+            masked_regions=None if masked is None else masked.repeat_interleave(choices, dim=0),
             text_regions=inputs.text_regions.flatten(0, 1),
             pack=pack,
         )
         logits = self.answer_head(self.dropout(self.answer_hidden(encoded.pooled)))
-        sequences, regions = region_mask.nonzero().unbind(dim=1)
+        sequences, regions = region_mask.nonzero().unbind(dim=1) if asked is None else asked
         return VcrOutput(
             answer_logits=logits.view(-1, choices),
             category_logits=self.category_head(encoded.regions[sequences, regions]),
             pictures=sequences // choices,
             regions=regions,
+            text=encoded.text,
         )
+
+    def word_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Gives masked words' logits. Raises ValueError without such a head."""
+        if self.word_head is None:
+            raise ValueError("masked_words=False: the model has no head for masked words")
+        logits: Float[Tensor, "N V"] = self.word_head(
+            text_hidden, self.body.text_embedding.word.weight
+        )
+        return logits
 
     @torch.no_grad()
     def start_from(self, pretrained: VlBert) -> None:
@@ -255,6 +287,8 @@ class VlBertVcr(nn.Module):
         """
         load_body(self.body, pretrained)
         copy_transform(self.category_head, pretrained.class_head)
+        if self.word_head is not None and pretrained.mlm_head is not None:
+            self.word_head.load_state_dict(pretrained.mlm_head.state_dict())
         segments = self.body.text_embedding.segment.weight
         segments[1] = segments[0]
         if (head := pretrained.match_head) is not None and self.config.classifier == "1fc":

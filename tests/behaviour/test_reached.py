@@ -26,15 +26,6 @@ FINE_TUNING = {
     "vlmill.train.tasks.nlvr2.metrics.among": "NLVR2",
     "vlmill.train.tasks.nlvr2.metrics.nlvr2_metrics": "NLVR2",
     "vlmill.train.tasks.nlvr2.metrics.verdicts": "NLVR2",
-    "vlmill.train.tasks.vcr.metrics.VcrHits": "VCR",
-    "vlmill.train.tasks.vcr.metrics.VcrHits.figures": "VCR",
-    "vlmill.train.tasks.vcr.metrics.vcr_hits": "VCR",
-    "vlmill.train.tasks.vcr.submission.leaderboard_rows": "VCR",
-    "vlmill.train.tasks.vcr.submission.write_leaderboard": "VCR",
-    "vlmill.train.tasks.vcr.texts.choice_texts": "VCR",
-    "vlmill.train.tasks.vcr.texts.name_objects": "VCR",
-    "vlmill.train.tasks.vlbert_texts.expression_text": "RefCOCO+ of VL-BERT",
-    "vlmill.train.tasks.vlbert_texts.vcr_text": "VCR of VL-BERT",
 }
 
 

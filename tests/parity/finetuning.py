@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from tests.parity import training_vlbert
+from tests.parity.finetuning_choices import vilbert_choices, vlbert_choices
 from tests.parity.finetuning_regions import expressions
 from tests.parity.golden import GoldenSet, expect, leaves, naming, read_json
 from tests.parity.results import Results
@@ -37,7 +38,7 @@ def vlbert_rules(golden: GoldenSet, results: Results) -> None:
     """VL-BERT's small rules, or its samples with every random draw."""
     if (golden.folder / "vocab.txt").is_file():
         training_vlbert.pretraining_samples(golden, results)
-        results.waits("VCR", "cases:vcr*", "tensors:vcr.*")
+        vlbert_choices(golden, results)
         return
     cases = read_json(golden.folder / "cases.json")
     results.given(
@@ -108,7 +109,6 @@ def compare_targets(results: Results, at: str, vocab: list[str], case: dict[str,
 
 def vilbert_rules(golden: GoldenSet, results: Results) -> None:
     """ViLBERT's feature reader, and a record of pretraining without masks."""
-    results.waits("VCR", "vcr.*")
     # Kept beside the normalised ones; no model is fed them.
     results.given("reader.*.out.location_pixels", "*.in.*")
     pictures = {key.split(".")[1] for key in golden.tensors if key.startswith("reader.")}
@@ -118,6 +118,7 @@ def vilbert_rules(golden: GoldenSet, results: Results) -> None:
             for key, ours in read.items():
                 results.check(f"reader.{name}.out.{key}", ours)
     if "refer" in golden.config:
+        vilbert_choices(golden, results)
         expressions(golden, results, partial(caption_pieces, golden.config["vocab"]))
     if "pretrain" in golden.config:
         pretraining_record(golden, results)

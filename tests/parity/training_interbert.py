@@ -321,8 +321,10 @@ def word_masks(golden: GoldenSet, results: Results, key: str) -> None:
 def texts_of_choices(golden: GoldenSet, results: Results, key: str) -> None:
     """The released code's cut, which the choices share."""
     names, longest = golden.values[f"{key}.object_names"], golden.values[f"{key}.max_length"]
-    first = name_objects(golden.values[f"{key}.question"], names)
-    choices = [name_objects(answer, names) for answer in golden.values[f"{key}.answers"]]
+    first, *choices = (
+        [word for word, _ in name_objects(words, names)]
+        for words in (golden.values[f"{key}.question"], *golden.values[f"{key}.answers"])
+    )
     texts = choice_texts(first, choices, max_tokens=longest, shared_cut=True)
     for i, text in enumerate(texts):
         padding = [0] * (longest - len(text.tokens))

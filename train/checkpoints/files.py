@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,14 @@ class TaskRecord:
     """Records the task that a checkpoint was fine-tuned for.
 
     ``labels`` are what its head's outputs mean, in their order, where the data decide that: VQA's
-    answers. A ``blind`` model was shown no picture.
+    answers. A ``blind`` model was shown no picture. ``settings`` are the task's own fields of the
+    recipe, plain.
     """
 
     name: str
     labels: tuple[str, ...] = ()
     blind: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,7 @@ def joined_regions(
         num_shown=sum(shown),
         mirrored=mirrored,
         weights=weights_of(counts, feeding)[order],
+        first_annotated=shown[0],
     )
 
 

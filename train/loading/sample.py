@@ -57,7 +57,8 @@ class SampledRegions:
     The first ``num_shown`` are shown; VL-BERT's whole picture is the mean of all. ``boxes`` float32
     [R, 4] are ``mirrored`` or not. ``masks`` [R]. ``row`` holds the whole row, as far as
     :func:`columns_of` says, in the table's order. ``weights`` [R] are the regions' shares in the
-    whole picture's mean, where these differ.
+    whole picture's mean, where these differ. Of detected and annotated regions the latter begin at
+    ``first_annotated``.
     """
 
     row: RegionRow
@@ -67,6 +68,7 @@ class SampledRegions:
     num_shown: int
     mirrored: bool = False
     weights: Array | None = None
+    first_annotated: int = 0
 
     @property
     def stored_boxes(self) -> Array:

@@ -21,6 +21,7 @@ from vlmill.models.vlbert.config import (
     VlBertConfig,
     VlBertEndToEndConfig,
     VlBertRefcocoConfig,
+    VlBertVcrConfig,
     VlBertVqaConfig,
 )
 from vlmill.models.vlmo.config import VlmoConfig, VlmoVqaConfig
@@ -327,6 +328,20 @@ def _vlbert_refcoco(config: VlBertRefcocoConfig) -> Network:
     return body._replace(beside=body.beside + _linear(width, width) + _linear(width, 1))
 
 
+def _vlbert_vcr(config: VlBertVcrConfig) -> Network:
+    heads: dict[str, Any] = {"masked_words": config.masked_words, "matching": False}
+    body = network_of(dataclasses.replace(config.body, **heads, masked_classes=False))
+    # A masked region's own token belongs to the body, a head for its class does not.
+    width = pooled = config.body.width
+    has_token = config.body.masked_classes and config.body.masked_region in ("appearance", "pixels")
+    beside = width if has_token else 0
+    if config.classifier == "2fc":
+        beside += _linear(width, config.classifier_width)
+        pooled = config.classifier_width
+    beside += _linear(pooled, 1) + _linear(width, width) + _linear(width, config.num_categories)
+    return body._replace(beside=body.beside + beside)
+
+
 def _vlmo_vqa(config: VlmoVqaConfig) -> Network:
     heads: dict[str, Any] = {"contrast": False, "match": False, "mlm": False}
     encoder, width = network_of(dataclasses.replace(config.encoder, **heads)), config.encoder.width
@@ -348,6 +363,7 @@ NETWORKS: dict[type[Any], Callable[[Any], Network]] = {
     VilbertTasksConfig: _vilbert_tasks,
     VlBertConfig: _vlbert,
     VlBertRefcocoConfig: _vlbert_refcoco,
+    VlBertVcrConfig: _vlbert_vcr,
     VlBertVqaConfig: _vlbert_vqa,
     VlmoVqaConfig: _vlmo_vqa,
     VlBertEndToEndConfig: _vlbert_end_to_end,

@@ -34,6 +34,12 @@ TASKS: dict[str, TaskHome] = {
         recipes="vlmill.train.tasks.refcoco.recipes.RECIPES",
         task="vlmill.train.tasks.refcoco.task.refcoco",
     ),
+    "vcr": TaskHome(
+        examples="choices",
+        settings="vlmill.train.tasks.vcr.recipes.VcrSettings",
+        recipes="vlmill.train.tasks.vcr.recipes.RECIPES",
+        task="vlmill.train.tasks.vcr.task.vcr",
+    ),
     "vqa": TaskHome(
         examples="questions",
         settings="vlmill.train.tasks.vqa.recipes.VqaSettings",

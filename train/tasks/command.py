@@ -18,9 +18,9 @@ examples:
   train-vl evaluate refcoco --checkpoint runs/refcoco --examples refcoco \\
       --regions detected --split testA --output runs/refcoco-testA
 
-writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json);
-retrieval also neighbours.json (the first five of every query). Texts and pictures are fed as in the
-checkpoint's training; a converted checkpoint as its paper or code says.
+writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
+vcr_SPLIT.csv); retrieval also neighbours.json (the first five of every query). Texts and pictures
+are fed as in the checkpoint's training; a converted checkpoint as its paper or code says.
 
 retrieval: models of regions, and VLMo without a contrastive head, read every text with every
 picture: time grows with their product. VLMo's contrastive head reads each of them once, and
@@ -67,6 +67,11 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("exact", "released", "vlbert", "mattnet"),
         help="refcoco: whose rule says that a box is right (default: exact, at half and without "
         "an added pixel)",
+    )
+    add(
+        "--scores",
+        metavar="DIR",
+        help="vcr: the evaluation of the other sub-task's checkpoint, for figures of both",
     )
     add("--images", help="their pictures: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")

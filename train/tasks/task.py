@@ -167,11 +167,13 @@ class LearntTask(ABC):
         """How many labels the batch has of each of ``losses``."""
 
     @abstractmethod
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model's head gives for the batch: that alone is learnt from, and read."""
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model's heads give for the batch, a tensor or a tuple with names of them: that
+        alone is learnt from, and read.
+        """
 
     @abstractmethod
-    def compute(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def compute(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Each of ``losses`` as a mean over its labels in the batch."""
 
     # How it is followed.
@@ -186,7 +188,7 @@ class LearntTask(ABC):
         return size
 
     @abstractmethod
-    def predict(self, outputs: Tensor, batch: Batch) -> list[Any]:
+    def predict(self, outputs: Any, batch: Batch) -> list[Any]:
         """What the model says of each example of the batch, as plain values.
 
         Raises InputError for scores that are not finite.
@@ -201,7 +203,7 @@ class Task(LearntTask):
     """A task whose examples are predicted one by one, which ``train-vl evaluate`` then scores."""
 
     @abstractmethod
-    def score_of(self, outputs: Tensor, value: Any) -> float:
+    def score_of(self, outputs: Any, value: Any) -> float:
         """How much the head says for a prediction of the only example of a batch."""
 
     @abstractmethod

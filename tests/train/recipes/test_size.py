@@ -91,7 +91,7 @@ def test_every_variant_and_task_has_its_formula() -> None:
     "name",
     [
         *("vqa-vilbert-small", "vqa-single-stream", "vqa-vl-bert-small", "vqa-vlmo-small"),
-        *("two layers", "refcoco-vl-bert-small"),
+        *("two layers", "refcoco-vl-bert-small", "vcr-vl-bert-small", "vcr-vl-bert-paper-q2a"),
     ],
 )
 def test_formulas_count_what_tasks_add(name: str) -> None:

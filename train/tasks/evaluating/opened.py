@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import torch
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_fields import from_plain
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
@@ -37,6 +38,7 @@ class EvaluationOptions:
     annotated_regions: str | None = None
     boxes: Literal["detected", "annotated"] | None = None  # None: as trained
     iou: str | None = None  # the rule by which boxes are right; None: the task's own
+    scores: str | None = None  # an evaluation of the other sub-task
     images: str | None = None
     labels: Path | None = None
     split: str | None = None
@@ -123,7 +125,10 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
-    return dataclasses.replace(recipe, model=loaded.config, stages=stages)
+    settings = recipe.settings
+    if loaded.task is not None and loaded.task.settings:
+        settings = from_plain(type(settings), loaded.task.settings, who)
+    return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
 
 
 def as_asked(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
@@ -137,10 +142,12 @@ def as_asked(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
     if boxes == "joined-in-training":
         boxes = "detected"
     feeding, settings = dataclasses.replace(stage.feeding, boxes=boxes), recipe.settings
-    if options.iou is not None:
-        if not hasattr(settings, "iou"):
-            raise InputError(f"--iou {options.iou}: {options.task} compares no boxes; drop it")
-        settings = dataclasses.replace(settings, iou=options.iou)
+    for name in ("iou", "scores"):
+        if (value := getattr(options, name)) is None:
+            continue
+        if not hasattr(settings, name):
+            raise InputError(f"--{name} {value}: {options.task} has no use for it; drop it")
+        settings = dataclasses.replace(settings, **{name: value})
     stages = (dataclasses.replace(stage, feeding=feeding),)
     return dataclasses.replace(recipe, stages=stages, settings=settings)
 
@@ -189,6 +196,7 @@ def settings_of(opened: Opened) -> dict[str, Any]:
         "annotated_regions": options.annotated_regions,
         "boxes": opened.stage.feeding.boxes,
         "iou": options.iou,
+        "scores": options.scores,
         "images": options.images,
         "pictures_bytes": table_sizes(sources),
         "detector_fingerprint": sources.fingerprint,

@@ -158,7 +158,7 @@ def open_task_runner(
         accelerator,
         FineTuning(task=task, blind=recipe.blind),
         partial(first_task_model, recipe, sources, task.label_pieces(words)),
-        dataclasses.replace(task.record, blind=recipe.blind),
+        dataclasses.replace(task.record, blind=recipe.blind, settings=to_plain(recipe.settings)),
     )
 
 

@@ -30,7 +30,7 @@ class TaskStep(nn.Module):
 
     def forward(
         self, batch: Batch, shares: Float[Tensor, " J"] | None = None, numbers: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Any, dict[str, Tensor]]:
         """The sum of the losses, and each, times the batch's share of all labels of the step.
 
         Without ``shares``, the head's outputs, and each loss as a mean over the batch's labels.

@@ -83,7 +83,7 @@ def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
     """The body of ``--init``, but for what no weight depends on, which is the recipe's."""
     theirs = body_of(init)
     if recipe.variant.startswith("vl-bert"):
-        theirs = vlbert_for_task(theirs, pooler=ours.pooler)
+        theirs = vlbert_for_task(theirs, pooler=ours.pooler, masked_region=ours.masked_region)
     names = [field.name for field in dataclasses.fields(ours)]
     free = [name for name in names if any(part in name for part in WITHOUT_WEIGHTS)]
     if recipe.variant.startswith("vlmo"):

@@ -1,14 +1,22 @@
-"""Builds VCR's texts as ViLBERT and InterBERT do: with names, cut together.
+"""Builds VCR's texts: objects named, questions and choices cut together, in each paper's way.
 
 T tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from vlmill.schemas.ids import key64
+from vlmill.train.tasks.vcr.categories import PERSON, PERSON_NAMES
 
 Words = Sequence[str | Sequence[int]]
 
 CLS, SEP = "[CLS]", "[SEP]"
+MARK = "[MARK]"  # in a table of choices, between a question and the answer that it is about
+NO_OBJECT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +27,82 @@ class TextPair:
     segments: list[int]
 
 
-def name_objects(words: Words, names: Sequence[str]) -> list[str]:
-    """Returns words with the objects' names in place of references, which are lists of their
-    numbers.
+class Piece(NamedTuple):
+    """A word piece, the number of the object that it names (-1: none), and its word's number."""
+
+    token: str
+    object_number: int
+    word: int
+
+
+def tagged_words(text: str, tags: Sequence[Sequence[int]]) -> list[str | list[int]]:
+    """Returns a table's text as words and lists of object numbers.
+
+    Raises ValueError for tags that are not parallel to the words.
     """
-    named: list[str] = []
+    words = text.split(" ")
+    if len(words) != len(tags):
+        raise ValueError(f"{len(words)} words and {len(tags)} tags")
+    return [
+        word if list(numbers) == [NO_OBJECT] else list(numbers)
+        for word, numbers in zip(words, tags, strict=True)
+    ]
+
+
+def name_objects(
+    words: Words, names: Sequence[str], *, between: str | None = None
+) -> list[tuple[str, int]]:
+    """Returns words with the objects' names in place of references, which are lists of their
+    numbers, each with the number of the object that it names; ``between`` (VL-BERT: "and") parts
+    the names of one reference.
+    """
+    named: list[tuple[str, int]] = []
     for word in words:
-        named.extend([word] if isinstance(word, str) else [names[i] for i in word])
+        if isinstance(word, str):
+            named.append((word, NO_OBJECT))
+            continue
+        for place, number in enumerate(word):
+            if place and between is not None:
+                named.append((between, NO_OBJECT))
+            named.append((names[number], number))
     return named
 
 
-def cut_pair(first: Sequence[str], second: Sequence[str], longest: int) -> tuple[int, int]:
+def drawn_names(objects: Sequence[str], key: str) -> list[str]:
+    """Returns the objects' names, persons' drawn each by itself (ViLBERT's code).
+
+    ``key`` decides: a question's names are the same in every epoch, and in all of its texts.
+    """
+    return [
+        PERSON_NAMES[key64(f"{key}/{place}") % len(PERSON_NAMES)] if name == PERSON else name
+        for place, name in enumerate(objects)
+    ]
+
+
+def names_in_turn(objects: Sequence[str], first: int) -> list[str]:
+    """Returns the objects' names, persons' in their order from ``first`` on (VL-BERT's code, whose
+    counter runs on from question to question).
+    """
+    names, at = list[str](), first
+    for name in objects:
+        names.append(PERSON_NAMES[at % len(PERSON_NAMES)] if name == PERSON else name)
+        at += name == PERSON
+    return names
+
+
+def pieces_of(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list[Piece]:
+    """Returns the word pieces of words, each of which is parted by itself."""
+    encoding = tokenizer.encode(
+        [word for word, _ in words], is_pretokenized=True, add_special_tokens=False
+    )
+    return [
+        Piece(token, words[number][1], number)
+        for token, number in zip(encoding.tokens, encoding.word_ids, strict=True)
+        if number is not None
+    ]
+
+
+def cut_pair(first: Sequence[object], second: Sequence[object], longest: int) -> tuple[int, int]:
     """Returns how many tokens stay of each, so that both have at most ``longest`` together.
 
     Token by token from the end of the longer one, of the second where they are equal.
@@ -65,3 +138,34 @@ def choice_texts(
             TextPair(tokens=tokens, segments=[0] * (num_first + 2) + [1] * (num_choice + 1))
         )
     return texts
+
+
+def cut_with_answer(
+    lengths: tuple[int, int], choices: Sequence[int], longest: int
+) -> tuple[tuple[int, int], list[int]]:
+    """Returns how many pieces stay of a question, of the answer behind it (0: none) and of each
+    choice, so that every choice has at most ``longest`` with them (VL-BERT's code).
+
+    The choice is cut while it is longer than both before it; then the question, to one piece, then
+    the answer. These two are shared: what a choice cuts off stays cut off for all.
+    """
+    question, answer = lengths
+    cut = []
+    for choice in choices:
+        while question + answer + choice > longest:
+            if choice > question + answer:
+                choice -= 1
+            elif question > 1 or not answer:
+                question -= 1
+            else:
+                answer -= 1
+        cut.append(choice)
+    return (question, answer), cut
+
+
+def split_at_mark(words: Words) -> tuple[Words, Words]:
+    """Returns a question's words and those of the answer behind it, if there is one."""
+    if MARK not in words:
+        return words, []
+    at = list(words).index(MARK)
+    return words[:at], words[at + 1 :]

@@ -4,11 +4,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.train.tasks.vcr.texts import choice_texts, cut_pair, name_objects
+from vlmill.train.tasks.vcr.texts import (
+    choice_texts,
+    cut_pair,
+    cut_with_answer,
+    drawn_names,
+    name_objects,
+    names_in_turn,
+    split_at_mark,
+    tagged_words,
+)
 
 
 def test_names_stand_for_references() -> None:
-    assert name_objects(["is", [1, 0], "?"], ["Pat", "dog"]) == ["is", "dog", "Pat", "?"]
+    names = ["Pat", "dog"]
+    named = [("is", -1), ("dog", 1), ("Pat", 0), ("?", -1)]
+    assert name_objects(["is", [1, 0], "?"], names) == named
+    assert name_objects([[1, 0]], names, between="and") == [("dog", 1), ("and", -1), ("Pat", 0)]
+
+
+def test_persons_names_come_in_turn_or_are_drawn_once_a_question() -> None:
+    objects = ["person", "dog", "person"]
+    assert names_in_turn(objects, 12) == ["Quinn", "dog", "Casey"]
+    drawn = {tuple(drawn_names(objects, f"vcr/val-{number}")) for number in range(40)}
+    assert len(drawn) > 20 and all(names[1] == "dog" for names in drawn)
+    assert drawn_names(objects, "vcr/val-1") == drawn_names(objects, "vcr/val-1")
+
+
+def test_words_and_tags_are_parallel() -> None:
+    words = tagged_words("is [0,1] here", [[-1], [0, 1], [-1]])
+    assert words == ["is", [0, 1], "here"]
+    with pytest.raises(ValueError, match="3 words and 2 tags"):
+        tagged_words("is [0] here", [[-1], [0]])
+    assert split_at_mark(["a", "[MARK]", "b"]) == (["a"], ["b"])
+    assert split_at_mark(["a"]) == (["a"], [])
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(0, 12), min_size=1, max_size=4))
+def test_a_cut_with_an_answer_leaves_room(question: int, answer: int, choices: list[int]) -> None:
+    (first, second), cut = cut_with_answer((question, answer), choices, 10)
+    assert all(first + second + choice <= 10 for choice in cut)
+    assert min(first, second, *cut) >= 0
+    if question + answer + max(choices) <= 10:
+        assert (first, second, cut) == (question, answer, choices)
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(-2, 20))

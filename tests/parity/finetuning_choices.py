@@ -1,0 +1,102 @@
+"""VCR's inputs: texts with names and tags as the released codes build them, and regions."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.parity.finetuning_regions import batch_of, check_regions, picture, stored_tables
+from tests.parity.golden import GoldenSet, leaves, naming, read_json
+from tests.parity.results import Results
+from tokenizers import Tokenizer
+
+from vlmill.train.loading.vocabulary import read_vocabulary
+from vlmill.train.tasks.vcr.categories import PERSON
+from vlmill.train.tasks.vcr.examples import cut_pieces, named_texts
+from vlmill.train.tasks.vcr.recipes import VcrSettings, vilbert_vcr_feeding
+from vlmill.train.tasks.vcr.texts import MARK, names_in_turn
+
+UNUSED = "none: a mask that the model does not read"
+PIXELS = "VCR of VL-BERT from pixels"
+RELEVANT = "none: objects that the text names alone, off in all released settings"
+
+
+def vilbert_choices(golden: GoldenSet, results: Results) -> None:
+    """Both sub-tasks of one question; the only name for persons is recorded."""
+    about = golden.config["vcr"]
+    annotation = about["annotation"]
+    only = about["only_unisex_name"]
+    names = [only if name == PERSON else name for name in about["names"]]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "vocab.txt"
+        path.write_text("\n".join(golden.config["vocab"]) + "\n", encoding="utf-8")
+        tokenizer = read_vocabulary(path)
+        reader = stored_tables(golden, Path(folder))
+        feeding = replace(vilbert_vcr_feeding(), max_regions=about["max_region_num"] - 1)
+        image_id = annotation["img_id"].partition("-")[2]
+        regions = picture(reader, image_id, feeding, joined=True)
+        batch = batch_of(regions, reader, feeding)
+    for kind, longest in about["max_seq_length"].items():
+        at = f"vcr.{kind}.out"
+        results.given(f"{at}.anno_id", f"{at}.target")
+        results.waits(UNUSED, f"{at}.co_attention_mask")
+        with naming(at):
+            check_regions(results, at, batch)
+            first, choices = annotation["question"], annotation["answer_choices"]
+            if kind == "VCR_QA-R":
+                first = [*first, MARK, *choices[annotation["answer_label"]]]
+                choices = annotation["rationale_choices"]
+            settings = VcrSettings(shared_cut=True)
+            texts = named_texts(first, choices, names, longest, settings, tokenizer)
+            rows = {
+                "input_ids": [text.tokens for text in texts],
+                "segment_ids": [text.segments for text in texts],
+                "input_mask": [torch.ones(len(text.tokens)).long().numpy() for text in texts],
+            }
+            for name, values in rows.items():
+                tensors = [torch.from_numpy(value) for value in values]
+                padded = [F.pad(tensor, (0, longest - len(tensor))) for tensor in tensors]
+                results.check(f"{at}.{name}", torch.stack(padded))
+
+
+def vlbert_choices(golden: GoldenSet, results: Results) -> None:
+    """Word pieces, their tags and words; persons' names go on from question to question."""
+    tokenizer = read_vocabulary(golden.folder / "vocab.txt")
+    content = read_json(golden.folder / "cases.json")
+    results.given("cases:vcr_annotations.*", "cases:vcr_metadata.*", "tensors:vcr.sample*")
+    results.given("cases:vcr.*.draws*", "cases:vcr.*.label")
+    results.waits(PIXELS, "tensors:vcr.case*", "cases:vcr.*.im_info*")
+    first, before = 0, None
+    for number, case in enumerate(content["vcr"]):
+        at = f"cases:vcr.{number}"
+        settings = ("case", "task", "sample", "seq_len", "only_use_relevant_dets")
+        results.given(*(f"{at}.{name}" for name in settings))
+        if case["only_use_relevant_dets"]:
+            results.waits(RELEVANT, f"{at}.question*", f"{at}.choices*")
+            continue
+        run = case["task"], case["seq_len"]
+        first, before = (first if run == before else 0), run
+        annotation = content["vcr_annotations"][case["sample"]]
+        with naming(at):
+            ours = tagged(annotation, case, first, tokenizer)
+            results.check_all(dict(leaves(ours, at)))
+        first += annotation["objects"].count(PERSON)
+
+
+def tagged(
+    annotation: dict[str, Any], case: dict[str, Any], first: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    words, choices = annotation["question"], annotation["answer_choices"]
+    if case["task"] == "QA2R":
+        words = [*words, MARK, *choices[annotation["answer_label"]]]
+        choices = annotation["rationale_choices"]
+    names = names_in_turn(annotation["objects"], first)
+    question, cut = cut_pieces(words, choices, names, case["seq_len"], tokenizer)
+    ids = tokenizer.get_vocab()
+
+    def triples(pieces: Any) -> list[list[int]]:
+        return [[ids[piece.token], piece.object_number + 1, piece.word] for piece in pieces]
+
+    return {"question": triples(question), "choices": [triples(choice) for choice in cut]}

@@ -1,0 +1,201 @@
+"""VCR: texts and labels by hand, runs with both heads, and what evaluation writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.factories import write_images
+from tests.train.tasks.choices import choice_row, rows_of, tiny, world, write_choices
+from tests.train.tasks.expressions import write_boxes
+
+from vlmill.schemas.console.log import read_log
+from vlmill.schemas.errors import InputError
+from vlmill.train.cli import main
+from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
+from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.vcr.examples import COLUMNS, ChoiceText, Question, texts_of
+from vlmill.train.tasks.vcr.heads import mean_of_choices
+from vlmill.train.tasks.vcr.recipes import VcrSettings
+
+PEOPLE = "casey riley jessie jackie avery jaime peyton kerry jody kendall frankie pat quinn"
+THINGS = "what does do ? it barks purrs floats sings is a dog cat boat bird . and"
+PIECES = dict.fromkeys([*SPECIAL, *THINGS.split(), *PEOPLE.split()])
+WORDS = bert_tokenizer({piece: number for number, piece in enumerate(PIECES)})
+
+
+def question(task: str, **columns: Any) -> Question:
+    row = choice_row(0, task, **columns)
+    return Question(example_id=row["example_id"], **{name: row[name] for name in COLUMNS})
+
+
+def read(text: ChoiceText) -> str:
+    return " ".join(str(WORDS.id_to_token(token)) for token in text.tokens.tolist())
+
+
+def test_objects_are_said_as_each_paper_does() -> None:
+    tags = [[-1], [-1], [0, 1], [-1], [-1]]
+    asked = question("q2a", question="what does [0,1] do ?", question_tags=tags)
+    named = texts_of(asked, VcrSettings(), WORDS)
+    words = read(named[0]).split(" ")
+    assert words[:3] == ["[CLS]", "what", "does"] and words[4:7] == ["dog", "do", "?"]
+    assert words[3] in PEOPLE.split() and set(named[0].objects) == {0}
+    assert named[0].segments.tolist() == [0] * 8 + [1] * 4
+    tagged = texts_of(asked, VcrSettings(texts="tags"), WORDS)
+    words = read(tagged[0]).split(" ")
+    assert words[4:7] == ["and", "dog", "do"]
+    assert tagged[0].objects.tolist() == [0, 0, 0, 1, 0, 2] + [0] * 7
+    again = texts_of(question("qa2r"), VcrSettings(), WORDS)
+    assert read(again[1]).split(" ")[3] == read(named[0]).split(" ")[3]  # one person, one name
+
+
+def test_an_answer_stands_behind_its_question() -> None:
+    named, tagged = (
+        texts_of(question("qa2r"), VcrSettings(texts=texts), WORDS)[1]
+        for texts in ("names", "tags")
+    )
+    assert "? [SEP] it" in read(named) and "? it" in read(tagged)
+    assert read(named).count("[SEP]") == 3 and read(tagged).count("[SEP]") == 2
+
+
+def test_each_choice_by_itself_by_hand() -> None:
+    logits, right = torch.zeros(3, 4), torch.tensor([2, 0, -100])
+    logits[2] = 9.0  # of a question whose label is not public
+    assert mean_of_choices(logits, right).item() == pytest.approx(math.log(2))
+    logits[0, 2] = 40.0
+    assert mean_of_choices(logits, right).item() == pytest.approx(7 / 8 * math.log(2))
+
+
+NAMES = ("vilbert", "vl-bert")
+
+
+def evaluate(inputs: TaskInputs, run: Path, output: Path, *more: str) -> int:
+    assert inputs.regions is not None and inputs.annotated_regions is not None
+    words = ["evaluate", "vcr", "--checkpoint", str(run), "--examples", inputs.examples]
+    tables = ["--regions", inputs.regions, "--annotated-regions", inputs.annotated_regions]
+    return main([*words, *tables, "--output", str(output), *more])
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TaskInputs, Path]:
+    """A run of a few steps; VL-BERT's with all of its losses."""
+    folder = tmp_path_factory.mktemp(request.param)
+    inputs = world(folder)
+    changes = ["steps=3", "validate_every=3"]
+    if request.param == "vl-bert":
+        changes += ["settings.words=true", "model.masked_words=true"]
+    finetune(tiny(f"vcr-{request.param}-small", *changes), inputs, folder / "run")
+    return inputs, folder / "run"
+
+
+def test_a_checkpoint_is_measured_on_every_split(
+    trained: tuple[TaskInputs, Path], tmp_path: Path
+) -> None:
+    inputs, run = trained
+    lines = [line for line in read_log(run / "log.jsonl") if "loss" in line]
+    if "vl-bert" in str(run):
+        assert {"choices", "regions", "words"} <= {key.rpartition("/")[2] for key in lines[0]}
+    rows = rows_of(16)
+    of_test = {"split": "test", "label": -1}
+    rows.append(choice_row(90, "q2a", **of_test))
+    given = [f"vcr/val-90/qa2r/{answer}" for answer in range(4)]
+    rows += [choice_row(90, "qa2r", **of_test, example_id=example_id) for example_id in given]
+    inputs = dataclasses.replace(inputs, examples=write_choices(tmp_path, rows))
+    out = tmp_path / "out"
+    images = write_images(tmp_path / "images", 8)
+    assert evaluate(inputs, run, out, "--images", images) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    scores = json.loads((out / "vcr_scores.json").read_text())
+    labels = {row["example_id"]: row["label"] for row in rows}
+    hits = {key: values.index(max(values)) == labels[key] for key, values in scores.items()}
+    both = [hits[f"vcr/val-{n}/q2a"] and hits[f"vcr/val-{n}/qa2r"] for n in (3, 7, 11, 15)]
+    assert metrics["vcr/val/q_ar"] == sum(both) / 4 and metrics["vcr/val/q_a_n"] == 4
+    assert metrics["vcr/test/q_a"] is None and metrics["vcr/test/qa_r"] is None
+    assert metrics["examples"] == 37
+    page = (out / "report.html").read_text()
+    assert "54.04" in page and "[1] dog" in page and "it floats ." in page
+    assert "1 questions; the leaderboard wants the 25263" in page
+
+
+def test_two_checkpoints_are_measured_together(
+    trained: tuple[TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs, run = trained
+    tables = {}
+    for task in ("q2a", "qa2r"):
+        rows = [choice_row(number, task) for number in range(8)]
+        tables[task] = write_choices(tmp_path / task, rows)
+    assert evaluate(dataclasses.replace(inputs, examples=tables["qa2r"]), run, tmp_path / "r") == 0
+    whole = dataclasses.replace(inputs, examples=write_choices(tmp_path, rows_of(8)))
+    answers = dataclasses.replace(inputs, examples=tables["q2a"])
+    assert evaluate(answers, run, tmp_path / "a", "--scores", str(tmp_path / "r")) == 0
+    alone = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert "vcr/val/q_ar" not in alone  # the table has no row of the other sub-task
+    assert evaluate(whole, run, tmp_path / "w") == 0
+    assert evaluate(whole, run, tmp_path / "x", "--scores", str(tmp_path / "r")) == 2
+    assert "is scored here and there" in capsys.readouterr().err
+
+
+def test_wrong_rows_are_named_and_counted(
+    trained: tuple[TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs, run = trained
+    three = choice_row(1)
+    three["choices"] = three["choices"][:3]
+    rows = [
+        choice_row(0),
+        three,
+        choice_row(2, question_tags=[[-1], [-1], [7], [-1], [-1]]),
+        choice_row(3, question_tags=[[-1]]),
+        choice_row(4, boxes=[0.0, 0, 9, 9, 60, 20, 100, 80, 120, 0, 190, 99]),
+        choice_row(5, label=4),
+    ]
+    inputs = dataclasses.replace(inputs, examples=write_choices(tmp_path, rows))
+    assert evaluate(inputs, run, tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "5 of 6 cannot be answered (bad_reference 2, bad_row 2, label_unknown 1)" in said
+    assert evaluate(inputs, run, tmp_path / "out", "--missing", "skip", "--fresh") == 0
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["examples"] == 1 and metrics["rejected"] == 5
+
+
+def test_what_a_model_cannot_learn_is_refused(tmp_path: Path) -> None:
+    inputs, out = world(tmp_path, 8), tmp_path / "out"
+    with pytest.raises(InputError, match="has no head for regions or words"):
+        finetune(tiny("vcr-vilbert-small", "settings.regions=all"), inputs, out)
+    with pytest.raises(InputError, match=r"add model\.masked_words=true"):
+        finetune(tiny("vcr-vl-bert-small", "settings.words=true"), inputs, out)
+    with pytest.raises(InputError, match="want q2a, qa2r or both"):
+        tiny("vcr-vilbert-small", "settings.subtasks=[q2r]")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("settings.regions=masked", "settings.loss=softmax", "model.body.masked_region=vector"),
+        ("blind=true", "settings.regions=masked", "feeding.flip=0.5"),
+        ("settings.subtasks=[qa2r]", "feeding.boxes=joined"),
+    ],
+)
+def test_vl_berts_switches_train(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    inputs = world(tmp_path, 8)
+    finetune(tiny("vcr-vl-bert-small", "steps=2", *changes), inputs, tmp_path / "out")
+    lines = [line for line in read_log(tmp_path / "out" / "log.jsonl") if "loss" in line]
+    assert len(lines) == 2 and all(math.isfinite(line["loss"]) for line in lines)
+
+
+def test_vilbert_learns_what_an_object_is(tmp_path: Path) -> None:
+    inputs = world(tmp_path, 32)
+    inputs = dataclasses.replace(inputs, regions=write_boxes(tmp_path / "same"))
+    steps = ("steps=40", "batch_size=12", "optimizer.lr=1e-2", "save_every=40")
+    asked = ("settings.subtasks=[qa2r]", "trackers=[]")
+    finetune(tiny("vcr-vilbert-small", *steps, *asked), inputs, tmp_path / "out")
+    lines = [line for line in read_log(tmp_path / "out" / "log.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]  # the answer tells the rationale

@@ -1,0 +1,24 @@
+"""COCO's 80 categories in their order, as VCR writes them: without blanks; and persons' names."""
+
+WHOLE = 0  # the whole picture's
+PERSON = "person"
+COCO = """
+person bicycle car motorcycle airplane bus train truck boat trafficlight firehydrant stopsign
+parkingmeter bench bird cat dog horse sheep cow elephant bear zebra giraffe backpack umbrella
+handbag tie suitcase frisbee skis snowboard sportsball kite baseballbat baseballglove skateboard
+surfboard tennisracket bottle wineglass cup fork knife spoon bowl banana apple sandwich orange
+broccoli carrot hotdog pizza donut cake chair couch pottedplant bed diningtable toilet tv laptop
+mouse remote keyboard cellphone microwave oven toaster sink refrigerator book clock vase scissors
+teddybear hairdrier toothbrush
+"""
+NUMBERS = {name: number for number, name in enumerate(COCO.split(), 1)}
+# Names that any person may have (VL-BERT's code).
+UNISEX = """
+Casey Riley Jessie Jackie Avery Jaime Peyton Kerry Jody Kendall Frankie Pat Quinn
+"""
+PERSON_NAMES = tuple(UNISEX.split())
+
+
+def category_of(name: str) -> int | None:
+    """Returns the number of a category, blanks or not; None for one that COCO has not."""
+    return NUMBERS.get(name.replace(" ", "").lower())

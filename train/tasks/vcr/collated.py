@@ -1,0 +1,124 @@
+"""The tensors of a batch of questions: the texts of their choices, and what is asked of them.
+
+B questions, C choices, T tokens, R regions with the whole picture in row 0, L regions that are
+asked for their categories, N masked words.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.sample import SampledRegions
+from vlmill.train.objectives.losses import IGNORED
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.tasks.vcr.categories import WHOLE, category_of
+from vlmill.train.tasks.vcr.examples import ChoiceSample, Question
+from vlmill.train.tasks.vcr.recipes import VcrSettings
+
+
+def choice_tensors(
+    questions: Sequence[Question],
+    samples: Sequence[ChoiceSample],
+    feeding: Feeding,
+    settings: VcrSettings,
+) -> dict[str, Tensor]:
+    """``tokens``, ``token_mask``, ``segments`` and ``text_regions`` [B, C, T]; ``right`` [B], -100
+    where no label is public; the regions that are asked for their ``categories`` [L], by their
+    ``region_sequences`` and ``region_rows``; ``word_places`` [N] in the flattened texts, and their
+    ``word_targets`` [N]; the pictures' ``sizes`` [B, 2].
+    """
+    places = [
+        object_places(sample.regions, question, feeding)
+        for question, sample in zip(questions, samples, strict=True)
+    ]
+    texts = [text for sample in samples for text in sample.texts]
+    count, choices = len(texts), len(samples[0].texts)
+    longest = max(len(text.tokens) for text in texts)
+    arrays = {
+        name: np.zeros((count, longest), dtype=np.int64)
+        for name in ("tokens", "segments", "text_regions", "original")
+    }
+    masks = {name: np.zeros((count, longest), dtype=np.bool_) for name in ("real", "masked")}
+    for i, text in enumerate(texts):
+        end = len(text.tokens)
+        arrays["tokens"][i, :end], arrays["original"][i, :end] = text.tokens, text.original
+        arrays["segments"][i, :end] = text.segments
+        arrays["text_regions"][i, :end] = places[i // choices][text.objects]
+        masks["real"][i, :end], masks["masked"][i, :end] = True, text.masked
+    tensors = {
+        name: torch.from_numpy(arrays[name]).view(-1, choices, longest)
+        for name in ("tokens", "segments", "text_regions")
+    }
+    words = np.flatnonzero(masks["masked"])
+    categories, asked = region_labels(questions, samples, places, settings)
+    labels = [question.label if question.label >= 0 else IGNORED for question in questions]
+    return tensors | {
+        "token_mask": torch.from_numpy(masks["real"]).view(-1, choices, longest),
+        "right": torch.tensor(labels),
+        **asked_regions(categories, asked, choices),
+        "word_places": torch.from_numpy(words),
+        "sizes": torch.tensor([size_of(sample) for sample in samples]),
+        "word_targets": torch.from_numpy(arrays["original"].ravel()[words]),
+    }
+
+
+def asked_regions(categories: Ids, asked: Flags, choices: int) -> dict[str, Tensor]:
+    """Where the regions that are ``asked`` [B, R] stand in the sequences of all choices, and their
+    categories.
+    """
+    sequences, rows = np.repeat(asked, choices, axis=0).nonzero()
+    return {
+        "region_sequences": torch.from_numpy(sequences),
+        "region_rows": torch.from_numpy(rows),
+        "categories": torch.from_numpy(categories[sequences // choices, rows]),
+    }
+
+
+def size_of(sample: ChoiceSample) -> tuple[int, int]:
+    """Width and height of a sample's picture."""
+    assert sample.regions is not None
+    return sample.regions.row.width, sample.regions.row.height
+
+
+def object_places(regions: SampledRegions | None, question: Question, feeding: Feeding) -> Ids:
+    """Returns the row of the region of each object, counted from 1: int64 [objects + 1].
+
+    0 stands for no object, and has the whole picture's row, as objects have that are not shown.
+    """
+    assert regions is not None
+    numbers = np.arange(len(question.object_names) + 1)
+    if feeding.boxes == "detected":
+        return np.zeros_like(numbers)
+    shown = regions.num_shown - regions.first_annotated
+    whole = int(feeding.whole_image != "none")
+    rows = whole + regions.first_annotated + numbers - 1
+    return np.where((numbers > 0) & (numbers <= shown), rows, 0)
+
+
+def region_labels(
+    questions: Sequence[Question],
+    samples: Sequence[ChoiceSample],
+    places: Sequence[Ids],
+    settings: VcrSettings,
+) -> tuple[Ids, Flags]:
+    """Returns each region's category, the whole picture's among them, -100 for those that are no
+    object of COCO's categories; and which of them are asked [B, R].
+    """
+    width = 1 + max(sample.regions.num_shown if sample.regions else 0 for sample in samples)
+    categories = np.full((len(samples), width), IGNORED, dtype=np.int64)
+    masked = np.zeros((len(samples), width), dtype=np.bool_)
+    categories[:, 0] = WHOLE
+    for i, (question, sample) in enumerate(zip(questions, samples, strict=True)):
+        for name, place in zip(question.object_names, places[i][1:], strict=True):
+            if place:
+                number = category_of(name)
+                categories[i, place] = IGNORED if number is None else number
+        if sample.regions is not None:
+            shown = sample.regions.num_shown
+            masked[i, 1 : shown + 1] = sample.regions.masks.masked[:shown]
+    known = categories != IGNORED
+    none = np.zeros_like(known)
+    return categories, {"all": known, "masked": known & masked, "none": none}[settings.regions]

@@ -1,0 +1,199 @@
+"""What VCR's official metrics say of choices: figures by split, the leaderboard's file, cases."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import CHOICES
+from vlmill.train.tasks.report import Case, DrawnBox
+from vlmill.train.tasks.scores import Figures, share
+from vlmill.train.tasks.task import Evaluated
+from vlmill.train.tasks.vcr.examples import question_key
+from vlmill.train.tasks.vcr.metrics import vcr_hits
+from vlmill.train.tasks.vcr.submission import CHOICES as NUM_CHOICES
+from vlmill.train.tasks.vcr.submission import leaderboard_rows, write_leaderboard
+
+FIGURES = ("q_a", "qa_r", "q_ar")
+PUBLISHED = tuple(f"vcr/{split}/{figure}" for split in ("val", "test") for figure in FIGURES)
+NO_SPLIT = "train"  # of rows that name none
+SCORES = "vcr_scores.json"
+COLUMNS = ("example_id", "image_id", "task", "label", "split", "question", "choices")
+Scores = NDArray[np.floating]
+
+
+@dataclass(kw_only=True)
+class Split:
+    """Holds what was scored of a split, by question: answers [4], rationales [4] given the right
+    answer, or [4, 4] given each, and what is right.
+    """
+
+    answers: dict[str, Scores] = field(default_factory=dict)
+    rationales: dict[str, Scores] = field(default_factory=dict)
+    given_each: dict[str, dict[int, Scores]] = field(default_factory=dict)
+    right: dict[str, dict[str, int]] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def evaluated(
+    examples: str,
+    scores: Mapping[str, Scores],
+    sizes: Mapping[str, tuple[int, int]],
+    other: str | None,
+) -> Evaluated:
+    """Scores the logits of each row, by example_id; ``sizes`` are those of their pictures.
+
+    ``other`` is the folder of the evaluation of the other sub-task's checkpoint.
+    """
+    both = dict(scores)
+    if other is not None:
+        both |= read_scores(Path(other), scores)
+    figures, headline, notes = Figures(), list[str](), list[str]()
+    files: list[Callable[[Path], object]] = [partial(write_scores, scores=scores)]
+    cases = list[Case]()
+    for name, split in read_splits(examples, both).items():
+        of_split = figures_of(name, split, notes)
+        figures |= of_split
+        headline += [key for key in of_split if key.rpartition("/")[2] in FIGURES]
+        shown = [row for row in split.rows if row["label"] >= 0 and row["example_id"] in sizes]
+        cases += [
+            case_of(row, both[key], sizes[key]) for row in shown if (key := row["example_id"])
+        ]
+        if split.given_each:
+            files.append(partial(write_submission, name=name, split=split))
+    return Evaluated(
+        figures=figures,
+        headline=headline,
+        published=PUBLISHED,
+        files=files,
+        cases=cases,
+        notes=notes,
+    )
+
+
+def read_splits(examples: str, scores: Mapping[str, Scores]) -> dict[str, Split]:
+    """The rows that have been scored, by their splits."""
+    splits: dict[str, Split] = {}
+    columns = (*COLUMNS, "object_names", "boxes")
+    for batch in iter_batches(examples, CHOICES, columns=columns, flag="--examples"):
+        for row in batch.to_pylist():
+            if row["example_id"] in scores:
+                split = splits.setdefault(row["split"] or NO_SPLIT, Split())
+                add_row(split, row, scores[row["example_id"]])
+    return splits
+
+
+def add_row(split: Split, row: dict[str, Any], logits: Scores) -> None:
+    """Puts a row's logits where they belong."""
+    task, key = row["task"], question_key(row["example_id"], row["task"])
+    split.rows.append(row)
+    if row["label"] >= 0:
+        split.right.setdefault(key, {})[task] = row["label"]
+    if task == "q2a":
+        split.answers[key] = logits
+        return
+    given = row["example_id"].rpartition(f"/{task}/")[2]
+    if row["label"] < 0 and given.isdecimal():
+        split.given_each.setdefault(key, {})[int(given)] = logits
+    else:
+        split.rationales[key] = logits
+
+
+def figures_of(name: str, split: Split, notes: list[str]) -> Figures:
+    """``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar``, as far as they were scored; None without labels."""
+    if not split.right:
+        names = ["q_a"] * bool(split.answers) + ["qa_r"] * bool(split.given_each)
+        return {f"vcr/{name}/{one}": None for one in names}
+    figures = Figures()
+    for task, short, scores in (
+        ("q2a", "q_a", split.answers),
+        ("qa2r", "qa_r", split.rationales),
+    ):
+        of_task = {key: labels[task] for key, labels in split.right.items() if task in labels}
+        if of_task:
+            hits = [int(scores[key].argmax()) == label for key, label in of_task.items()]
+            figures |= share(f"vcr/{name}/{short}", hits)
+    pairs = {k: (v["q2a"], v["qa2r"]) for k, v in split.right.items() if len(v) == 2}
+    if not pairs:
+        return figures
+    hits_of_both = vcr_hits(
+        {key: split.answers[key] for key in pairs},
+        {key: split.rationales[key] for key in pairs},
+        pairs,
+    )
+    if alone := len(split.right) - len(pairs):
+        notes.append(f"{alone} questions of {name} have one sub-task alone: not in q_ar.")
+    of_both = hits_of_both.figures(name)
+    return figures | {k: v for k, v in of_both.items() if k.startswith(f"vcr/{name}/q_ar")}
+
+
+def write_submission(folder: Path, *, name: str, split: Split) -> None:
+    """Writes ``vcr_SPLIT.csv``. Raises InputError where the leaderboard would not take it."""
+    whole = {
+        key: np.stack([by_answer[n] for n in range(NUM_CHOICES)])
+        for key, by_answer in split.given_each.items()
+        if by_answer.keys() == set(range(NUM_CHOICES))
+    }
+    keys = sorted(split.answers.keys() | split.given_each.keys())
+    rows = leaderboard_rows(split.answers, whole, keys)
+    named = [(str(row[0]).rpartition("/")[2], *row[1:]) for row in rows]
+    write_leaderboard(folder / f"vcr_{name}.csv", named)
+
+
+def write_scores(folder: Path, *, scores: Mapping[str, Scores]) -> None:
+    """Writes the logits of every row, for an evaluation of the other sub-task."""
+    write_json(folder / SCORES, {key: values.tolist() for key, values in sorted(scores.items())})
+
+
+def read_scores(folder: Path, ours: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Reads the logits of another evaluation. Raises InputError where it is none of another
+    sub-task.
+    """
+    path = folder / SCORES
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        scores: dict[str, Scores] = {
+            str(key): np.array(values, dtype=np.float64) for key, values in content.items()
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"--scores {folder}: {SCORES} cannot be read ({error}); give the folder of an "
+            "evaluation of vcr"
+        ) from None
+    if wrong := [key for key, values in scores.items() if values.shape != (NUM_CHOICES,)]:
+        raise InputError(f"--scores {folder}: {wrong[0]} has not {NUM_CHOICES} logits")
+    if both := sorted(scores.keys() & ours.keys()):
+        raise InputError(
+            f"--scores {folder}: {both[0]} is scored here and there; give an evaluation of the "
+            "other sub-task"
+        )
+    return scores
+
+
+def case_of(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
+    """A question as a report shows it, with its choices and its objects' boxes."""
+    shares = np.exp(logits - logits.max())
+    score = float(shares[row["label"]] / shares.sum())
+    chosen, boxes = int(logits.argmax()), np.array(row["boxes"], dtype=np.float64).reshape(-1, 4)
+    return Case(
+        example_id=row["example_id"],
+        image_id=row["image_id"],
+        score=score,
+        asked=row["question"],
+        said=f"choice {chosen}",
+        right=f"choice {row['label']}",
+        choices=tuple(row["choices"]),
+        boxes=tuple(
+            DrawnBox(box=box, label=f"[{number}] {name}")
+            for number, (box, name) in enumerate(zip(boxes, row["object_names"], strict=True))
+        ),
+        size=size,
+    )

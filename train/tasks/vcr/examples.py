@@ -1,0 +1,237 @@
+"""Makes of a row of choices the texts that a model reads: a question with each of its choices.
+
+C choices, T tokens of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from vlmill.schemas.ids import key64
+from vlmill.schemas.rejects import Reason
+from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.sample import Sample, SampledRegions
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.vocabulary import CLS, MASK, SEP
+from vlmill.train.tasks.vcr.recipes import VcrSettings
+from vlmill.train.tasks.vcr.submission import CHOICES
+from vlmill.train.tasks.vcr.texts import (
+    Piece,
+    Words,
+    choice_texts,
+    cut_with_answer,
+    drawn_names,
+    name_objects,
+    names_in_turn,
+    pieces_of,
+    split_at_mark,
+    tagged_words,
+)
+from vlmill.train.tasks.vlbert_texts import SpecialIds, vcr_text
+
+COLUMNS = (
+    *("task", "label", "question", "choices", "object_names", "boxes"),
+    *("question_tags", "choice_tags"),
+)
+NEAR_PX = 2.0  # corners of an object's box and of the region that is taken for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A row of choices; ``boxes`` [objects * 4] in pixels."""
+
+    example_id: str
+    task: str
+    label: int
+    question: str
+    choices: Sequence[str]
+    object_names: Sequence[str]
+    boxes: Sequence[float]
+    question_tags: Sequence[Sequence[int]]
+    choice_tags: Sequence[Sequence[Sequence[int]]]
+
+    @staticmethod
+    def of_row(table: SampleTable, row: int) -> "Question":
+        """Reads a prepared row."""
+        values = {name: table.value(name, row) for name in COLUMNS}
+        return Question(example_id=table.pair_id(row), **values)
+
+    @property
+    def key(self) -> str:
+        """What the rows of one question share: ``vcr/val-9`` of ``vcr/val-9/qa2r``."""
+        return question_key(self.example_id, self.task)
+
+    def words(self) -> tuple[Words, list[Words]]:
+        """The question's words and each choice's. Raises ValueError for tags of other words."""
+        choices = zip(self.choices, self.choice_tags, strict=True)
+        return (
+            tagged_words(self.question, self.question_tags),
+            [tagged_words(choice, tags) for choice, tags in choices],
+        )
+
+
+def question_key(example_id: str, task: str) -> str:
+    """Returns the id that the rows of a question share."""
+    return example_id.partition(f"/{task}")[0]
+
+
+def fault_of(question: Question) -> tuple[Reason, str] | None:
+    """Says what is wrong with a row; a shifted choice, label or tag would teach nonsense."""
+    counts = len(question.choices), len(question.choice_tags)
+    if counts != (CHOICES, CHOICES):
+        return Reason.BAD_ROW, f"{counts[0]} choices and tags of {counts[1]}, want {CHOICES}"
+    if not -1 <= question.label < CHOICES:
+        return Reason.LABEL_UNKNOWN, f"label {question.label} of {CHOICES} choices"
+    if len(question.boxes) != 4 * len(question.object_names):
+        return (
+            Reason.BAD_ROW,
+            f"{len(question.object_names)} objects and {len(question.boxes) / 4:g} boxes",
+        )
+    try:
+        first, choices = question.words()
+    except ValueError as error:
+        return Reason.BAD_ROW, str(error)
+    numbers = [n for words in (first, *choices) for w in words if not isinstance(w, str) for n in w]
+    if beyond := [n for n in numbers if not 0 <= n < len(question.object_names)]:
+        return (
+            Reason.BAD_REFERENCE,
+            f"tag {beyond[0]} names none of {len(question.object_names)} objects",
+        )
+    return None
+
+
+def fault_of_regions(
+    question: Question, regions: SampledRegions, max_regions: int
+) -> tuple[Reason, str] | None:
+    """Says whether the annotated regions are those of other boxes than the objects have."""
+    boxes = np.array(question.boxes, dtype=np.float32).reshape(-1, 4)[:max_regions]
+    size = np.array([regions.row.width, regions.row.height] * 2, dtype=np.float32)
+    theirs = regions.stored_boxes[regions.first_annotated : regions.num_shown]
+    same_number = len(theirs) == len(boxes)
+    if same_number and np.abs(np.clip(boxes, 0, size) - theirs).max(initial=0) <= NEAR_PX:
+        return None
+    return (
+        Reason.BAD_REFERENCE,
+        f"--annotated-regions has {len(theirs)} regions, not at the boxes of the {len(boxes)} "
+        "objects; extract them with --boxes and this table",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceText:
+    """A question with a choice: ``tokens``, ``segments`` and ``objects`` [T], the number of the
+    object that a token names and one more, 0 for none.
+
+    ``original`` [T] are the tokens before masking, of which those that are ``masked`` [T] are
+    guessed.
+    """
+
+    tokens: Ids
+    original: Ids
+    masked: Flags
+    segments: Ids
+    objects: Ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceSample(Sample):
+    """A question with its picture, and the texts of its choices."""
+
+    texts: tuple[ChoiceText, ...]
+
+
+def texts_of(
+    question: Question, settings: VcrSettings, tokenizer: Tokenizer
+) -> tuple[ChoiceText, ...]:
+    """The texts of a question's choices, as the settings say."""
+    has_answer = question.task == "qa2r"
+    longest = settings.max_tokens_with_answer if has_answer else settings.max_tokens
+    first, choices = question.words()
+    if settings.texts == "tags":
+        names = names_in_turn(question.object_names, key64(question.key))
+        return tagged_texts(first, choices, names, longest, tokenizer)
+    names = drawn_names(question.object_names, question.key)
+    return named_texts(first, choices, names, longest, settings, tokenizer)
+
+
+def named_texts(
+    first: Words,
+    choices: Sequence[Words],
+    names: Sequence[str],
+    longest: int,
+    settings: VcrSettings,
+    tokenizer: Tokenizer,
+) -> tuple[ChoiceText, ...]:
+    """ViLBERT's: [CLS] question ([SEP] answer) [SEP] choice [SEP]."""
+
+    def tokens_of(words: Words) -> list[str]:
+        return [piece.token for piece in pieces_of(name_objects(words, names), tokenizer)]
+
+    question, answer = split_at_mark(first)
+    before = tokens_of(question) + ([SEP, *tokens_of(answer)] if answer else [])
+    pairs = choice_texts(
+        before,
+        [tokens_of(choice) for choice in choices],
+        max_tokens=longest,
+        shared_cut=settings.shared_cut,
+    )
+    ids = tokenizer.get_vocab()
+    return tuple(
+        plain_text([ids[token] for token in pair.tokens], pair.segments, [0] * len(pair.tokens))
+        for pair in pairs
+    )
+
+
+def tagged_texts(
+    first: Words,
+    choices: Sequence[Words],
+    names: Sequence[str],
+    longest: int,
+    tokenizer: Tokenizer,
+) -> tuple[ChoiceText, ...]:
+    """VL-BERT's: [CLS] question answer [SEP] choice [SEP], each piece with what it names."""
+    before, cut = cut_pieces(first, choices, names, longest, tokenizer)
+    ids = tokenizer.get_vocab()
+    special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
+
+    def tagged(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+        return [(ids[piece.token], piece.object_number + 1) for piece in pieces]
+
+    text = vcr_text([(tagged(before), tagged(choice)) for choice in cut], special)
+    rows = zip(text.tokens, text.segments, text.text_regions, text.token_mask, strict=True)
+    return tuple(
+        plain_text(tokens[real].tolist(), segments[real].tolist(), objects[real].tolist())
+        for tokens, segments, objects, real in rows
+    )
+
+
+def cut_pieces(
+    first: Words,
+    choices: Sequence[Words],
+    names: Sequence[str],
+    longest: int,
+    tokenizer: Tokenizer,
+) -> tuple[list[Piece], list[list[Piece]]]:
+    """The word pieces of question and answer, and of each choice, cut as in VL-BERT's code."""
+
+    def pieces(words: Words) -> list[Piece]:
+        return pieces_of(name_objects(words, names, between="and"), tokenizer)
+
+    question, answer = (pieces(part) for part in split_at_mark(first))
+    of_choices = [pieces(choice) for choice in choices]
+    lengths, cut = cut_with_answer(
+        (len(question), len(answer)), [len(choice) for choice in of_choices], longest
+    )
+    before = [*question[: lengths[0]], *answer[: lengths[1]]]
+    return before, [choice[:length] for choice, length in zip(of_choices, cut, strict=True)]
+
+
+def plain_text(tokens: list[int], segments: list[int], objects: list[int]) -> ChoiceText:
+    """A text in which nothing is masked."""
+    ids, segment_ids, numbers = (
+        np.array(values, dtype=np.int64) for values in (tokens, segments, objects)
+    )
+    none = np.zeros(len(ids), dtype=np.bool_)
+    return ChoiceText(tokens=ids, original=ids, masked=none, segments=segment_ids, objects=numbers)

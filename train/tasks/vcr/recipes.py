@@ -1,0 +1,300 @@
+"""VCR as each paper and each released code fine-tunes on it.
+
+[code] is the released one, [choice] is ours. All read features that are stored; VL-BERT's own runs
+trained the network that makes them along.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from vlmill.models.vilbert.config import (
+    VilbertTasksConfig,
+    single_stream_base,
+    vilbert_base,
+    vilbert_small,
+)
+from vlmill.models.vlbert.config import (
+    VlBertVcrConfig,
+    vlbert_base,
+    vlbert_for_task,
+    vlbert_paper,
+    vlbert_small,
+)
+from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
+from vlmill.train.recipes.spec import Feeding, Masking, Optimizer, Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.tasks.vqa.recipes import from_bert, vilbert_task_optimizer
+
+SUBTASKS = ("q2a", "qa2r")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VcrSettings:
+    """The fields that VCR alone has."""
+
+    # What is learnt and measured: answers to questions, rationales given the right answer, or both
+    # by one model (ViLBERT), whose batches hold both [choice; the code takes turns].
+    subtasks: tuple[str, ...] = SUBTASKS
+    # How a text says objects. "names": a person's name is drawn for each question, [SEP] stands
+    # between question and answer, a text has 60 tokens, with an answer 80 (ViLBERT). "tags":
+    # persons' names come in turn, "and" between several, question and answer follow each other, and
+    # each word piece of a name has its object's visual vector (VL-BERT).
+    texts: Literal["names", "tags"] = "names"
+    # Tokens of a question with a choice: of "names" with [CLS] and [SEP], of "tags" without.
+    max_tokens: int = 60
+    max_tokens_with_answer: int = 80
+    # What one choice cuts from the question stays cut for the later ones (ViLBERT's code); with
+    # "tags" for all of them in any case (VL-BERT's code).
+    shared_cut: bool = False
+    # Each choice right or wrong by itself (VL-BERT's code), or one of four (the papers).
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    # Whose categories are guessed besides: of ``all`` regions, with nothing masked (VL-BERT's
+    # code), of those that are ``masked`` (its paper), or of none.
+    regions: Literal["none", "all", "masked"] = "none"
+    words: bool = False  # masked words are guessed, too (its ablation); model.masked_words=true
+    masking: Masking = field(default_factory=Masking)  # of both
+    # Of an evaluation: the folder of one of the other sub-task's checkpoint (`--scores`).
+    scores: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.subtasks or set(self.subtasks) - set(SUBTASKS):
+            raise ValueError(f"settings.subtasks={list(self.subtasks)}: want q2a, qa2r or both")
+        if min(self.max_tokens, self.max_tokens_with_answer) < 8:
+            raise ValueError("settings.max_tokens: want at least 8, and as many with an answer")
+
+
+NEEDS = "regions of VCR's pictures at detected and at annotated boxes"
+LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are that are read
+
+
+def vcr_recipe(
+    name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
+) -> TaskRecipe:
+    """What the published runs share."""
+    fields: dict[str, Any] = {
+        "save_every": 2000,
+        "validation_pairs": 10_000,
+        "log_every": 100,
+        "workers": 4,
+    }
+    return TaskRecipe(
+        name=name,
+        task="vcr",
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(stage,),
+        **(fields | changes),
+    )
+
+
+# ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on what is pooled; batch 64, rate 2e-5.
+
+
+def vilbert_vcr_feeding() -> Feeding:
+    """100 regions, the whole picture and all annotated objects among them [code]."""
+    return replace(
+        vilbert_feeding(),
+        max_tokens=LONGEST,
+        max_regions=99,
+        region_targets="class",
+        boxes="joined",
+    )
+
+
+def vcr_vilbert() -> TaskRecipe:
+    """As released: one model for answers and rationales."""
+    stage = Pass(
+        name="vcr",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=64,
+        feeding=vilbert_vcr_feeding(),
+        optimizer=vilbert_task_optimizer(2e-5),
+    )
+    return vcr_recipe(
+        "vcr-vilbert",
+        "vilbert-tasks",
+        VilbertTasksConfig(trunk=vilbert_base(), num_answers=1),
+        ("vilbert", "vilbert-tasks"),
+        stage,
+        settings=VcrSettings(shared_cut=True),
+        about="VCR with ViLBERT, answers and rationales by one model, as released",
+        needs=f"{NEEDS}; --init: a pretrained ViLBERT",
+    )
+
+
+def vcr_vilbert_paper() -> TaskRecipe:
+    """By the paper's text: Adam at one rate; warm-up and decay are BERT's [choice]."""
+    recipe = vcr_vilbert()
+    stage = replace(recipe.stages[0], optimizer=Optimizer(lr=2e-5, warmup=0.1))
+    return replace(
+        recipe,
+        name="vcr-vilbert-paper",
+        stages=(stage,),
+        settings=VcrSettings(),
+        about="VCR with ViLBERT, by the paper's text",
+    )
+
+
+def vcr_single_stream() -> TaskRecipe:
+    """The paper's baseline, one BERT over both."""
+    return replace(
+        vcr_vilbert(),
+        name="vcr-single-stream",
+        model=VilbertTasksConfig(trunk=single_stream_base(), num_answers=1),
+        starts_from=("vilbert-single-stream", "vilbert-tasks"),
+        about="VCR with ViLBERT's single-stream baseline",
+        needs=f"{NEEDS}; --init: a pretrained single stream",
+    )
+
+
+# VL-BERT (arXiv:1908.08530, sec. 4.1): a model for answers and one for rationales.
+
+
+def vlbert_vcr_feeding() -> Feeding:
+    """All annotated objects in their order, and the whole picture; mirrored every other time
+    [code].
+    """
+    return replace(
+        vlbert_feeding(),
+        max_tokens=LONGEST,
+        max_elements=None,
+        max_regions=100,
+        region_order="table",
+        region_targets="class",
+        boxes="annotated",
+    )
+
+
+def vlbert_vcr_optimizer(lr: float) -> Optimizer:
+    """Gradient descent, a tenth of the rate from epochs 14 and 18 on [both]; the rest is the
+    code's.
+    """
+    return Optimizer(
+        kind="sgd",
+        lr=lr,
+        weight_decay=1e-4,
+        decay="everything",
+        clip=10.0,
+        schedule="milestones",
+        drops=(14.0, 18.0),
+        warmup_steps=1000,
+    )
+
+
+def vlbert_vcr_settings(*subtasks: str, **changes: Any) -> VcrSettings:
+    """64 pieces of question, answer and choice together, and each choice by itself [code]."""
+    fields: dict[str, Any] = {
+        "texts": "tags",
+        "max_tokens": 64,
+        "max_tokens_with_answer": 64,
+        "loss": "sigmoid",
+        "regions": "all",
+    }
+    return VcrSettings(subtasks=subtasks, **(fields | changes))
+
+
+def vcr_vl_bert(subtask: str) -> TaskRecipe:
+    """As released, but on stored features: 20 epochs of 64 questions at 7e-5 a question."""
+    stage = Pass(
+        name="vcr",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=64,
+        accumulation=4,
+        feeding=vlbert_vcr_feeding(),
+        optimizer=vlbert_vcr_optimizer(4.48e-3),
+    )
+    return vcr_recipe(
+        f"vcr-vl-bert-{subtask}",
+        "vl-bert-vcr",
+        VlBertVcrConfig(body=vlbert_for_task(vlbert_base(), pooler=True)),
+        ("vl-bert", "vl-bert-vcr"),
+        stage,
+        settings=vlbert_vcr_settings(subtask),
+        about=f"VCR's {subtask} with VL-BERT, as released, on stored features",
+        needs=f"{NEEDS.replace('detected and at ', '')}; --init: a pretrained VL-BERT",
+        seed=12_345,
+    )
+
+
+def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
+    """By the paper: 2e-3, a softmax over the choices, and categories of masked regions."""
+    recipe = vcr_vl_bert(subtask)
+    paper = vlbert_paper()
+    body = vlbert_for_task(paper, pooler=True, masked_region=paper.masked_region)
+    stage = replace(
+        recipe.stages[0],
+        feeding=replace(vlbert_vcr_feeding(), flip=0.0),
+        optimizer=vlbert_vcr_optimizer(2e-3),
+    )
+    return replace(
+        recipe,
+        name=f"vcr-vl-bert-paper-{subtask}",
+        model=VlBertVcrConfig(body=body),
+        stages=(stage,),
+        settings=vlbert_vcr_settings(subtask, loss="softmax", regions="masked"),
+        about=f"VCR's {subtask} with VL-BERT, by the paper's text, on stored features",
+    )
+
+
+# For trials on a CPU.
+
+
+def small_vcr(name: str, like: TaskRecipe, model: Any, **settings: Any) -> TaskRecipe:
+    """``like`` in minutes on a CPU, for some thousand questions, answers and rationales at once."""
+    (stage,) = like.stages
+    fast = replace(
+        stage, steps=600, epochs=None, batch_size=32, accumulation=1, optimizer=Optimizer(lr=3e-4)
+    )
+    settings |= {"subtasks": SUBTASKS, "max_tokens": 40, "max_tokens_with_answer": 56}
+    return replace(
+        like,
+        name=name,
+        model=model,
+        stages=(fast,),
+        settings=replace(like.settings, **settings),
+        about=f"VCR with {name.removeprefix('vcr-').removesuffix('-small')} for trials on a CPU",
+        save_every=500,
+        log_every=10,
+        workers=0,
+        precision="no",
+        vocabulary_size=4000,
+    )
+
+
+def vcr_vilbert_small() -> TaskRecipe:
+    """With a small ViLBERT."""
+    trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
+    return small_vcr("vcr-vilbert-small", vcr_vilbert(), model)
+
+
+def vcr_vl_bert_small() -> TaskRecipe:
+    """With a small VL-BERT."""
+    body = vlbert_for_task(vlbert_small(dropout=0.0), pooler=True)
+    model = VlBertVcrConfig(body=body, dropout=0.0)
+    return small_vcr("vcr-vl-bert-small", vcr_vl_bert("q2a"), model)
+
+
+def _of_vl_bert(subtask: str) -> dict[str, Callable[[], TaskRecipe]]:
+    return {
+        f"vcr-vl-bert-{subtask}": lambda: vcr_vl_bert(subtask),
+        f"vcr-vl-bert-paper-{subtask}": lambda: vcr_vl_bert_paper(subtask),
+        f"vcr-vl-bert-{subtask}-from-bert": lambda: from_bert(vcr_vl_bert(subtask)),
+    }
+
+
+RECIPES: dict[str, Callable[[], TaskRecipe]] = {
+    "vcr-vilbert": vcr_vilbert,
+    "vcr-vilbert-paper": vcr_vilbert_paper,
+    "vcr-vilbert-from-bert": lambda: from_bert(vcr_vilbert()),
+    "vcr-single-stream": vcr_single_stream,
+    "vcr-single-stream-from-bert": lambda: from_bert(vcr_single_stream()),
+    **_of_vl_bert("q2a"),
+    **_of_vl_bert("qa2r"),
+    "vcr-vilbert-small": vcr_vilbert_small,
+    "vcr-vl-bert-small": vcr_vl_bert_small,
+}

@@ -1,0 +1,259 @@
+"""VCR: which of four answers a question about tagged objects has, and which of four rationales.
+
+Input: the question, for a rationale with the right answer behind it, with each choice in turn, and
+the picture's regions, the annotated objects among them. Head: one logit for a choice, on what is
+pooled. Loss: a softmax over the four, or each choice by itself; with VL-BERT also the categories of
+regions and masked words. Metric: how often the right choice has the highest logit.
+
+C choices of a question.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import CHOICES
+from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.masking.regions import MaskedRegions
+from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.sample import Sample, mask_picture
+from vlmill.train.loading.stage_batches import Rows
+from vlmill.train.loading.store.pairs import COLUMNS, Examples
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.run.learning import Criterion
+from vlmill.train.tasks.scores import require_finite
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+from vlmill.train.tasks.vcr.collated import choice_tensors
+from vlmill.train.tasks.vcr.evaluation import evaluated
+from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
+from vlmill.train.tasks.vcr.examples import (
+    ChoiceSample,
+    ChoiceText,
+    Question,
+    fault_of,
+    fault_of_regions,
+    texts_of,
+)
+from vlmill.train.tasks.vcr.heads import (
+    ChoiceOutputs,
+    mean_of_choices,
+    own_outputs,
+    pooled_scores,
+)
+from vlmill.train.tasks.vcr.recipes import VcrSettings
+
+LABELS = pa.schema([CHOICES.schema.field(name) for name in LABELLED])
+OWN_HEADS = "vl-bert-vcr"  # the variant whose model has heads for categories and words
+
+
+class Scored(NamedTuple):
+    """The logits of a question's choices [C], and the size of its picture in pixels."""
+
+    logits: list[float]
+    size: tuple[int, int]
+
+
+@dataclass(kw_only=True)
+class Vcr(Task):
+    """VCR with a variant's heads."""
+
+    settings: VcrSettings
+    variant: str
+    feeding: Feeding
+    tokenizer: Tokenizer | None = None
+    lexicon: Lexicon | None = None
+
+    name = "vcr"
+    criterion = Criterion(name="accuracy", highest=True)
+    weighs_regions = False  # texts speak of regions by their rows
+
+    def __post_init__(self) -> None:
+        more = {"regions": self.settings.regions != "none", "words": self.settings.words}
+        self.losses = ("choices", *(name for name, asked in more.items() if asked))
+
+    # Input
+
+    def reading(self, words: Tokenizer) -> Self:
+        """Parts its texts itself, as words in them are objects."""
+        return dataclasses.replace(self, tokenizer=words, lexicon=Lexicon.of(words))
+
+    def examples(self, path: str) -> Examples:
+        """The rows of the sub-tasks."""
+        return Examples(path=path, table=CHOICES, as_pairs=self._as_pairs, labels=LABELS)
+
+    def _as_pairs(self, choices: pa.RecordBatch) -> pa.RecordBatch:
+        """Reads choices as pairs, whose text holds all words: a vocabulary is trained on it."""
+        asked = pc.is_in(choices.column("task"), value_set=pa.array(self.settings.subtasks))
+        choices = choices.filter(asked)
+        columns = {name: choices.column(name) for name in choices.schema.names}
+        texts = [" ".join([row["question"], *row["choices"]]) for row in choices.to_pylist()]
+        pairs = columns | {"pair_id": columns["example_id"], "text": pa.array(texts, pa.string())}
+        return pa.RecordBatch.from_pydict({name: pairs[name] for name in (*COLUMNS, *LABELLED)})
+
+    @property
+    def record(self) -> TaskRecord:
+        """The head means the same for all data."""
+        return TaskRecord(name=self.name)
+
+    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+        """The question with its picture and the texts of its choices; what is wrong with a row
+        makes it one that cannot be used.
+        """
+        question = Question.of_row(batches.table, visit.row)
+        sample = batches.example(visit.row, draws)
+        if isinstance(sample, Undecodable):
+            return sample
+        assert sample.regions is not None and self.tokenizer is not None
+        fault = fault_of(question)
+        if fault is None and self.feeding.boxes != "detected" and sample.regions.num_shown:
+            fault = fault_of_regions(question, sample.regions, self.feeding.max_regions)
+        if fault is not None:
+            return Undecodable(
+                pair_id=sample.pair_id,
+                image_id=sample.regions.row.image_id,
+                reason=fault[0],
+                why=fault[1],
+            )
+        texts = texts_of(question, self.settings, self.tokenizer)
+        if batches.training:
+            sample, texts = self._masked(sample, texts, draws)
+        first = texts[0].tokens
+        none = np.zeros(len(first), dtype=np.bool_)
+        text = MaskedTokens(original=first, tokens=first, masked=none)
+        return (ChoiceSample(**(vars(sample) | {"text": text, "texts": texts})),)
+
+    def _masked(
+        self, sample: Sample, texts: tuple[ChoiceText, ...], draws: Uniforms
+    ) -> tuple[Sample, tuple[ChoiceText, ...]]:
+        """Masks regions, the same ones for all choices, and words, as far as they are learnt."""
+        masking, regions = self.settings.masking, sample.regions
+        if self.settings.regions == "masked":
+            assert regions is not None
+            size = (regions.row.width, regions.row.height)
+            masks = mask_picture(regions.boxes, draws, masking, size)
+            # A blind model's regions are hidden, whatever is masked of them.
+            zeroed = masks.zeroed | regions.masks.zeroed
+            masks = MaskedRegions(masked=masks.masked, zeroed=zeroed)
+            sample = dataclasses.replace(sample, regions=dataclasses.replace(regions, masks=masks))
+        if not self.settings.words:
+            return sample, texts
+        assert self.lexicon is not None
+        specials = sorted(self.lexicon.specials)
+        masked = []
+        for text in texts:
+            (drawn,) = mask_texts(
+                [text.original], [draws], masking, self.lexicon, longest=len(text.original)
+            )
+            tokens = np.where(np.isin(text.original, specials), text.original, drawn.tokens)
+            asked = drawn.masked & ~np.isin(text.original, specials)
+            masked.append(dataclasses.replace(text, tokens=tokens, masked=asked))
+        return sample, tuple(masked)
+
+    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+        """The texts of all choices, which one is right, and what is asked of regions and words."""
+        questions = [Question.of_row(table, sample.row) for sample in samples]
+        of_choices = [sample for sample in samples if isinstance(sample, ChoiceSample)]
+        tensors = choice_tensors(questions, of_choices, self.feeding, self.settings)
+        return {f"{LABEL}{name}": tensor for name, tensor in tensors.items()}
+
+    # Heads and losses
+
+    def count_labels(self, batch: HostBatch) -> dict[str, int]:
+        """The questions (or choices, each by itself) with a label; the regions and the masked words
+        of all four sequences.
+        """
+        num_choices = batch.tensors[f"{LABEL}tokens"].shape[1]
+        by_choice = num_choices if self.settings.loss == "sigmoid" else 1
+        counts = {"choices": int((batch.tensors[f"{LABEL}right"] != IGNORED).sum()) * by_choice}
+        if self.settings.regions != "none":
+            counts["regions"] = len(batch.tensors[f"{LABEL}categories"])
+        if self.settings.words:
+            counts["words"] = len(batch.tensors[f"{LABEL}word_places"])
+        return counts
+
+    def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
+        """The logits of the variant's heads."""
+        if self.variant == OWN_HEADS:
+            return own_outputs(model, batch, self.settings)
+        return ChoiceOutputs(choices=pooled_scores(model, batch))
+
+    def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
+        """The loss of the choices, and those of regions and words where they are learnt."""
+        right, logits = batch.labels["right"], outputs.choices
+        if self.settings.loss == "softmax":
+            losses = {"choices": mean_cross_entropy(logits, right)}
+        else:
+            losses = {"choices": mean_of_choices(logits, right)}
+        if outputs.categories is not None:
+            losses["regions"] = mean_cross_entropy(outputs.categories, batch.labels["categories"])
+        if outputs.words is not None:
+            losses["words"] = mean_cross_entropy(outputs.words, batch.labels["word_targets"])
+        return losses
+
+    # Metric
+
+    def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[Scored]:
+        """The logits of each question's choices, and the size of its picture."""
+        logits = outputs.choices.float().cpu()
+        require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
+        rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)
+        return [Scored(logits=row, size=(size[0], size[1])) for row, size in rows]
+
+    def score_of(self, outputs: ChoiceOutputs, value: Scored) -> float:
+        """The highest logit."""
+        return max(value.logits)
+
+    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """How often the right choice has the highest logit, of all questions and by sub-task."""
+        hits: dict[str, list[bool]] = {}
+        for one in predicted:
+            label = table.value("label", one.row)
+            if label >= 0:
+                is_right = int(np.argmax(one.value.logits)) == label
+                hits.setdefault(table.value("task", one.row), []).append(is_right)
+        every = [hit for of_task in hits.values() for hit in of_task]
+        means = {f"accuracy/{task}": float(np.mean(of_task)) for task, of_task in hits.items()}
+        return {"accuracy": float(np.mean(every)) if every else 0.0} | means
+
+    def evaluate(
+        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
+    ) -> Evaluated:
+        """The three official accuracies of each split, and the leaderboard's file."""
+        values = {table.pair_id(one.row): one.value for one in predicted}
+        scores = {key: np.array(value.logits) for key, value in values.items()}
+        sizes = {key: value.size for key, value in values.items()}
+        return evaluated(examples, scores, sizes, self.settings.scores)
+
+
+def vcr(
+    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+) -> Vcr:
+    """The task of a recipe. Raises InputError for settings that the model cannot learn."""
+    if labels is not None:
+        raise InputError(f"--labels {labels}: vcr has no list of labels; drop it")
+    settings: VcrSettings = recipe.settings
+    has_heads = recipe.variant == OWN_HEADS
+    if not has_heads and (settings.regions != "none" or settings.words):
+        raise InputError(
+            f"settings.regions={settings.regions}, words={settings.words}: a {recipe.variant} has "
+            "no head for regions or words of VCR; leave them at none and false"
+        )
+    if has_heads and settings.words and not recipe.model.masked_words:
+        raise InputError("settings.words=true needs its head: add model.masked_words=true")
+    return Vcr(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)
