@@ -165,7 +165,7 @@ class Pictures(Dataset[list[Loaded]]):
     ) -> None:
         self.examples, self.images, self.settings = examples, images, settings
 
-    def __getitem__(self, visits: list[Visit]) -> list[Loaded]:  # type: ignore[override]
+    def __getitem__(self, visits: list[Visit]) -> list[Loaded]:
         return [self.load(visit) for visit in visits]
 
     def load(self, visit: Visit) -> Loaded:

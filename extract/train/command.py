@@ -1,6 +1,7 @@
 """``extract-rois train``: its arguments, and what they mean."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,10 @@ from vlmill.schemas.console.command import add_lock_seconds, place
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_fields import override
 
-CLASSES, ATTRIBUTES = "classes.txt", "attributes.txt"
+CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # beside a table that `manifest` wrote
 EXAMPLES = """examples:
   python -m vlmill.pipelines.manifest vg-detector --input vg/ --output vg-boxes/
-  extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/ \\
-      --classes objects_vocab.txt --attributes attributes_vocab.txt
+  extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/
   extract-rois train --recipe small --boxes mine/ --images mine/ --output detector/ steps=1200
   torchrun --nproc-per-node 8 -m vlmill.extract.cli train --boxes vg-boxes/ --images vg-boxes/ \\
       --init R-101.pkl --output detector/ precision=bf16
@@ -62,7 +62,8 @@ def add_train(train: argparse.ArgumentParser) -> None:
             flag,
             type=Path,
             metavar="FILE",
-            help=f"their names, one a line (default: {names} beside --boxes, else numbers)",
+            help="their names, one a line or a JSON list (default: "
+            f"{names} beside --boxes, else numbers)",
         )
     train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
     add_lock_seconds(train)
@@ -122,8 +123,11 @@ def names_of(given: Path | None, boxes: str, name: str, flag: str) -> list[str]:
     if given is None and not path.is_file():
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        lines = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise ValueError("no list of names")
+    except (OSError, ValueError) as error:
         raise InputError(f"{flag} {path} cannot be read: {error}") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -138,7 +138,10 @@ def of_resnet(model: FasterRCNN, state: Mapping[str, Tensor], layout: str, path:
 def require_conventions(config: DetectorConfig, layout: str, path: Path) -> None:
     """Raises InputError, with the fields to set, where a ResNet was trained on other pixels."""
     of_file = CONVENTIONS["torchvision" if layout == "torchvision" else "released"]
-    wanted = {"stride_in_1x1": of_file.stride_in_1x1, "channel_order": of_file.channel_order}
+    wanted: dict[str, object] = {
+        "stride_in_1x1": of_file.stride_in_1x1,
+        "channel_order": of_file.channel_order,
+    }
     if layout == "torchvision":  # MSRA's mean is written with more or fewer digits
         wanted |= {"pixel_mean": of_file.pixel_mean, "pixel_std": of_file.pixel_std}
     other = {name: value for name, value in wanted.items() if getattr(config, name) != value}

@@ -66,6 +66,14 @@ def read_names(source: Source) -> dict[str, int]:
     return names
 
 
+def lines_by_number(numbers: Mapping[str, int]) -> list[str]:
+    """Returns the names of a vocabulary by their numbers, synonyms divided by commas."""
+    lines: dict[int, list[str]] = {}
+    for name, number in numbers.items():
+        lines.setdefault(number, []).append(name)
+    return [",".join(lines[number]) for number in sorted(lines)]
+
+
 def split_name(name: str, objects: Mapping[str, int]) -> tuple[str, list[str]]:
     """An object's name as the vocabulary has it, and the attributes that stood in front of it."""
     name = " ".join(name.lower().split()).removesuffix(".").strip()
@@ -95,6 +103,13 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
             for split, rows in SPLITS.items()
         },
         picture_folders=FOLDERS,
+        files={
+            name: lines_by_number(numbers)
+            for name, numbers in (
+                ("classes.json", vocabulary.objects),
+                ("attributes.json", vocabulary.attributes),
+            )
+        },
         says=(note,) if annotations.name == ANNOTATIONS[1] else (),
     )
 

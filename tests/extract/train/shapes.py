@@ -1,6 +1,7 @@
 """Pictures of coloured shapes with their boxes: something that a small detector can learn."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def write_shapes(folder: Path, count: int, *, held_out: int = 0, seed: int = 0) 
     folder.mkdir(parents=True, exist_ok=True)
     shards = [write_shard(folder, IMAGES, images), write_shard(folder, BOXES, boxes)]
     write_manifest(folder, shards, job="shapes", settings={})
-    (folder / "classes.txt").write_text("\n".join(CLASSES))
-    (folder / "attributes.txt").write_text("\n".join(ATTRIBUTES))
+    (folder / "classes.json").write_text(json.dumps(CLASSES))
+    (folder / "attributes.json").write_text(json.dumps(ATTRIBUTES))
     return folder
 
 

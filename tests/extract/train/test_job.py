@@ -177,9 +177,9 @@ def test_bad_boxes_and_pictures_are_counted(
     tables = ["--boxes", str(folder), "--images", str(shapes), "--output", str(tmp_path / "out")]
     names = [
         "--classes",
-        str(shapes / "classes.txt"),
+        str(shapes / "classes.json"),
         "--attributes",
-        str(shapes / "attributes.txt"),
+        str(shapes / "attributes.json"),
     ]
     assert cli.command(["train", *tables, *names, "recipe=small", *TINY, "steps=0"]) == 0
     said = capsys.readouterr()

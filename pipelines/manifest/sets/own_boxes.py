@@ -1,0 +1,262 @@
+"""Anyone's own annotated boxes, for training a detector: TSV, COCO's JSON, Pascal VOC, YOLO."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.box_files import (
+    YOLO_NAMES,
+    Annotated,
+    Thing,
+    coco_categories,
+    coco_pictures,
+    tsv_pictures,
+    voc_picture,
+    with_endings,
+    yolo_names,
+    yolo_picture,
+)
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, frame_of
+from vlmill.pipelines.manifest.cleaning import NamedClaims
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
+from vlmill.pipelines.manifest.sets.vg_detector import lines_by_number, read_names
+from vlmill.pipelines.manifest.sources import Folder, Source
+from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import BOXES
+
+CLASSES, ATTRIBUTES = "classes.json", "attributes.json"
+Pictures = Callable[[], Iterator[Annotated]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Holds the files of one layout, opened: what decides the rows, and the pictures in order."""
+
+    sources: tuple[Source, ...]
+    pictures: Pictures
+    classes: tuple[str, ...] = ()  # as the files list them; none: those that come, sorted
+
+
+def _add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--source", default="boxes", metavar="NAME", help="of the rows (default: boxes)")
+    p.add_argument(
+        "--split", metavar="NAME", help="of all rows (default: what files and folders are called)"
+    )
+    for name in ("classes", "attributes"):
+        p.add_argument(
+            f"--{name}",
+            type=Path,
+            metavar="FILE",
+            help=f"the {name} in their order, one a line, synonyms divided by commas; others are "
+            "left out and counted (default: those of the files)",
+        )
+
+
+def _open(folder: Folder, args: argparse.Namespace) -> Reading:
+    layout = layout_of(folder)
+    classes, attributes = (vocabulary_file(path) for path in (args.classes, args.attributes))
+    classes = classes or {name: number for number, name in enumerate(layout.classes)}
+    if not classes or not attributes:
+        names, words = counted(layout.pictures())
+        classes = classes or {name: number for number, name in enumerate(sorted(names))}
+        attributes = attributes or {word: number for number, word in enumerate(sorted(words))}
+    if not classes:
+        raise InputError(f"--input {folder.root}: no class of any box; give --classes FILE")
+    extra = [one_file(path) for path in (args.classes, args.attributes) if path is not None]
+    return Reading(
+        sources=(*layout.sources, *extra),
+        entries=lambda: _entries(folder, layout.pictures, classes, attributes, args),
+        picture_folders=("images", "JPEGImages", "train", "val", "."),
+        files={CLASSES: lines_by_number(classes), ATTRIBUTES: lines_by_number(attributes)},
+    )
+
+
+def vocabulary_file(path: Path | None) -> dict[str, int]:
+    """Returns the names of a vocabulary's lines; nothing without one. Raises InputError."""
+    return {} if path is None else read_names(one_file(path))
+
+
+def one_file(path: Path) -> Source:
+    """Returns a file as a source. Raises InputError for one that is not there."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; give a list of names, one a line")
+    return Source(path=path, name=path.name, size=path.stat().st_size)
+
+
+def counted(pictures: Iterator[Annotated]) -> tuple[Counter[str], Counter[str]]:
+    """Counts the classes and attributes of all boxes, in one pass over the files."""
+    names, words = Counter[str](), Counter[str]()
+    for picture in pictures:
+        for thing in [] if isinstance(picture.things, Drop) else picture.things:
+            names.update([thing.name] if thing.name else [])
+            words.update(thing.attributes)
+    return names, words
+
+
+def layout_of(folder: Folder) -> Layout:
+    """Returns what lies in ``--input``, the first layout that is there. Raises InputError."""
+    json_files = [one_file(path) for path in folder.files(".json", ".json.gz")]
+    coco = [s for s in json_files if {"images", "annotations", "categories"} <= members_of(s)]
+    if coco:
+        names = dict.fromkeys(name for s in coco for name in coco_categories(s).values())
+        return Layout(
+            sources=tuple(coco), pictures=partial(each, coco_pictures, coco), classes=tuple(names)
+        )
+    if tables := [one_file(path) for path in folder.files(".tsv", ".tsv.gz")]:
+        return Layout(sources=tuple(tables), pictures=partial(each, tsv_pictures, tables))
+    root = folder.root
+    if xml := sorted(root.rglob("*.xml")):
+        return Layout(
+            sources=(listing(root, xml, "annotations.xml"),),
+            pictures=lambda: map(voc_picture, xml),
+        )
+    names_files = [root / name for name in YOLO_NAMES if (root / name).is_file()]
+    texts = sorted(p for p in root.rglob("*.txt") if p not in names_files and p.parent != root)
+    if names_files and texts:
+        classes = yolo_names(root)
+        return Layout(
+            sources=(one_file(names_files[0]), listing(root, texts, "labels.txt")),
+            pictures=lambda: (yolo_picture(path, root, classes) for path in texts),
+            classes=tuple(classes),
+        )
+    raise folder.lacks(
+        f"*.tsv, a *.json of COCO's instances, Pascal VOC's *.xml, or YOLO's labels/ with "
+        f"{' or '.join(YOLO_NAMES)}"
+    )
+
+
+def members_of(source: Source) -> set[str]:
+    """Returns the members of a JSON object; none of a list."""
+    file = JsonLists(source=source)
+    return set() if file.is_list() else set(file.members())
+
+
+def each(
+    read: Callable[[Source], Iterator[Annotated]], sources: Sequence[Source]
+) -> Iterator[Annotated]:
+    """Yields the pictures of several files."""
+    for source in sources:
+        yield from read(source)
+
+
+def listing(root: Path, paths: Sequence[Path], name: str) -> Source:
+    """Returns many small files as one source: their number and bytes are known again."""
+    return Source(path=root, name=f"{len(paths)} {name}", size=sum(p.stat().st_size for p in paths))
+
+
+def _entries(
+    folder: Folder,
+    pictures: Pictures,
+    classes: dict[str, int],
+    attributes: dict[str, int],
+    args: argparse.Namespace,
+) -> Iterator[Entry]:
+    claims = NamedClaims()
+    for annotated in pictures():
+        group = args.source
+        if isinstance(annotated.things, Drop):
+            yield Entry(key=annotated.key, group=group, rows=annotated.things)
+            continue
+        drop = claims.claim(annotated.file_name, repr(annotated.things))
+        if drop is not None or not annotated.file_name:
+            why = drop or Drop(Reason.NO_ID, "a picture without a name")
+            yield Entry(key=annotated.key, group=group, rows=why)
+            continue
+        yield _entry(folder, annotated, annotated.things, (classes, attributes), args)
+
+
+def _entry(
+    folder: Folder,
+    annotated: Annotated,
+    things: Sequence[Thing],
+    vocabularies: tuple[dict[str, int], dict[str, int]],
+    args: argparse.Namespace,
+) -> Entry:
+    picture = Picture(
+        image_id=annotated.file_name,
+        paths=with_endings(annotated.file_name),
+        width=annotated.width,
+        height=annotated.height,
+        alone=True,
+    )
+    frame, notes = frame_of(folder, picture), list[str]()
+    if frame is None:
+        drop = Drop(Reason.IMAGE_MISSING, "no size of the picture: neither said nor a file")
+        return Entry(key=annotated.key, group=args.source, rows=drop)
+    row: dict[str, list[object]] = {"boxes": [], "class_ids": [], "attribute_ids": []}
+    crowds = []
+    for thing in things:
+        box = box_of(thing, frame)
+        number = vocabularies[0].get(thing.name)
+        if isinstance(box, Drop) or number is None:
+            reason = box.reason if isinstance(box, Drop) else Reason.LABEL_UNKNOWN
+            notes.append(f"objects left out, {reason.value}")
+            continue
+        known = [vocabularies[1][word] for word in thing.attributes if word in vocabularies[1]]
+        unknown = len(thing.attributes) - len(known)
+        notes += ["attributes left out, label_unknown"] * unknown
+        row["boxes"].append(list(box))
+        row["class_ids"].append(number)
+        row["attribute_ids"].append(list(dict.fromkeys(known)))
+        crowds.append(thing.crowd)
+    width, height = frame.upright_size
+    made = {
+        **row,
+        "image_id": annotated.file_name,
+        "width": width,
+        "height": height,
+        "is_crowd": crowds if any(crowds) else None,
+        "split": args.split or annotated.split,
+        "source": args.source,
+    }
+    if not things:
+        notes.append("pictures without an object")
+    return Entry(
+        key=annotated.key,
+        group=args.source,
+        rows=((BOXES, made),),
+        pictures=(picture,),
+        notes=tuple(notes),
+    )
+
+
+def box_of(thing: Thing, frame: Frame) -> Box | Drop:
+    """Returns an object's box in the upright picture, or why there is none."""
+    box = thing.box
+    if isinstance(box, Drop):
+        return box
+    if thing.fractions:
+        x1, y1, x2, y2 = box
+        box = (x1 * frame.width, y1 * frame.height, x2 * frame.width, y2 * frame.height)
+    inside = clipped(box, frame)
+    return inside if isinstance(inside, Drop) else inside[0]
+
+
+OWN_BOXES = DataSet(
+    title="your own boxes, for training a detector",
+    about="""\
+Your own annotated boxes as `boxes`, a row a picture, and their pictures as `images`, with which
+`extract-rois train` trains a detector. DIR holds one of
+
+  *.tsv       a header with image, x1, y1, x2, y2, class (and attributes, divided by commas, and
+              split), a row an object; corners in pixels, the second one outside. A picture without
+              an object has a row with an empty class
+  *.json      COCO's instances: images, annotations with bbox and category_id, categories
+  *.xml       Pascal VOC, in DIR or below it
+  labels/     YOLO: a .txt a picture, and data.yaml or classes.txt in DIR; pictures in images/
+
+image_id is the picture's file name as the files have it (of YOLO its path without the ending).
+classes.json and attributes.json are written beside the tables: the names of class_ids and
+attribute_ids, in the order of --classes and --attributes, of COCO's category ids or of YOLO's list,
+else sorted. Files and folders with train, val or test in their names are of that split.""",
+    tables=(BOXES,),
+    open=_open,
+    add_arguments=_add_arguments,
+    options=("source", "split", "classes", "attributes"),
+)

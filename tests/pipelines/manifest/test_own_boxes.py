@@ -1,0 +1,157 @@
+"""One's own boxes from each layout that they come in: the same table of the same objects."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from tests.pipelines.manifest.layouts import write, write_json
+
+from vlmill.pipelines.manifest.job import main
+from vlmill.schemas.files.manifest import read_manifest
+
+EXPECTED = {
+    "a.png": ([[10.0, 5.0, 30.0, 25.0], [0.0, 0.0, 40.0, 30.0]], ["dog", "cat"]),
+    "b.png": ([[2.0, 3.0, 12.0, 13.0]], ["cat"]),
+    "c.png": ([], []),
+}
+
+
+def pictures(root: Path) -> None:
+    """Three pictures of 40 x 30 pixels."""
+    for number, name in enumerate(EXPECTED):
+        content = io.BytesIO()
+        Image.new("RGB", (40, 30), (40 * number, 9, 9)).save(content, "PNG")
+        write(root / name, content.getvalue())
+
+
+def tsv(root: Path) -> None:
+    pictures(root)
+    rows = [
+        "image\tx1\ty1\tx2\ty2\tclass\tattributes\tsplit",
+        "a.png\t10\t5\t30\t25\tDog\tbrown, small\ttrain",
+        "b.png\t2\t3\t12\t13\tcat\t\tval",
+        "a.png\t-4\t-9\t60\t30\tcat\t\ttrain",  # cut at the border
+        "a.png\t50\t5\t60\t25\tdog\t\ttrain",  # outside
+        "a.png\tnan\t5\t60\t25\tdog\t\ttrain",
+        "a.png\t1\t2",
+        "c.png\t\t\t\t\t\t\ttrain",
+    ]
+    write(root / "boxes.tsv", "\n".join(rows))
+
+
+def coco(root: Path) -> None:
+    pictures(root / "images")
+    images = [
+        {"id": number, "file_name": name, "width": 40, "height": 30}
+        for number, name in enumerate(EXPECTED)
+    ]
+    categories = [{"id": 17, "name": "cat"}, {"id": 3, "name": "dog"}]
+    annotations: list[dict[str, Any]] = [
+        {"id": 1, "image_id": 0, "category_id": 3, "bbox": [10, 5, 20, 20], "iscrowd": 0},
+        {"id": 2, "image_id": 0, "category_id": 17, "bbox": [0, 0, 40, 30], "iscrowd": 1},
+        {"id": 3, "image_id": 1, "category_id": 17, "bbox": [2, 3, 10, 10], "iscrowd": 0},
+        {"id": 4, "image_id": 1, "category_id": 99, "bbox": [2, 3, 10, 10], "iscrowd": 0},
+        {"id": 5, "image_id": 77, "category_id": 3, "bbox": [2, 3, 10, 10], "iscrowd": 0},
+    ]
+    file = {"images": images, "annotations": annotations, "categories": categories}
+    write_json(root / "instances_train2017.json", file)
+
+
+def voc(root: Path) -> None:
+    pictures(root / "JPEGImages")
+    for name, (boxes, classes) in EXPECTED.items():
+        things = "".join(
+            f"<object><name>{kind}</name><bndbox><xmin>{x1 + 1:g}</xmin><ymin>{y1 + 1:g}</ymin>"
+            f"<xmax>{x2:g}</xmax><ymax>{y2:g}</ymax></bndbox></object>"
+            for (x1, y1, x2, y2), kind in zip(boxes, classes, strict=True)
+        )
+        text = f"<annotation><filename>{name}</filename>{things}</annotation>"
+        write(root / "Annotations" / f"{name[0]}.xml", text)
+    write(root / "Annotations" / "bad.xml", "<annotation><object>")
+
+
+def yolo(root: Path) -> None:
+    pictures(root / "images" / "train")
+    write(root / "data.yaml", "names:\n  0: dog\n  1: cat\n")
+    for name, (boxes, classes) in EXPECTED.items():
+        lines = [
+            f"{('dog', 'cat').index(kind)} {(x1 + x2) / 80} {(y1 + y2) / 60} "
+            f"{(x2 - x1) / 40} {(y2 - y1) / 30}"
+            for (x1, y1, x2, y2), kind in zip(boxes, classes, strict=True)
+        ]
+        write(root / "labels" / "train" / f"{name[0]}.txt", "\n".join(lines))
+
+
+@pytest.mark.parametrize("layout", [tsv, coco, voc, yolo])
+def test_every_layout_gives_the_same_boxes(layout: Callable[[Path], None], tmp_path: Path) -> None:
+    layout(tmp_path / "in")
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    names = json.loads((out / "classes.json").read_text())
+    assert sorted(names) == ["cat", "dog"]
+    rows = table(out, "boxes")
+    assert {Path(row["image_id"]).stem for row in rows} == {"a", "b", "c"}
+    for row in rows:
+        boxes, classes = EXPECTED[f"{Path(row['image_id']).stem}.png"]
+        assert [[round(v, 3) for v in box] for box in row["boxes"]] == boxes
+        assert [names[number] for number in row["class_ids"]] == classes
+        assert (row["width"], row["height"]) == (40, 30)
+    assert {row["image_id"] for row in table(out, "images")} == {row["image_id"] for row in rows}
+
+
+def table(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    paths = sorted(folder.glob(f"{name}-*.parquet"))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def test_what_a_tsv_has_beside_boxes_and_what_is_left_out(tmp_path: Path) -> None:
+    tsv(tmp_path / "in")
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    assert json.loads((out / "attributes.json").read_text()) == ["brown", "small"]
+    first, second, third = table(out, "boxes")
+    assert first["attribute_ids"] == [[0, 1], []]
+    assert [row["split"] for row in (first, second, third)] == ["train", "val", "train"]
+    assert read_manifest(out)["notes"] == {
+        "objects left out, bad_row": 1,
+        "objects left out, empty_box": 1,
+        "pictures without an object": 1,
+    }
+    assert [row["reason"] for row in table(out, "rejects")] == ["bad_row"]
+
+
+def test_crowds_unknown_classes_and_loose_annotations_of_coco_are_told(tmp_path: Path) -> None:
+    coco(tmp_path / "in")
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    assert json.loads((out / "classes.json").read_text()) == ["dog", "cat"]  # by their ids
+    rows = table(out, "boxes")
+    assert [row["is_crowd"] for row in rows] == [[False, True], None, None]
+    assert {row["split"] for row in rows} == {"train"}
+    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
+    assert [row["reason"] for row in table(out, "rejects")] == ["bad_reference"]
+
+
+def test_a_vocabulary_of_ones_own_decides_the_numbers(tmp_path: Path) -> None:
+    tsv(tmp_path / "in")
+    write(tmp_path / "names.txt", "bird\nkitten,cat\n")
+    out = tmp_path / "out"
+    flags = ["--classes", str(tmp_path / "names.txt")]
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out), *flags]) == 0
+    assert json.loads((out / "classes.json").read_text()) == ["bird", "kitten,cat"]
+    assert [row["class_ids"] for row in table(out, "boxes")] == [[1], [1], []]
+    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
+
+
+def test_a_folder_of_nothing_says_what_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(tmp_path / "in")
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "o")]) == 2
+    assert "Pascal VOC" in capsys.readouterr().err
