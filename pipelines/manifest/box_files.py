@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.lines import tsv_rows
 from vlmill.pipelines.manifest.sources import Source
-from vlmill.pipelines.manifest.streams import JsonLists, tsv_rows
+from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import PICTURE_ENDINGS
 from vlmill.schemas.rejects import Reason

@@ -22,7 +22,6 @@ from vlmill.schemas.files.atomic import (
     write_json,
 )
 from vlmill.schemas.files.lock import LOCK
-from vlmill.schemas.files.manifest import MANIFEST
 from vlmill.schemas.files.remote import RemotePath, is_remote, path_of
 
 LISTING = "_mirror.json"
@@ -185,6 +184,8 @@ class Mirror:
 
 def _is_manifest(name: str) -> bool:
     """Whether a file says that its folder is whole: the run's, or that of a run below it."""
+    from vlmill.schemas.files.manifest import MANIFEST  # with pyarrow: not for a command's --help
+
     return Path(name).name == MANIFEST
 
 
