@@ -176,7 +176,7 @@ def batches(tables: Tables, images: str, folder: Path, recipe: Recipe) -> Pretra
         WhatToPrepare(
             pairs=tables.pairs,
             pictures=regions,
-            images=reader,
+            others=(reader,),
             tokenizer=tokenizer,
             max_tokens=16,
             takes_texts=True,

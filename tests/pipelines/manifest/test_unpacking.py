@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.pipelines.manifest.layouts import LAYOUTS, tar_of, write
@@ -77,7 +78,9 @@ def test_a_packed_tar_that_unpacks_to_far_more_is_status_2(
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_plain_files_of_a_tar_are_read_whatever_packs_it(tmp_path: Path, mode: str) -> None:
+def test_plain_files_of_a_tar_are_read_whatever_packs_it(
+    tmp_path: Path, mode: Literal["w", "w:gz", "w:bz2", "w:xz"]
+) -> None:
     with tarfile.open(tmp_path / "p.tar", mode) as tar:
         for number in range(3):
             member = tarfile.TarInfo(f"./{number}.txt")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from accelerate.state import PartialState
 
+from vlmill.schemas.console import trackers
 from vlmill.schemas.console.log import Log, read_log
 from vlmill.schemas.console.trackers import MLFLOW, STATE, TENSORBOARD, WANDB, require_trackers
 from vlmill.schemas.errors import InputError
-from vlmill.train.run import trackers
 
 EXPECTED = [(step, step / 8) for step in range(1, 7)]
 

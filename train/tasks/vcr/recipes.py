@@ -22,9 +22,9 @@ from vlmill.models.vlbert.config import (
     vlbert_small,
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
+from vlmill.train.recipes.fine_tuning import from_bert, vilbert_task_optimizer
 from vlmill.train.recipes.spec import Feeding, Masking, Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.tasks.vqa.recipes import from_bert, vilbert_task_optimizer
 
 SUBTASKS = ("q2a", "qa2r")
 
