@@ -195,6 +195,7 @@ def small(name: str, like: TaskRecipe, model: Any, lr: float) -> TaskRecipe:
         stages=(stage,),
         about=f"{like.about.partition(',')[0]} for trials on a CPU",
         average=0.0,
+        standardise_features=True,  # without --init matching stays at chance otherwise
         save_every=500,
         log_every=10,
         workers=0,
