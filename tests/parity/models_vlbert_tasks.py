@@ -17,7 +17,6 @@ from vlmill.train.objectives.losses import mean_cross_entropy, summed_binary_cro
 from vlmill.train.tasks.vlbert_texts import (
     SpecialIds,
     TaskText,
-    expression_text,
     vcr_text,
     vqa_text,
 )
@@ -111,7 +110,9 @@ def vqa(case: Case) -> None:
 
 def refcoco(case: Case) -> None:
     """The reference's choice among all slots, padding too; ours must leave that out."""
-    text = expression_text(ids_of(case["in.expression"]), special_ids(case))
+    # [CLS] expression [SEP], as the tokenizer gives every text.
+    plain = [([(piece, 0) for piece in pieces], []) for pieces in ids_of(case["in.expression"])]
+    text = vcr_text(plain, special_ids(case), one_sentence=True)
     inputs, label = task_inputs(case, text), case["in.label"]
     regions = case.model.body(inputs, pack=False).regions
     logits = uncut(case.model.candidate_logits(regions), inputs.region_mask)

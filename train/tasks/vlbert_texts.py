@@ -36,11 +36,6 @@ class TaskText:
 Row = tuple[list[int], list[int], list[int]]  # ids, segments, regions
 
 
-def expression_text(expressions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
-    """Returns ``[CLS] expression [SEP]`` (RefCOCO+), as captions in pretraining."""
-    return _padded([_row([ids.cls, *text, ids.sep]) for text in expressions])
-
-
 def vqa_text(questions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
     """``[CLS] question [SEP] [MASK] [SEP]``; the last two are segment B."""
     rows = [_row([ids.cls, *text, ids.sep], [ids.mask, ids.sep]) for text in questions]

@@ -15,7 +15,7 @@ from vlmill.models.vlbert.config import (
     vlbert_for_task,
 )
 from vlmill.models.vlbert.tasks import ChoiceInputs, VlBertRefcoco, VlBertVcr, VlBertVqa
-from vlmill.train.tasks.vlbert_texts import SpecialIds, expression_text, vcr_text, vqa_text
+from vlmill.train.tasks.vlbert_texts import SpecialIds, vcr_text, vqa_text
 
 IDS = SpecialIds(cls=2, sep=3, mask=4)
 TASK = vlbert_for_task(tiny_config())
@@ -23,10 +23,6 @@ WITH_POOLER = vlbert_for_task(tiny_config(), pooler=True)
 
 
 def test_texts_by_hand() -> None:
-    expressions = expression_text([[9, 8], [7]], IDS)
-    assert expressions.tokens.tolist() == [[2, 9, 8, 3], [2, 7, 3, 0]]
-    assert expressions.token_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
-    assert not expressions.segments.any() and not expressions.text_regions.any()
     questions = vqa_text([[9], [8, 7]], IDS)
     assert questions.tokens.tolist() == [[2, 9, 3, 4, 3, 0], [2, 8, 7, 3, 4, 3]]
     assert questions.segments.tolist() == [[0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1]]
@@ -158,6 +154,35 @@ def test_vcr_scores_choices_with_two_layers() -> None:
     pooled = pooled_of(two.eval(), choices())
     by_hand = second(first(pooled).clamp(min=0)).view(2, 4)
     torch.testing.assert_close(two(choices()).answer_logits, by_hand)
+
+
+def test_vcr_asks_some_regions_and_masked_words() -> None:
+    body = vlbert_for_task(tiny_config(), pooler=True, masked_region="vector")
+    model = lively(VlBertVcr(VlBertVcrConfig(body=body, masked_words=True)))
+    whole, places = model(choices()), (torch.tensor([1, 5]), torch.tensor([3, 0]))
+    some = model(choices(), asked=places)
+    of_places = [
+        int(((whole.pictures == 0) & (whole.regions == 3)).nonzero()[1]),
+        int(((whole.pictures == 1) & (whole.regions == 0)).nonzero()[1]),
+    ]
+    torch.testing.assert_close(some.category_logits, whole.category_logits[of_places])
+    assert some.pictures.tolist() == [0, 1] and some.regions.tolist() == [3, 0]
+    assert model.word_logits(whole.text[0]).shape == (6, body.vocab_size)
+    masked = torch.zeros(2, 4, dtype=torch.bool)
+    masked[0, 1] = True
+    one, other = (
+        model(choices(masked_regions=masked, region_features=features))
+        for features in (choices().region_features, without(choices().region_features, masked))
+    )
+    torch.testing.assert_close(one.answer_logits, other.answer_logits)  # nothing of it is read
+    assert not torch.allclose(one.answer_logits[0], whole.answer_logits[0])
+    with pytest.raises(ValueError, match="masked_words=False"):
+        VlBertVcr(VlBertVcrConfig(body=WITH_POOLER)).word_logits(whole.text[0])
+
+
+def without(features: Tensor, masked: Tensor) -> Tensor:
+    """Other features where regions are masked."""
+    return torch.where(masked[..., None], 7.0, features)
 
 
 def pooled_of(model: VlBertVcr, batch: ChoiceInputs) -> Tensor:

@@ -198,4 +198,4 @@ def test_vilbert_learns_what_an_object_is(tmp_path: Path) -> None:
     asked = ("settings.subtasks=[qa2r]", "trackers=[]")
     finetune(tiny("vcr-vilbert-small", *steps, *asked), inputs, tmp_path / "out")
     lines = [line for line in read_log(tmp_path / "out" / "log.jsonl") if "loss" in line]
-    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]  # the answer tells the rationale
+    assert lines[-1]["loss"] < 0.65 * lines[0]["loss"]  # the answer tells the rationale
