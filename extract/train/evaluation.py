@@ -5,10 +5,7 @@ pycocotools is installed, the recall of proposals, and the accuracy of classes a
 the true boxes.
 """
 
-import contextlib
 import dataclasses
-import importlib.util
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +21,7 @@ from vlmill.extract.detect.selection import Frames, select
 from vlmill.extract.detect.transfer import frames_of, measures_of
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import network_input
+from vlmill.extract.train.coco_scores import coco_metrics
 from vlmill.extract.train.examples import Example
 from vlmill.extract.train.vg_scores import Detected, TrueBoxes, VgScores, vg_scores
 from vlmill.models.detector.boxes import pairwise_iou
@@ -218,7 +216,7 @@ def metrics_of(findings: Findings, classes: VgScores, config: DetectorConfig) ->
     metrics["boxes/class_accuracy"] = float((said == truth.names).mean()) if total else 0.0
     if findings.attributes:
         metrics |= attribute_metrics(findings, truth, config.num_attributes)
-    metrics |= coco_metrics(findings, config.num_classes)
+    metrics |= coco_metrics(findings.truth, findings.coco, findings.sizes, config.num_classes)
     return metrics | {"pictures": float(len(findings.sizes)), "boxes": float(total)}
 
 
@@ -255,55 +253,3 @@ def attribute_metrics(
         "attributes/map": of_names.mean,
         "attributes/weighted_map": of_names.weighted_mean,
     }
-
-
-def coco_metrics(findings: Findings, num_classes: int) -> dict[str, float]:
-    """Returns COCO's average precision by pycocotools; nothing where that is not installed."""
-    if importlib.util.find_spec("pycocotools") is None or not findings.truth:
-        return {}
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    rows = np.concatenate(findings.truth)
-    data_set = COCO()
-    data_set.dataset = {
-        "images": [{"id": at, "width": w, "height": h} for at, (w, h) in enumerate(findings.sizes)],
-        "categories": [{"id": number, "name": str(number)} for number in range(num_classes)],
-        "annotations": [
-            {
-                "id": at + 1,
-                "image_id": int(row[0]),
-                "category_id": int(row[1]),
-                "bbox": sides(row[2:6]),
-                "area": float((row[4] - row[2]) * (row[5] - row[3])),
-                "iscrowd": 0,
-            }
-            for at, row in enumerate(rows)
-        ],
-    }
-    detections = [
-        {
-            "image_id": int(row[0]),
-            "category_id": int(row[1]),
-            "bbox": sides(row[2:6]),
-            "score": float(row[6]),
-        }
-        for row in np.concatenate(findings.coco)
-    ]
-    if not len(rows) or not detections:
-        return {"coco/ap": 0.0, "coco/ap50": 0.0, "coco/ap75": 0.0}
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints a dozen lines a call
-        data_set.createIndex()
-        scorer = COCOeval(data_set, data_set.loadRes(detections), "bbox")
-        scorer.evaluate()
-        scorer.accumulate()
-        scorer.summarize()
-    # -1 where nothing is counted.
-    ap, ap50, ap75 = (max(float(value), 0.0) for value in scorer.stats[:3])
-    return {"coco/ap": ap, "coco/ap50": ap50, "coco/ap75": ap75}
-
-
-def sides(box: Array) -> list[float]:
-    """Returns x, y, width, height of corners."""
-    x1, y1, x2, y2 = map(float, box)
-    return [x1, y1, x2 - x1, y2 - y1]

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlmill.extract.train.settings import TrainingSettings
+from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import find_shards
 from vlmill.schemas.files.remote import readable
@@ -184,3 +185,17 @@ def counted_classes(boxes: str | Path) -> tuple[int, int]:
     if highest[0] < 0:
         raise InputError(f"--boxes {boxes} has no box; give annotated pictures")
     return highest[0] + 1, highest[1] + 1
+
+
+def say_examples(examples: Examples, num_classes: int) -> None:
+    """Tells what is trained on, and what of the rows is not."""
+    counts = examples.class_counts(num_classes)
+    never, once = int((counts == 0).sum()), int((counts == 1).sum())
+    say(
+        f"{len(examples.examples)} pictures ({examples.empty} without a box, kept as negatives), "
+        f"{int(counts.sum())} boxes of {len(counts)} classes ({never} without a box, {once} with "
+        "a single one)"
+    )
+    dropped = [f"{count} {name}" for name, count in examples.dropped.items() if count]
+    if dropped:
+        say(f"boxes: {', '.join(dropped)}")

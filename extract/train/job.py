@@ -1,8 +1,6 @@
 """``extract-rois train``: tables of boxes and pictures to a detector, resumable by checkpoint."""
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +9,22 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from vlmill.extract.config import CHECKPOINTS, DETECTOR, MODEL, saved_steps
-from vlmill.extract.detect.saved import read_saved, save_detector
+from vlmill.extract.config import saved_steps
 from vlmill.extract.train.batches import Loaded, Pictures, step_pictures
+from vlmill.extract.train.checkpoints import (
+    LOG,
+    METRICS,
+    REPORT,
+    keep,
+    publish,
+    remove_partial,
+    remove_run,
+    restored,
+    save_checkpoint,
+)
 from vlmill.extract.train.evaluation import evaluated
-from vlmill.extract.train.examples import STAGE, Examples, read_examples, read_rows
+from vlmill.extract.train.examples import STAGE, Examples, read_examples, read_rows, say_examples
 from vlmill.extract.train.loop import Events, Stopped, Training, run_steps
 from vlmill.extract.train.report import write_report
 from vlmill.extract.train.settings import NO_EFFECT, TrainingSettings
@@ -26,17 +32,16 @@ from vlmill.extract.train.solver import make_optimizer
 from vlmill.extract.train.start import Names, new_model, start_from
 from vlmill.extract.train.step import DetectorStep
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.published import load_published
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.console.stopping import StopRequest
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path, write_json
+from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import file_input, table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import PLAN, State, prepare_output
+from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.schemas.readers.images import ImageReader
@@ -44,9 +49,6 @@ from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import BOXES, IMAGES, REJECTS
 
 JOB = "extract-rois train"
-LOG, STATE = "log.jsonl", "training_state.safetensors"
-METRICS, REPORT = "metrics.json", "report.html"
-MOMENTUM = "momentum."  # before a parameter's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def train(job: TrainJob, *, fresh: bool = False) -> str:
     accelerator.wait_for_everyone()
     run = Run(job, accelerator)
     if main:
-        say_examples(run.examples, settings)
+        say_examples(run.examples, settings.detector.num_classes)
     try:
         run.train()
     except Stopped:
@@ -136,15 +138,11 @@ class Run:
         steps = saved_steps(job.output)
         self.done = max(steps, default=0)
         self.model = FasterRCNN(self.settings.detector) if steps else self.start()
-        state: dict[str, Tensor] = {}
-        if steps:
-            folder = steps[self.done]
-            load_published(self.model, read_saved(folder, "--output").weights)
-            state = {name: t.clone() for name, t in load_file(folder / STATE).items()}
+        momenta = restored(self.model, steps[self.done]) if steps else {}
         step = accelerator.prepare(DetectorStep(self.model, self.settings))
         self.optimizer = make_optimizer(self.model, self.settings.solver)
         for name, parameter in self.model.named_parameters():
-            if (momentum := state.get(f"{MOMENTUM}{name}")) is not None:
+            if (momentum := momenta.get(name)) is not None:
                 self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
         self.training = Training(
             step=step,
@@ -223,7 +221,7 @@ class Run:
                 self.save(log, 0)
                 self.validate(0)
             run_steps(pictures, self.training, events, done=self.done)
-        if not self.metrics and main:  # a run that was killed after its last checkpoint
+        if self.done and self.done == settings.steps:  # it was killed after its last checkpoint
             self.validate(settings.steps)
 
     def reject(self, seen: Sequence[Loaded]) -> int:
@@ -238,21 +236,15 @@ class Run:
         if not self.accelerator.is_main_process:
             return
         log.flush()
-        momenta = {
-            f"{MOMENTUM}{name}": buffer.detach().cpu().contiguous()
-            for name, parameter in self.model.named_parameters()
-            if (buffer := self.optimizer.state.get(parameter, {}).get("momentum_buffer"))
-            is not None
-        }
-        with atomic_folder(step_folder(self.job.output, step), replace=True) as folder:
-            save_file(momenta, folder / STATE)
-            save_detector(
-                folder,
-                self.model,
-                classes=self.job.names.classes,
-                attributes=self.job.names.attributes,
-                training={"recipe": self.settings.name, "step": step},
-            )
+        save_checkpoint(
+            self.job.output,
+            step,
+            self.model,
+            self.optimizer,
+            classes=self.job.names.classes,
+            attributes=self.job.names.attributes,
+            recipe=self.settings.name,
+        )
         keep(self.job.output, self.settings.keep_checkpoints)
 
     def validate(self, step: int) -> dict[str, float]:
@@ -275,13 +267,7 @@ class Run:
 
     def finish(self, inputs: Sequence[Input]) -> None:
         """Leaves the last checkpoint's detector at the top, the rejects and the manifest."""
-        last = saved_steps(self.job.output)[self.settings.steps]
-        for name in (MODEL, DETECTOR):  # what makes the folder a detector comes last
-            with atomic_path(self.job.output / name) as temporary:
-                try:
-                    os.link(last / name, temporary)
-                except OSError:  # a file system without hard links
-                    shutil.copyfile(last / name, temporary)
+        publish(self.job.output, self.settings.steps)
         rejects = [
             *self.examples.rejects,
             *(reject(STAGE, key, *why) for key, why in sorted(self.undecodable.items())),  # type: ignore[arg-type]
@@ -304,52 +290,7 @@ class Run:
         return "; ".join([f"{count} pictures, {rejects} rejects", *shown])
 
 
-def say_examples(examples: Examples, settings: TrainingSettings) -> None:
-    """Tells what is trained on, and what of the rows is not."""
-    counts = examples.class_counts(settings.detector.num_classes)
-    never, once = int((counts == 0).sum()), int((counts == 1).sum())
-    say(
-        f"{len(examples.examples)} pictures ({examples.empty} without a box, kept as negatives), "
-        f"{int(counts.sum())} boxes of {len(counts)} classes ({never} without a box, {once} with "
-        "a single one)"
-    )
-    dropped = [f"{count} {name}" for name, count in examples.dropped.items() if count]
-    if dropped:
-        say(f"boxes: {', '.join(dropped)}")
-
-
 def any_of(accelerator: Accelerator, ours: bool) -> bool:
     """Says whether something holds in any process; all processes have to call this."""
     said = torch.tensor([float(ours)], device=accelerator.device)
     return bool(accelerator.reduce(said, reduction="sum").item())
-
-
-def step_folder(output: Path, step: int) -> Path:
-    """Says where the checkpoint after ``step`` lies."""
-    return output / CHECKPOINTS / f"step-{step:08d}"
-
-
-def keep(output: Path, count: int) -> None:
-    """Deletes all but the last ``count`` checkpoints, at least one."""
-    steps = saved_steps(output)
-    for step in sorted(steps)[: -max(count, 1)]:
-        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
-        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
-        os.replace(steps[step], doomed)
-        shutil.rmtree(doomed)
-
-
-def remove_partial(output: Path) -> None:
-    """Deletes what a kill has left of a checkpoint that was being written or deleted."""
-    for folder in (output / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
-        shutil.rmtree(folder)
-
-
-def remove_run(output: Path) -> None:
-    """Deletes a run's checkpoints, log and curves, if the folder holds such a run."""
-    if not (output / PLAN).is_file():
-        return
-    for name in (MODEL, DETECTOR, LOG, METRICS, "trackers.json"):
-        (output / name).unlink(missing_ok=True)
-    for name in (CHECKPOINTS, "tensorboard", "wandb", "mlflow"):
-        shutil.rmtree(output / name, ignore_errors=True)

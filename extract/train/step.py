@@ -124,7 +124,7 @@ class DetectorStep(nn.Module):
             self.rpn,
             self.model.config,
         )
-        proposals = self.proposals(batch, logits, deltas)
+        proposals = [boxes for boxes, _ in self.proposals(batch, logits, deltas)]
         regions = self.regions(batch, proposals, draw)
         outputs = self.describe(features, regions)
         return losses | self.head_losses(batch, outputs)
@@ -145,8 +145,10 @@ class DetectorStep(nn.Module):
 
     def proposals(
         self, batch: Batch, logits: Float[Tensor, "N L G V"], deltas: Float[Tensor, "N A4 G V"]
-    ) -> list[Float[Tensor, "P 4"]]:
-        """Returns the proposals of each picture, best first, without a gradient."""
+    ) -> list[tuple[Float[Tensor, "P 4"], Float[Tensor, " P"]]]:
+        """Returns the proposals of each picture, best first, and their scores; without a
+        gradient.
+        """
         boxes, scores = self.model.proposal_generator.propose(
             logits.detach(),
             deltas.detach(),
@@ -154,7 +156,11 @@ class DetectorStep(nn.Module):
             batch.min_sides,
             tops=(self.rpn.pre_nms_top, self.rpn.post_nms_top),
         )
-        return [one[score > -torch.inf] for one, score in zip(boxes, scores, strict=True)]
+        taken = [score > -torch.inf for score in scores]
+        return [
+            (one[there], score[there])
+            for one, score, there in zip(boxes, scores, taken, strict=True)
+        ]
 
     def regions(
         self, batch: Batch, proposals: Sequence[Float[Tensor, "P 4"]], draw: Draw

@@ -57,8 +57,8 @@ def match(overlaps: Float[Tensor, "M R"], rule: Matching, *, best_of_each: bool 
     """Labels anchors or proposals by their overlap with the true boxes.
 
     With ``best_of_each`` every anchor that overlaps a box as much as any is positive: equality is
-    exact, and a box that overlaps none promotes all that overlap none, so that boxes without an
-    area have to be left out before.
+    exact, and a box that overlaps none promotes them all, so that boxes without an area have to be
+    left out before.
     """
     count = overlaps.shape[1]
     if not len(overlaps):

@@ -1,7 +1,7 @@
 """One whole training step of a detector: pixels to losses, gradients and moved weights."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from tests.parity.detector_stages import config_of_keys
@@ -15,8 +15,8 @@ from vlmill.extract.pictures.resize import normalised
 from vlmill.extract.train.batches import padded_batch
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import clip_gradients, make_optimizer
-from vlmill.extract.train.step import Batch, DetectorStep, Outputs, Truth
-from vlmill.extract.train.targets import Regions, candidates, match_regions
+from vlmill.extract.train.step import AnchorTargets, Batch, DetectorStep, Outputs, Truth
+from vlmill.extract.train.targets import Draw, Regions, candidates, match_regions
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published, published_name
@@ -91,9 +91,9 @@ def stages(case: Recorded, step: DetectorStep, batch: Batch) -> None:
         anchors = model.proposal_generator.anchor_generator(*case["out.res4"].shape[-2:])
         case.check("out.anchors", anchors)
         targets = step.anchor_targets(batch, anchors, draws)
-        check_anchors(case, targets.matches, targets.labels)
+        check_anchors(case, targets)
         proposals = step.proposals(batch, case["out.rpn_logits"], case["out.rpn_deltas"])
-        for i, boxes in enumerate(proposals):
+        for i, (boxes, _) in enumerate(proposals):
             case.check(f"out.proposals{i}", boxes)
         recorded = [case[f"out.proposals{i}"] for i in range(len(proposals))]
         regions = step.regions(batch, recorded, draws)
@@ -108,14 +108,15 @@ def stages(case: Recorded, step: DetectorStep, batch: Batch) -> None:
         check_outputs(case, outputs)
 
 
-def check_anchors(case: Recorded, matches, labels: Tensor) -> None:  # type: ignore[no-untyped-def]
-    for i, one in enumerate(matches):
+def check_anchors(case: Recorded, targets: AnchorTargets) -> None:
+    """The labels of all anchors, before and after sampling."""
+    for i, one in enumerate(targets.matches):
         case.check(f"out.rpn_labels_before{i}", one.labels)
-        case.check(f"out.rpn_labels{i}", labels[i])
+        case.check(f"out.rpn_labels{i}", targets.labels[i])
 
 
 def check_matched(
-    case: Recorded, step: DetectorStep, batch: Batch, proposals: list[Tensor]
+    case: Recorded, step: DetectorStep, batch: Batch, proposals: Sequence[Tensor]
 ) -> None:
     """The true box of every candidate."""
     offset = step.model.config.box_offset
@@ -142,37 +143,29 @@ class Watched(DetectorStep):
     """A step that compares what it computes on its way."""
 
     case: Recorded
-    batch: Batch
 
-    def anchor_targets(self, batch, anchors, draw):  # type: ignore[no-untyped-def]
+    def anchor_targets(self, batch: Batch, anchors: Tensor, draw: Draw) -> AnchorTargets:
         targets = super().anchor_targets(batch, anchors, draw)
-        check_anchors(self.case, targets.matches, targets.labels)
+        check_anchors(self.case, targets)
         return targets
 
-    def proposals(self, batch, logits, deltas):  # type: ignore[no-untyped-def]
-        generator = self.model.proposal_generator
-        with torch.no_grad():
-            boxes, scores = generator.propose(
-                logits,
-                deltas,
-                batch.limits(self.model.config.box_offset),
-                batch.min_sides,
-                tops=(self.rpn.pre_nms_top, self.rpn.post_nms_top),
-            )
-        for i, (own, values) in enumerate(zip(boxes, scores, strict=True)):
-            taken = values > -torch.inf
-            self.case.check(f"out.proposals{i}", own[taken])
-            self.case.check(f"out.proposal_logits{i}", values[taken])
-        return super().proposals(batch, logits, deltas)
+    def proposals(
+        self, batch: Batch, logits: Tensor, deltas: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        proposals = super().proposals(batch, logits, deltas)
+        for i, (boxes, scores) in enumerate(proposals):
+            self.case.check(f"out.proposals{i}", boxes)
+            self.case.check(f"out.proposal_logits{i}", scores)
+        return proposals
 
-    def regions(self, batch, proposals, draw):  # type: ignore[no-untyped-def]
+    def regions(self, batch: Batch, proposals: Sequence[Tensor], draw: Draw) -> list[Regions]:
         check_matched(self.case, self, batch, proposals)
         sampled = super().regions(batch, proposals, draw)
         for i, one in enumerate(sampled):
             check_sampled(self.case, str(i), one)
         return sampled
 
-    def describe(self, features, regions):  # type: ignore[no-untyped-def]
+    def describe(self, features: Tensor, regions: Sequence[Regions]) -> Outputs:
         outputs = super().describe(features, regions)
         check_outputs(self.case, outputs)
         return outputs

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from vlmill.extract.train.evaluation import Findings, attribute_metrics, coco_metrics, truth_of
+from vlmill.extract.train.coco_scores import coco_metrics
+from vlmill.extract.train.evaluation import Findings, attribute_metrics, truth_of
 from vlmill.extract.train.vg_scores import Detected, TrueBoxes, vg_scores
 
 TRUE = TrueBoxes(
@@ -73,7 +74,8 @@ def test_attributes_count_where_the_likeliest_is_one_of_them() -> None:
 
 def test_cocos_precision() -> None:
     pytest.importorskip("pycocotools", reason="pip install 'vlmill[coco]'")
-    metrics = coco_metrics(findings(), 2)
+    found = findings()
+    metrics = coco_metrics(found.truth, found.coco, found.sizes, 2)
     # Class 0: all thresholds, with a false one that is less sure. Class 1: an overlap of 0.5.
     assert metrics["coco/ap"] == pytest.approx((1 + 0.1) / 2)
     assert metrics["coco/ap50"] == pytest.approx(1) and metrics["coco/ap75"] == pytest.approx(0.5)

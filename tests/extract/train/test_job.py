@@ -18,7 +18,7 @@ from vlmill.extract.train import loop
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import write_shard
-from vlmill.schemas.tables import BOXES
+from vlmill.schemas.tables import BOXES, IMAGES
 
 TINY = (
     *("detector.stem_channels=4", "detector.res2_channels=8", "detector.res2_width=2"),
@@ -195,3 +195,27 @@ def test_bad_boxes_and_pictures_are_counted(
     assert "1 rejects" in said.out
     rejects = pq.read_table(next((tmp_path / "out").glob("rejects-*.parquet"))).to_pylist()
     assert [(row["key"], row["reason"]) for row in rejects] == [("shapes/missing", "no_picture")]
+
+
+def test_bfloat16_trains_the_same_detector(shapes: Path, trained: Path, tmp_path: Path) -> None:
+    assert train(shapes, tmp_path / "out", "precision=bf16", "steps=2") == 0
+    first, exact = losses(tmp_path / "out")[0][1], losses(trained)[0][1]
+    assert first == pytest.approx(exact, rel=0.1) and first != exact
+    weights = read_saved(tmp_path / "out").weights
+    assert all(value.dtype == torch.float32 for value in weights.values())
+
+
+def test_an_undecodable_picture_is_left_out_of_its_step(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "images"
+    rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
+    rows[0]["bytes"] = b"no picture"
+    folder.mkdir()
+    write_shard(folder, IMAGES, rows)
+    tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
+    assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
+    assert "1 rejects" in capsys.readouterr().out
+    rejects = pq.read_table(next((tmp_path / "out").glob("rejects-*.parquet"))).to_pylist()
+    assert [row["key"] for row in rejects] == ["shapes/00000"]
+    assert read_log(tmp_path / "out" / "log.jsonl")[-1]["undecodable_pictures"] == 1

@@ -46,10 +46,10 @@ def test_the_best_anchor_of_each_box_is_positive_and_keeps_its_own_box() -> None
     assert matches.boxes.tolist() == [0, 1, 1]
 
 
-def test_a_box_that_overlaps_nothing_promotes_all_that_overlap_none() -> None:
+def test_a_box_that_overlaps_nothing_promotes_every_anchor() -> None:
     """The trap for which boxes without an area are left out before."""
     overlaps = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.9, 0.4]])
-    assert match(overlaps, RULE, best_of_each=True).labels.tolist() == [1, 1, -1]
+    assert match(overlaps, RULE, best_of_each=True).labels.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("first", [0, -1])

@@ -1,0 +1,104 @@
+"""The checkpoints of a training: written whole, found again, and the last one published."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vlmill.extract.config import CHECKPOINTS, DETECTOR, MODEL, saved_steps
+from vlmill.extract.detect.saved import read_saved, save_detector
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.published import load_published
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
+from vlmill.schemas.files.outputs import PLAN
+
+LOG, STATE = "log.jsonl", "training_state.safetensors"
+METRICS, REPORT = "metrics.json", "report.html"
+MOMENTUM = "momentum_buffer"
+
+
+def save_checkpoint(
+    output: Path,
+    step: int,
+    model: FasterRCNN,
+    optimizer: torch.optim.Optimizer,
+    *,
+    classes: Sequence[str],
+    attributes: Sequence[str],
+    recipe: str,
+) -> None:
+    """Writes the checkpoint after a step, whole or not at all: a detector, and its momenta."""
+    momenta = {
+        name: optimizer.state[parameter][MOMENTUM].detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if optimizer.state.get(parameter, {}).get(MOMENTUM) is not None
+    }
+    with atomic_folder(step_folder(output, step), replace=True) as folder:
+        save_file(momenta, folder / STATE)
+        save_detector(
+            folder,
+            model,
+            classes=classes,
+            attributes=attributes,
+            training={"recipe": recipe, "step": step},
+        )
+
+
+def restored(model: FasterRCNN, folder: Path) -> dict[str, Tensor]:
+    """Loads a checkpoint's weights into the network; returns the momenta by parameter.
+
+    Raises InputError for one that is damaged.
+    """
+    load_published(model, read_saved(folder, "--output").weights)
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(folder / STATE).items()}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
+
+
+def publish(output: Path, step: int) -> None:
+    """Puts a checkpoint's detector at the top of the output, as links."""
+    last = saved_steps(output)[step]
+    for name in (MODEL, DETECTOR):  # what makes the folder a detector comes last
+        with atomic_path(output / name) as temporary:
+            try:
+                os.link(last / name, temporary)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(last / name, temporary)
+
+
+def step_folder(output: Path, step: int) -> Path:
+    """Says where the checkpoint after ``step`` lies."""
+    return output / CHECKPOINTS / f"step-{step:08d}"
+
+
+def keep(output: Path, count: int) -> None:
+    """Deletes all but the last ``count`` checkpoints, at least one."""
+    steps = saved_steps(output)
+    for step in sorted(steps)[: -max(count, 1)]:
+        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
+        doomed = steps[step].with_name(f"{TEMPORARY_PREFIX}{steps[step].name}")
+        os.replace(steps[step], doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_partial(output: Path) -> None:
+    """Deletes what a kill has left of a checkpoint that was being written or deleted."""
+    for folder in (output / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(folder)
+
+
+def remove_run(output: Path) -> None:
+    """Deletes a run's checkpoints, log and curves, if the folder holds such a run."""
+    if not (output / PLAN).is_file():
+        return
+    for name in (MODEL, DETECTOR, LOG, METRICS, "trackers.json"):
+        (output / name).unlink(missing_ok=True)
+    for name in (CHECKPOINTS, "tensorboard", "wandb", "mlflow"):
+        shutil.rmtree(output / name, ignore_errors=True)
