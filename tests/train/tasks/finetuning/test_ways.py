@@ -91,6 +91,7 @@ def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: 
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     finetune(tiny(name, "steps=0"), inputs, tmp_path / "start")
     start, before = load_checkpoint(tmp_path / "start"), load_checkpoint(init)
+    assert start.feeding is not None
     assert start.config.encoder.image_size == start.feeding.image_size == 480
     position = "encoder.relative.table"
     ours, theirs = start.model.state_dict()[position], before.model.state_dict()[position]
