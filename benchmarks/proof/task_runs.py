@@ -120,8 +120,9 @@ def _line(job: TaskJob) -> Line:
     inputs = TaskInputs(
         examples=job.tables.pairs,
         negatives=job.tables.neighbours if arm.reads_neighbours else None,
-        init=start and str(start),
-        **tables,
+        init=None if start is None else str(start),
+        regions=tables["regions"],
+        images=tables["images"],
     )
     continued, clock = bool(saved_steps(trained)), time.process_time()
     finetune(recipe, inputs, trained)
@@ -146,7 +147,8 @@ def evaluate_vqa(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None
         output=job.folder / "evaluated",
         device=job.device,
         fresh=True,
-        **tables,
+        regions=tables["regions"],
+        images=tables["images"],
     )
     evaluate_task(options)
     metrics: Line = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
@@ -161,7 +163,8 @@ def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | N
         split=SPLIT,
         output=job.folder / "evaluated",
         device=job.device,
-        **tables,
+        regions=tables["regions"],
+        images=tables["images"],
     )
     metrics = evaluate_retrieval(options)
     return {name: value for name, value in metrics.items() if "_retrieval/r" in name}

@@ -143,7 +143,7 @@ def estimate_of(runner: Runner, sources: Sources, num_pairs: int, share: float) 
         visited: visited != "--images" and f"{num_pairs:,} {visited[2:]}",
         "--regions": regions and f"{len(regions):,} pictures",
         "--images": images and f"{len(images):,} pictures",
-        "--negatives": sources.inputs.negatives,
+        "--negatives": sources.inputs.negatives or sources.inputs.neighbours,
         "steps": f"{total:,}",
     }
     last = "; the rate is the last stage's" if len(runner.stages) > 1 else ""

@@ -322,10 +322,13 @@ def vqa_vl_bert_small() -> TaskRecipe:
 
 
 def vqa_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, on pictures that are larger than in its pretraining."""
+    """With a small VLMo, on pictures that are larger than in its pretraining.
+
+    5 patches a side: its positions of 4 cannot be resized to 6.
+    """
     like = vqa_vlmo("base")
-    encoder = vlmo_small(image_size=96, **WITHOUT_HEADS)
-    feeding = replace(like.stages[0].feeding, image_size=96, max_tokens=None, augment=False)
+    encoder = vlmo_small(image_size=80, **WITHOUT_HEADS)
+    feeding = replace(like.stages[0].feeding, image_size=80, max_tokens=None, augment=False)
     return small_vqa("vqa-vlmo-small", like, VlmoVqaConfig(encoder=encoder), feeding=feeding)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.train.tasks import captions
 from tests.train.tasks.questions import TINY, USUAL, tiny, world
 
+from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
 from vlmill.train.tasks.finetuning.dry_run import estimate_finetuning
 
@@ -25,6 +28,15 @@ def test_a_dry_run_measures_steps_and_writes_nothing(tmp_path: Path) -> None:
     twice = estimate_finetuning(epochs, inputs)
     assert twice.inputs["steps"] == "12 for each of 2 seeds"  # 20 to train on, 6 a step, rounded up
     assert twice.least_bytes > estimate.least_bytes
+
+
+def test_captions_are_tried_with_the_pictures_near_theirs(tmp_path: Path) -> None:
+    inputs = captions.world(tmp_path)
+    estimate = estimate_finetuning(captions.tiny("retrieval-vilbert-small"), inputs)
+    assert estimate.inputs["--negatives"] == inputs.negatives and estimate.inputs["steps"] == "2"
+    with pytest.raises(InputError, match="--negatives is missing"):
+        without = dataclasses.replace(inputs, negatives=None)
+        estimate_finetuning(captions.tiny("retrieval-vilbert-small"), without)
 
 
 def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

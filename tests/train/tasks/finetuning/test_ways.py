@@ -12,9 +12,12 @@ from accelerate.state import AcceleratorState
 from tests.train.tasks.finetuning.starts import logged, pretrained
 from tests.train.tasks.questions import tiny, world
 
+from vlmill.models import MODELS
 from vlmill.models.vlmo.stages import resize_table
 from vlmill.train.checkpoints.files import load_checkpoint
-from vlmill.train.recipes.tasks import task_recipes
+from vlmill.train.recipes import recipe_named
+from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
+from vlmill.train.recipes.variants import training_of
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.evaluating.opened import EvaluationOptions
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
@@ -88,6 +91,7 @@ def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: 
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     finetune(tiny(name, "steps=0"), inputs, tmp_path / "start")
     start, before = load_checkpoint(tmp_path / "start"), load_checkpoint(init)
+    assert start.feeding is not None
     assert start.config.encoder.image_size == start.feeding.image_size == 480
     position = "encoder.relative.table"
     ours, theirs = start.model.state_dict()[position], before.model.state_dict()[position]
@@ -99,6 +103,16 @@ def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: 
     assert lines[-1]["validation/soft_score"] == answered(
         tmp_path / "out", inputs, tmp_path / "answered"
     )
+
+
+@pytest.mark.parametrize("name", [n for n in task_recipes() if n.endswith("vlmo-small")])
+def test_a_small_vlmo_starts_from_its_small_pretraining(name: str) -> None:
+    before, recipe = recipe_named("vlmo-small").model, task_recipe_named(name)
+    encoder = training_of(recipe.variant).body_of(recipe.model)
+    encoder = getattr(encoder, "encoder", encoder)
+    table = MODELS["vlmo"].model(before).state_dict()["encoder.relative.table"]
+    rows = (2 * encoder.side - 1) ** 2 - (2 * before.side - 1) ** 2
+    assert len(resize_table(table, encoder)) == len(table) + rows
 
 
 @pytest.mark.parametrize("name", FROM_BERT)
