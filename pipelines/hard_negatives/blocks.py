@@ -6,7 +6,7 @@ answers of the parts; their lists are merged by cosine and caption.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -42,20 +42,32 @@ class Once(beam.DoFn):
         self.function(*self.arguments)
 
 
-class BuildPart(beam.DoFn):
-    """Part of the index -> its files, unless they are there; yields nothing."""
+class DoUnits(beam.DoFn):
+    """(number, [unit]) -> nothing: calls :meth:`make` for units, when ``after`` is all there."""
+
+    def process(self, numbered: tuple[int, Iterable[Any]], after: object = None) -> None:
+        for unit in numbered[1]:
+            self.make(unit)
+
+    def make(self, unit: Any) -> None:
+        """Leaves a unit's files."""
+        raise NotImplementedError
+
+
+class BuildPart(DoUnits):
+    """Part of the index -> its files, unless they are there."""
 
     def __init__(self, work: Path, parts: int) -> None:
         self.work, self.parts = work, parts
 
-    def process(self, number: int, after: object = None) -> None:
+    def make(self, number: int) -> None:
         folder = self.work / f"part-{number}"
         if not has_folder(folder):
             save(folder, part_of(mapped(self.work / "bags", Bags), number, self.parts))
 
 
-class SearchBlock(beam.DoFn):
-    """(part, block) -> the block's lists from this part, unless they are there; yields nothing.
+class SearchBlock(DoUnits):
+    """(part, block) -> the block's lists from this part, unless they are there.
 
     Scores that the parts before it have reached need not be found again.
     """
@@ -76,7 +88,7 @@ class SearchBlock(beam.DoFn):
         self.progress.__exit__(None, None, None)
         self.progress = None
 
-    def process(self, element: tuple[int, int], after: object = None) -> None:
+    def make(self, element: tuple[int, int]) -> None:
         number, block = element
         if has_folder(lists_folder(self.work, block, number)):  # before its worker was killed
             return
@@ -151,8 +163,8 @@ def all_lists(work: Path, captions: int, parts: int, top: int) -> Iterator[tuple
         yield merged(work, block, range(parts), rows, top)
 
 
-class WriteNegatives(beam.DoFn):
-    """(shard, first, last caption) -> the shard, unless it is there; yields nothing."""
+class WriteNegatives(DoUnits):
+    """(shard, first, last caption) -> the shard, unless it is there."""
 
     def __init__(
         self, work: Path, output: Path, total: int, parts: int, top: int, producer: dict[str, Any]
@@ -173,7 +185,7 @@ class WriteNegatives(beam.DoFn):
             self.opened = places, ids
         return self.opened
 
-    def process(self, element: tuple[int, int, int], after: object = None) -> None:
+    def make(self, element: tuple[int, int, int]) -> None:
         shard, first, last = element
         if (self.output / shard_name(NEGATIVES, shard, self.total)).exists():
             return

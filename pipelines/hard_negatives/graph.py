@@ -54,6 +54,7 @@ def _vectors(start: Any, plan: Plan, staged: Staged) -> Any:
     vectors = Once(write_bags, plan.work, staged, plan.vocabulary, plan.rules)
     words = (
         _spread(start, "chunks", range(staged.chunks))
+        | "Take chunks" >> beam.FlatMap(_members)
         | "Words" >> beam.ParDo(count)
         | "Captions of a word" >> beam.CombinePerKey(sum)
     )
@@ -85,12 +86,15 @@ def _start(p: beam.Pipeline) -> Any:
 
 
 def _spread(start: Any, name: str, units: Sequence[Any]) -> Any:
-    """Units on all workers: a group for each spreads them."""
+    """Units on all workers, (number, [unit]): a group for each spreads them.
+
+    They are taken out of it by the step itself: one that awaits another begins a stage, for which a
+    cluster starts its workers.
+    """
     return (
         start
         | f"List {name}" >> beam.FlatMap(_numbered, list(units))
         | f"Spread {name}" >> beam.GroupByKey()
-        | f"Take {name}" >> beam.FlatMap(_members)
     )
 
 
