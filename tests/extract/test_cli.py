@@ -64,8 +64,8 @@ def test_show_from_a_store_to_a_store(pictures: Path, tmp_path: Path, bucket: st
     names = {}
     for place in (str(tmp_path), bucket):
         images = pictures if place != bucket else f"{bucket}/pictures"
-        shown = ("show", f"{place}/regions", "--images", images)
-        shown += ("--classes", f"{place}/regions/names.txt")
+        classes = f"{place}/regions/names.txt"
+        shown = ("show", f"{place}/regions", "--images", images, "--classes", classes)
         assert extract_rois(*shown, "--output", f"{place}/page.html") == 0
         assert extract_rois(*shown, "--output", f"{place}/drawn", "--pictures", "2") == 0
         page, drawn = path_of(f"{place}/page.html"), path_of(f"{place}/drawn")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from tests.parity.detector_stages import config_of_keys
@@ -28,7 +29,7 @@ LOSSES = {
     "box": "loss_box_reg",
     "attribute": "loss_attr",
 }
-NORMS = {"FrozenBN": "frozen", "BN": "trained"}
+NORMS: dict[str, Literal["frozen", "trained"]] = {"FrozenBN": "frozen", "BN": "trained"}
 
 
 def train_step(golden: GoldenSet, results: Results) -> None:

@@ -111,7 +111,10 @@ def vqa(case: Case) -> None:
 def refcoco(case: Case) -> None:
     """The reference's choice among all slots, padding too; ours must leave that out."""
     # [CLS] expression [SEP], as the tokenizer gives every text.
-    plain = [([(piece, 0) for piece in pieces], []) for pieces in ids_of(case["in.expression"])]
+    no_choice: list[tuple[int, int]] = []
+    plain = [
+        ([(piece, 0) for piece in pieces], no_choice) for pieces in ids_of(case["in.expression"])
+    ]
     text = vcr_text(plain, special_ids(case), one_sentence=True)
     inputs, label = task_inputs(case, text), case["in.label"]
     regions = case.model.body(inputs, pack=False).regions

@@ -14,7 +14,7 @@ from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.saved import read_saved
-from vlmill.extract.train import loop
+from vlmill.extract.train import loop, solver
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import write_shard
@@ -119,7 +119,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_pictures(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = loop.set_rate
+    real = solver.set_rate
 
     def spoilt(optimizer: torch.optim.Optimizer, iteration: int, *rest: Any) -> float:
         if iteration == 2:

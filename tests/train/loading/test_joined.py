@@ -56,11 +56,14 @@ def test_one_kind_alone_counts_for_the_whole_picture(tmp_path: Path) -> None:
     assert regions.boxes.tolist() == reader.annotated["a"].boxes.tolist()
     trained = Feeding(whole_image="mean", boxes="joined-in-training")
     shares = joined_regions(reader, 1, trained).weights
+    assert shares is not None
     np.testing.assert_allclose(shares, [0.2] * 5 + [0] * 3)
     plain = joined_regions(reader, 1, Feeding(whole_image="mean"))
     batch = [Sample(pair_id=key, regions=r) for key, r in (("a", regions), ("b", plain))]
     host = read_features(collate(batch, Feeding(whole_image="mean")), reader).to("cpu")
-    mean = reader.annotated["a"].features.astype(np.float64).mean(0)
+    features = reader.annotated["a"].features
+    assert features is not None
+    mean = features.astype(np.float64).mean(0)
     np.testing.assert_allclose(host.inputs.region_features[0, 0], mean, rtol=1e-5)
 
 

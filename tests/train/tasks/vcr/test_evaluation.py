@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.train.tasks.choices import choice_row, write_choices
 
 from vlmill.schemas.errors import InputError
@@ -17,8 +18,8 @@ from vlmill.train.tasks.vcr.evaluation import SCORES, evaluated, write_scores
 SIZE = (200, 100)
 
 
-def logits(place: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    return np.eye(4)[place]
+def logits(place: int) -> NDArray[np.float64]:
+    return np.eye(1, 4, place)[0]
 
 
 def test_the_scores_of_two_models_are_joined_by_question(tmp_path: Path) -> None:
