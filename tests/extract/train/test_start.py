@@ -57,8 +57,8 @@ def test_a_resnet_gives_the_body_and_the_heads_begin_anew(
     origins = start_from(model, tmp_path / "r50.safetensors", Names())
     assert all(".rpn_head." in one or ".box_predictor." in one for one in origins.new)
     expected, weights = resnet(str, statistics=True), model.state_dict()
-    for prefix, name in (("backbone", "res3.0.conv1.weight"), ("roi_heads", "res5.2.conv3.weight")):
-        assert torch.equal(weights[f"{prefix}.{name}"], expected[name])
+    for part, key in (("backbone", "res3.0.conv1.weight"), ("roi_heads", "res5.2.conv3.weight")):
+        assert torch.equal(weights[f"{part}.{key}"], expected[key])
     mean = model.backbone.stem.conv1.norm.running_mean
     assert isinstance(mean, Tensor) and not mean.any()
 

@@ -19,7 +19,8 @@ SIZE = (200, 100)
 
 
 def logits(place: int) -> NDArray[np.float64]:
-    return np.eye(1, 4, place)[0]
+    scores: NDArray[np.float64] = np.eye(4)[place]
+    return scores
 
 
 def test_the_scores_of_two_models_are_joined_by_question(tmp_path: Path) -> None:
