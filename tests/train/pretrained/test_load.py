@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 from tests.factories import write_photographs
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 from tests.train.tasks.retrieval.cases import RANKED, tiny_model
@@ -15,6 +16,9 @@ from tests.train.tasks.retrieval.test_matching import TEXTS, TOKENIZER, VOCABULA
 
 import vlmill
 from vlmill.extract.cli import command as extract_rois
+from vlmill.models.detector.config import ARCHITECTURES
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.random_weights import randomise
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.readers.images import ImageReader
@@ -53,21 +57,27 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def save(folder: Path, name: str, photographs: Path, **record: Any) -> Path:
-    """A tiny checkpoint of a model that reads the detector's features."""
+def save(
+    folder: Path, name: str, photographs: Path, *, converted: bool = False, **record: Any
+) -> Path:
+    """A tiny checkpoint of a model that reads the detector's features; ``record`` changes what it
+    says of the detector, of which a ``converted`` one says nothing.
+    """
     regions = RegionReader(photographs / "regions")
     case = RANKED[name]
     sizes = {"region_width": regions.feature_dim} if case.feeding.kind == "regions" else {}
-    detector = detector_record(regions)
+    said = {k: v for k, v in (detector_record(regions) | record).items() if v is not None}
+    stage, step = ("", 0) if converted else ("pairs", 1)
+    knows = sizes and not converted
     save_checkpoint(
         folder,
         variant=case.variant,
         model=tiny_model(name, VOCABULARY, **sizes),
         tokenizer=TOKENIZER,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=0),
+        training=TrainingRecord(recipe="tiny", stage=stage, step=step, num_pairs=0),
         feeding=case.feeding,
-        detector_fingerprint=regions.detector_fingerprint if sizes else None,
-        detector={k: v for k, v in (detector | record).items() if v is not None} if sizes else None,
+        detector_fingerprint=regions.detector_fingerprint if knows else None,
+        detector=said if knows else None,
     )
     return folder
 
@@ -161,6 +171,42 @@ def test_a_detector_that_cannot_be_found_is_refused(
     model = vlmill.load(save(tmp_path / "c", "imagebert", photographs, **record))
     with pytest.raises(InputError, match=said):
         model.score(as_users_have_them(photographs), TEXTS)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same detector's weights as a file."""
+    model = FasterRCNN(ARCHITECTURES["tiny"])
+    randomise(model, 3)
+    path = tmp_path_factory.mktemp("weights") / "detector.safetensors"
+    save_file(model.state_dict(), path)
+    return path
+
+
+def test_a_detector_comes_from_its_file(photographs: Path, weights: Path, tmp_path: Path) -> None:
+    named = save(tmp_path / "named", "imagebert", photographs, weights=weights.name)
+    drawn = save(tmp_path / "drawn", "imagebert", photographs)
+    pictures = as_users_have_them(photographs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = vlmill.load(named, detector=weights).score(pictures, ["dog", "tree"])
+    with pytest.warns(UserWarning, match="random weights"):
+        expected = vlmill.load(drawn).score(pictures, ["dog", "tree"])
+    np.testing.assert_array_equal(scores, expected)
+
+
+def test_a_converted_checkpoint_takes_its_papers_regions(
+    photographs: Path, weights: Path, tmp_path: Path
+) -> None:
+    checkpoint = save(tmp_path / "c", "vilbert", photographs, converted=True)
+    model, pictures = vlmill.load(checkpoint, detector=weights), as_users_have_them(photographs)
+    with pytest.warns(UserWarning) as said:
+        assert np.isfinite(model.score(pictures, ["dog"])).all()
+    words = " ".join(str(one.message) for one in said)
+    assert "regions are chosen as vilbert's paper says" in words
+    assert "that it is detector.safetensors is unchecked" in words
+    with pytest.raises(InputError, match="detector=FILE"):
+        vlmill.load(checkpoint).score(pictures, ["dog"])
 
 
 def test_arguments_of_another_kind_are_refused(photographs: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Embedded:
     """Holds the inputs of an embedding, opened and found to fit together.
 
     ``image_ids`` are the pictures that are embedded by themselves; ``read`` and ``texts`` the
-    pairs, None without ``--pairs``.
+    pairs, None without ``--pairs``, of which the rows ``repeated`` have an earlier one's pair_id.
     """
 
     options: EmbedOptions
@@ -79,6 +79,7 @@ class Embedded:
     image_ids: list[str]
     read: PairsRead | None
     texts: Texts | None
+    repeated: frozenset[int]
     notes: list[str]
 
     def pictures(self) -> RegionPictures | PixelPictures:
@@ -157,8 +158,17 @@ def open_embedding(options: EmbedOptions) -> Embedded:
         image_ids=images.image_ids if way == "dual" and images is not None else [],
         read=read,
         texts=None if read is None else encode_texts(loaded.tokenizer, captions, longest),
+        repeated=frozenset() if read is None else frozenset(_repeated(read)),
         notes=notes,
     )
+
+
+def _repeated(read: PairsRead) -> Iterator[int]:
+    seen = set[str]()
+    for at, pair in enumerate(read.pairs):
+        if pair.pair_id in seen:
+            yield at
+        seen.add(pair.pair_id)
 
 
 def _open_pictures(

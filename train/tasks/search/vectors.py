@@ -16,7 +16,6 @@ from torch.nn import functional
 from vlmill.schemas.files.shards import FINITE
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, Pair, Rejects
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
 from vlmill.train.tasks.retrieval.job import room_of
@@ -37,15 +36,42 @@ class PartRows:
     rejects: Rejects
 
 
+Faults = dict[str, Reason]
+
+
 def part_rows(opened: Embedded, part: Part, advance: Advance = silent) -> PartRows:
     """Embeds a part; ``advance`` is told how many of it are done."""
     if part.kind == IMAGE:
         return _image_rows(opened, opened.image_ids[part.start : part.stop], advance)
+    assert opened.read is not None
+    pairs, rejects = opened.read.pairs, list[dict[str, object]]()
+    chosen = []
+    for at in range(part.start, part.stop):
+        reason = _fault(opened, at, part.kind)
+        if reason is None:
+            chosen.append(at)
+        else:
+            rejects.append(reject(STAGE, pairs[at].pair_id, reason, f"image {pairs[at].image_id}"))
+    advance(len(rejects))
+    embed = _text_vectors if part.kind == TEXT else _pair_vectors
+    vectors, faults = embed(opened, chosen, advance)
+    rejects += [
+        reject(STAGE, pairs[at].pair_id, faults[image_id], f"image {image_id}")
+        for at in chosen
+        if (image_id := pairs[at].image_id) in faults
+    ]
+    rows = [_row_of(part.kind, pairs[at]) for at in chosen if at in vectors]
+    return _rows(rows, [vectors[at] for at in chosen if at in vectors], rejects)
+
+
+def _fault(opened: Embedded, at: int, kind: str) -> Reason | None:
+    """Says why a row of the pairs has no vector, by the pair alone."""
     assert opened.read is not None and opened.texts is not None
-    pairs = opened.read.pairs[part.start : part.stop]
-    tokens = opened.texts.tokens[part.start : part.stop]
-    embed = _text_rows if part.kind == TEXT else _pair_rows
-    return embed(opened, pairs, tokens, advance)
+    if at in opened.repeated:
+        return Reason.DUPLICATE
+    if kind == PAIR and opened.read.pairs[at].image_id is None:
+        return Reason.NO_PICTURE
+    return None if len(opened.texts.tokens[at]) > SPECIALS else Reason.NO_TEXT
 
 
 def _image_rows(opened: Embedded, image_ids: Sequence[str], advance: Advance) -> PartRows:
@@ -59,76 +85,56 @@ def _image_rows(opened: Embedded, image_ids: Sequence[str], advance: Advance) ->
         batch_size=opened.options.batch_size,
         advance=advance,
     )
-    faults = {name: (reason, None) for name, reason in embedded.faults.items()}
+    rejects = [reject(STAGE, name, reason) for name, reason in embedded.faults.items()]
     rows = [{"kind": IMAGE, "image_id": name} for name in embedded.vectors]
-    return _rows(rows, list(embedded.vectors.values()), _rejects(faults))
+    return _rows(rows, list(embedded.vectors.values()), rejects)
 
 
-def _text_rows(
-    opened: Embedded, pairs: Sequence[Pair], tokens: Sequence[Ids], advance: Advance
-) -> PartRows:
-    has_words = [len(text) > SPECIALS for text in tokens]
-    chosen = [at for at, words in enumerate(has_words) if words]
+def _text_vectors(
+    opened: Embedded, chosen: Sequence[int], advance: Advance
+) -> tuple[dict[int, Vector], Faults]:
+    """Embeds the texts of these rows by themselves."""
+    assert opened.texts is not None
     vectors = text_vectors(
         opened.loaded.model,
-        [tokens[at] for at in chosen],
+        [opened.texts.tokens[at] for at in chosen],
         device=opened.device,
         batch_size=opened.options.batch_size,
         advance=advance,
     )
-    faults = {
-        pair.pair_id: (Reason.NO_TEXT, None)
-        for pair, words in zip(pairs, has_words, strict=True)
-        if not words
-    }
-    advance(len(faults))
-    return _rows([_row_of(TEXT, pairs[at]) for at in chosen], list(vectors), _rejects(faults))
+    return dict(zip(chosen, vectors, strict=True)), {}
 
 
 @torch.inference_mode()
-def _pair_rows(
-    opened: Embedded, pairs: Sequence[Pair], tokens: Sequence[Ids], advance: Advance
-) -> PartRows:
-    """Embeds each text with its picture, which is read once for all of its texts."""
+def _pair_vectors(
+    opened: Embedded, chosen: Sequence[int], advance: Advance
+) -> tuple[dict[int, Vector], Faults]:
+    """Embeds each text with its picture, which is read once for all of its texts in the part."""
+    assert opened.read is not None and opened.texts is not None
+    of_image = dict[str, list[int]]()
+    for at in chosen:
+        of_image.setdefault(str(opened.read.pairs[at].image_id), []).append(at)
     pictures = opened.pictures()
     scorer = scorer_of(opened.loaded.model, room_of(opened.feeding))
-    vectors = dict[int, Vector]()
-    faults = dict[str, tuple[Reason, str | None]]()
-    of_image = dict[str, list[int]]()
-    for at, pair in enumerate(pairs):
-        if pair.image_id is None or len(tokens[at]) <= SPECIALS:
-            reason = Reason.NO_PICTURE if pair.image_id is None else Reason.NO_TEXT
-            faults[pair.pair_id] = (reason, f"image {pair.image_id}")
-        else:
-            of_image.setdefault(pair.image_id, []).append(at)
-    advance(len(faults))
-    missing = pictures.missing(list(of_image))
-    for image_id, members in of_image.items():
-        fault = missing.get(image_id) or pictures.fault(image_id)
+    vectors, faults = dict[int, Vector](), dict(pictures.missing(list(of_image)))
+    for image_id, rows in of_image.items():
+        fault = faults.get(image_id) or pictures.fault(image_id)
         if fault is not None:
-            faults |= {pairs[at].pair_id: (fault, f"image {image_id}") for at in members}
-            advance(len(members))
+            faults[image_id] = fault
+            advance(len(rows))
             continue
         picture = scorer.read_picture(pictures.batch([image_id]).to(opened.device))
-        texts = [tokens[at] for at in members]
-        for batch in text_batches(
-            texts, opened.options.batch_size, opened.device, np.array(members, dtype=np.int64)
-        ):
+        texts, columns = [opened.texts.tokens[at] for at in rows], np.array(rows, dtype=np.int64)
+        for batch in text_batches(texts, opened.options.batch_size, opened.device, columns):
             pooled = scorer.pool(scorer.read_texts(batch), picture).float()
             units = functional.normalize(pooled, dim=-1).cpu().numpy()
             vectors |= dict(zip(batch.columns.tolist(), units, strict=True))
             advance(len(batch.columns))
-    order = sorted(vectors)
-    rows = [_row_of(PAIR, pairs[at]) for at in order]
-    return _rows(rows, [vectors[at] for at in order], _rejects(faults))
+    return vectors, faults
 
 
 def _row_of(kind: str, pair: Pair) -> dict[str, Any]:
     return {"kind": kind, "image_id": pair.image_id, "pair_id": pair.pair_id, "text": pair.text}
-
-
-def _rejects(faults: dict[str, tuple[Reason, str | None]]) -> Rejects:
-    return [reject(STAGE, key, reason, detail) for key, (reason, detail) in faults.items()]
 
 
 def _rows(rows: list[dict[str, Any]], vectors: Sequence[Vector], rejects: Rejects) -> PartRows:

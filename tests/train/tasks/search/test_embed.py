@@ -146,11 +146,13 @@ def test_what_has_no_vector_is_a_reject(tmp_path: Path) -> None:
     shop.pairs[1] |= {"text": " "}
     shop.pairs[2] |= {"image_id": "nowhere"}
     shop.pairs[3] |= {"image_id": None}
+    shop.pairs[4] |= {"pair_id": "p0"}
     shop.save()
     assert shop.embed() == 0
     rejects = read_table(shop.vectors, REJECTS).to_pylist()
     reasons = {row["key"]: row["reason"] for row in rejects}
-    assert reasons == {"p1": "no_text", "p2": "no_regions", "p3": "no_picture"}
+    expected = {"p1": "no_text", "p2": "no_regions", "p3": "no_picture", "p0": "duplicate"}
+    assert reasons == expected
     assert len(shop.rows()) + len(rejects) == len(TEXTS)
 
 
