@@ -39,4 +39,5 @@ def answer_of(
     if not predicted:
         raise InputError("the picture has no answer: nothing is known of it; give another")
     assert isinstance(opened.task, Vqa)
-    return opened.task.answers[predicted[0].value]
+    answer: str = opened.task.answers[int(predicted[0].value)]
+    return answer

@@ -56,9 +56,9 @@ def part_rows(opened: Embedded, part: Part, advance: Advance = silent) -> PartRo
     embed = _text_vectors if part.kind == TEXT else _pair_vectors
     vectors, faults = embed(opened, chosen, advance)
     rejects += [
-        reject(STAGE, pairs[at].pair_id, faults[image_id], f"image {image_id}")
+        reject(STAGE, pairs[at].pair_id, fault, f"image {pairs[at].image_id}")
         for at in chosen
-        if (image_id := pairs[at].image_id) in faults
+        if (fault := faults.get(pairs[at].image_id or "")) is not None
     ]
     rows = [_row_of(part.kind, pairs[at]) for at in chosen if at in vectors]
     return _rows(rows, [vectors[at] for at in chosen if at in vectors], rejects)
