@@ -144,6 +144,22 @@ NEIGHBOURS = Table(
     ),
 )
 
+# One vector of length 1 a row, of a picture, a text or a pair by one checkpoint: inner products are
+# cosines. Whose it is says `kind`: `image` (image_id), `text` or `pair` (pair_id).
+VECTORS = Table(
+    name="vectors",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("kind", _STRING, required=True),
+            _field("image_id", _STRING),
+            _field("pair_id", _STRING),
+            _field("text", _STRING),
+            _field("vector", _BYTES, required=True),  # float32
+        ]
+    ),
+)
+
 # One row for each URL of a crawl, listed or found; sorted by URL.
 OUTCOMES = Table(
     name="outcomes",
@@ -312,7 +328,7 @@ TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning 
 TABLES = {
     t.name: t
     for t in (
-        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS),
+        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, VECTORS),
         *(BOXES, ALIASES, OUTCOMES, REJECTS),
         *TASK_TABLES,
     )

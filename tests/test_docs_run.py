@@ -92,6 +92,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     succeed("python -m vlmill.pipelines.manifest", "own", *table, *columns)
     succeed("extract-rois", "run", pairs, "--output", regions, *TINY)
     shutil.copytree(regions, folder / "demo" / "regions")
+    tables, trained = ("--pairs", pairs, "--regions", regions), folder / "demo" / "trained"
+    succeed("train-vl", "pretrain", "imagebert-small", *tables, "--output", trained, "steps=0")
     named = folder / "named"
     succeed("extract-rois", "run", photos, "--ids", "name", "--output", named, *TINY)
     tsv = folder / "train2014_obj36.tsv"

@@ -27,6 +27,14 @@ from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.finetuning.command import HELP as FINETUNE_HELP
 from vlmill.train.tasks.finetuning.command import add_finetune_arguments, run_finetune
+from vlmill.train.tasks.search.command import (
+    EMBED_HELP,
+    SEARCH_HELP,
+    add_embed_arguments,
+    add_search_arguments,
+    run_embed,
+    run_search,
+)
 
 PRETRAIN_HELP = """\
 Pretrain a model on image-text pairs and the regions of their pictures.
@@ -102,6 +110,10 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return _recipes(args)
     if args.command == "show":
         return run_show(args)
+    if args.command == "embed":
+        return run_embed(args)
+    if args.command == "search":
+        return run_search(args)
     return run_evaluate(args)
 
 
@@ -122,6 +134,10 @@ def _parser() -> Parser:
     add_finetune_arguments(finetune)
     evaluate = commands.add_parser("evaluate", help="measure a checkpoint on a task")
     add_evaluate_arguments(evaluate)
+    embed = commands.add_parser("embed", help="vectors of a checkpoint", description=EMBED_HELP)
+    add_embed_arguments(embed)
+    search = commands.add_parser("search", help="the nearest vectors", description=SEARCH_HELP)
+    add_search_arguments(search)
     convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
     add_convert_arguments(convert)
     add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))

@@ -2,11 +2,25 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
+_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Shows no progress of what is done inside: a call of a library, not of a command."""
+    token = _SILENT.set(True)
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)
 
 
 class Progress:
@@ -25,6 +39,7 @@ class Progress:
         """``done``: how much of ``total`` an earlier run has finished; it does not count as
         rate. ``visible`` is False in the processes of a job that leave it to the first one.
         """
+        visible = visible and not _SILENT.get()
         self._visible = visible
         self.total, self.unit, self.label = total, unit, label
         self.done, self.rejects = done, 0

@@ -1,10 +1,11 @@
 """Finding and reading tables: an argument is a folder, a file or a glob."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,9 @@ from vlmill.schemas.files.contract import check_file, check_values, footer_of
 from vlmill.schemas.files.manifest import MANIFEST, read_manifest
 from vlmill.schemas.files.remote import matches, path_of, readable
 from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
@@ -135,6 +139,16 @@ def read_table(
     names = spec.schema.names if columns is None else list(columns)
     schema = pa.schema([spec.schema.field(name) for name in names])
     return pa.Table.from_batches([b.cast(schema) for b in batches], schema=schema)
+
+
+def open_dataset(argument: str | Path, name: str) -> "Dataset":
+    """Opens a table's shards as a dataset. Raises InputError for a name that no table has."""
+    if name not in TABLES:
+        raise InputError(f"table {name!r} is none of {', '.join(TABLES)}")
+    import pyarrow.dataset as ds  # of no job: its libraries take their time
+
+    paths = [os.fspath(path) for path in find_shards(argument, TABLES[name])]
+    return ds.dataset(paths, format="parquet")
 
 
 def reject_counts(argument: str | Path) -> Counter[str]:

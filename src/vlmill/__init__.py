@@ -1,6 +1,44 @@
 """vlmill: from web pages to vision-and-language transformers.
 
-The subpackages are the folders at the top of the repository; those here are links to them.
+The subpackages are the folders at the top of the repository; those here are links to them. What
+takes time to import waits for the first call.
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
+
+    from vlmill.train.pretrained.model import Pretrained
+
 __version__ = "0.1.0"
+
+
+def load(
+    checkpoint: str | Path,
+    *,
+    detector: str | Path | None = None,
+    device: str = "cpu",
+    batch_size: int = 64,
+) -> "Pretrained":
+    """Loads a checkpoint for raw pictures (paths, bytes, PIL images, arrays) and strings.
+
+    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, ``detector`` the
+    weights' file of the detector whose regions it was trained on; random ones are drawn again.
+    Raises InputError, a ValueError, for what cannot be used together.
+    """
+    from vlmill.train.pretrained.model import load_pretrained
+
+    return load_pretrained(checkpoint, detector, device, batch_size)
+
+
+def open_table(table: str | Path, name: str) -> "Dataset":
+    """Opens a table of a job's folder (or a file, or a glob) as a dataset of pyarrow.
+
+    ``name`` is that of the table: "pairs", "images", "regions", ... Raises InputError where there
+    is none.
+    """
+    from vlmill.schemas.files.reading import open_dataset
+
+    return open_dataset(table, name)

@@ -30,6 +30,7 @@ HEAVY = (
     "torchvision",
 )
 MODULES = (
+    "vlmill",
     "vlmill.models",
     "vlmill.models.registry",
     "vlmill.extract.cli",
@@ -65,6 +66,10 @@ COMMANDS = {
     (TRAIN, "finetune", "vqa-vilbart", "--examples", "a", "--output", "b"): 2,
     (TRAIN, "evaluate", "--help"): 0,
     (TRAIN, "convert", "--help"): 0,
+    (TRAIN, "embed", "--help"): 0,
+    (TRAIN, "embed", "--checkpoint", "none", "--output", "b"): 2,
+    (TRAIN, "search", "--help"): 0,
+    (TRAIN, "search", "--vectors", "a"): 2,  # nothing to do
     (TRAIN, "recipes"): 0,
     (TRAIN, "recipes", "--help"): 0,
     (TRAIN, "show", "--help"): 0,

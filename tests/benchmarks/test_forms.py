@@ -32,6 +32,7 @@ SMALLEST = {
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
     "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
+    "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
     "web_pairs": ["--pages", "12", "--rounds", "1", "--growth", "1"],
     "workers": ["--pages", "12"],
     "world": ["--pairs", "6", "--held-out", "4", "--output", "out"],

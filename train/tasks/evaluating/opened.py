@@ -76,12 +76,15 @@ class Opened:
         return bool(global_widths_of(training_of(self.loaded.variant).body_of(self.loaded.config)))
 
 
-def open_evaluation(options: EvaluationOptions) -> Opened:
-    """Opens everything that is read. Raises InputError for what does not fit together."""
+def open_evaluation(options: EvaluationOptions, loaded: LoadedCheckpoint | None = None) -> Opened:
+    """Opens everything that is read; the checkpoint unless it is ``loaded`` already.
+
+    Raises InputError for what does not fit together.
+    """
     device = device_named(options.device)
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
-    loaded = load_checkpoint(options.checkpoint)
+    loaded = load_checkpoint(options.checkpoint) if loaded is None else loaded
     recipe = as_asked(recipe_of(loaded, options.task), options)
     make: Callable[..., Task] = named(TASKS[options.task].task)
     task = make(recipe, options.examples, options.labels, loaded).reading(loaded.tokenizer)

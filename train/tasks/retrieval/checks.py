@@ -89,7 +89,7 @@ def feeding_of(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feed
             raise InputError(f"--max-regions {max_regions}: want at least 1")
         feeding = dataclasses.replace(feeding, max_regions=max_regions)
     if feeding.kind == "pixels":
-        feeding = dataclasses.replace(feeding, image_size=loaded.config.image_size)
+        feeding = dataclasses.replace(feeding, image_size=body_config(loaded).image_size)
     return feeding
 
 

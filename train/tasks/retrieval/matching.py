@@ -52,6 +52,10 @@ class PairScorer(Protocol):
         """Computes what the one picture of ``batch`` has in common for all texts."""
         ...
 
+    def pool(self, texts: Any, picture: Any) -> Float[Tensor, "B P"]:
+        """Returns what the head reads of each text of the batch with the picture."""
+        ...
+
     def match(self, texts: Any, picture: Any) -> Float[Tensor, " B"]:
         """Returns logits that each text of the batch belongs to the picture."""
         ...
@@ -84,7 +88,7 @@ class EncodeScorer:
         )
         return embedded
 
-    def match(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
+    def pool(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, "B P"]:
         """Encodes the pairs."""
         tokens, token_mask = texts.tokens, texts.token_mask
         regions = picture.expand(len(tokens), -1, -1)
@@ -94,8 +98,13 @@ class EncodeScorer:
         if self.max_elements is not None:
             tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
             regions, real = regions[:, : region_mask.shape[1]], None
-        pooled = self.model.encode(tokens, token_mask, regions, region_mask, real=real).pooled
-        return self.logit(pooled)
+        encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real)
+        pooled: Float[Tensor, "B P"] = encoded.pooled
+        return pooled
+
+    def match(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
+        """Asks the head of the encoded pairs."""
+        return self.logit(self.pool(texts, picture))
 
 
 def fitted(
@@ -133,11 +142,15 @@ class StreamScorer:
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
         return self.model.read_regions(embedded, inputs.region_mask)
 
-    def match(self, texts: Stream, picture: Stream) -> Float[Tensor, " B"]:
+    def pool(self, texts: Stream, picture: Stream) -> Float[Tensor, "B P"]:
         """Runs the layers from co-attention on."""
         count = texts.layout.shape[0]
         again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
-        return self.logit(self.model.join(texts, picture.take(again)).pooled)
+        return self.model.join(texts, picture.take(again)).pooled
+
+    def match(self, texts: Stream, picture: Stream) -> Float[Tensor, " B"]:
+        """Asks the head of the joined streams."""
+        return self.logit(self.pool(texts, picture))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +170,16 @@ class PixelScorer:
         assert batch.pixels is not None
         return self.model.encoder.embed_image(batch.pixels)
 
-    def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
+    def pool(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, "B H"]:
         """Encodes the pairs."""
         encoder = self.model.encoder
         image = picture.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
-        fused = encoder.fuse(embedded, texts.token_mask, image, real=texts.real)
-        return self.logit(fused.pooled)
+        return encoder.fuse(embedded, texts.token_mask, image, real=texts.real).pooled
+
+    def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
+        """Asks the head of the encoded pairs."""
+        return self.logit(self.pool(texts, picture))
 
 
 # Whose texts and pictures have more in common for all pairs than embedded regions.

@@ -1,0 +1,143 @@
+"""Speed and recall of `train-vl search`: each kind of index over generated vectors.
+
+Prints lines of JSON. Vectors have length 1 and lie around 1,000 directions; queries are further
+ones. ``peer`` is a NumPy product of the queries with all vectors and a partial sort, whose best
+ones the exact index must give; ``limit`` is the rate at which that float32 product alone would
+answer, measured in the same process. Seconds are CPU seconds of all threads, the least of the
+rounds; the recall is that of ten answers against the exact ones.
+
+    python benchmarks/search.py --full
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from shell import parse_form, result_line
+
+from vlmill.schemas.tables import VECTORS
+from vlmill.train.tasks.search.index import EFFORT, build_index, recall_of
+from vlmill.train.tasks.search.table import ABOUT, Vectors
+
+Matrix = npt.NDArray[np.float32]
+SHORT = {"vectors": 10_000, "queries": 256, "rounds": 1}
+FULL = {"vectors": 1_000_000, "queries": 1_024, "rounds": 2}
+DIRECTIONS, NOISE = 1_000, 1.0  # the noise is as long as the direction
+AT_ONCE = 8_192
+TOP = 10
+GEMM_ROUNDS = 3
+
+
+def generated(count: int, width: int, seed: int) -> Matrix:
+    """Unit vectors [N, P] around directions that do not depend on ``seed``."""
+    directions = np.random.default_rng(0).standard_normal((DIRECTIONS, width), dtype=np.float32)
+    random = np.random.default_rng(seed)
+    matrix = np.empty((count, width), dtype=np.float32)
+    for start in range(0, count, AT_ONCE):
+        block = matrix[start : start + AT_ONCE]
+        block[:] = directions[random.integers(0, DIRECTIONS, len(block))]
+        block += NOISE * random.standard_normal(block.shape, dtype=np.float32)
+        block /= np.linalg.norm(block, axis=1, keepdims=True)
+    return matrix
+
+
+def timed(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
+    """The least CPU seconds of the rounds, and what the last one gave."""
+    seconds, result = [], None
+    for _ in range(rounds):
+        start = time.process_time()
+        result = work()
+        seconds.append(time.process_time() - start)
+    return min(seconds), result
+
+
+def by_numpy(matrix: Matrix, queries: Matrix) -> npt.NDArray[np.int64]:
+    """The peer: the places of the best ones, by products with blocks of all vectors."""
+    scores, places = [], []
+    for start in range(0, len(matrix), AT_ONCE):
+        products = queries @ matrix[start : start + AT_ONCE].T
+        best = np.argpartition(-products, min(TOP, products.shape[1]) - 1, axis=1)[:, :TOP]
+        scores.append(np.take_along_axis(products, best, axis=1))
+        places.append(best + start)
+    all_scores, all_places = np.hstack(scores), np.hstack(places)
+    order = np.argsort(-all_scores, axis=1, kind="stable")[:, :TOP]
+    return np.take_along_axis(all_places, order, axis=1)
+
+
+def product_only(matrix: Matrix, queries: Matrix) -> None:
+    """The limit: the products, and nothing else."""
+    size = min(AT_ONCE, len(matrix))
+    out = np.zeros((len(queries), size), dtype=np.float32)  # zeros: its pages are there
+    for start in range(0, len(matrix) - size + 1, size):
+        np.matmul(queries, matrix[start : start + size].T, out=out)
+
+
+def line(name: str, value: float, unit: str, **more: object) -> None:
+    """Prints a result."""
+    print(json.dumps(result_line(f"search/{name}", value, unit, **more)), flush=True)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Builds each kind of index, searches and compares."""
+    faiss.omp_set_num_threads(options.threads)
+    matrix = generated(options.vectors, options.width, options.seed + 1)
+    queries = generated(options.queries, options.width, options.seed + 2)
+    kinds = ["image"] * len(matrix)
+    columns = {name: pa.nulls(len(matrix), VECTORS.schema.field(name).type) for name in ABOUT}
+    vectors = Vectors(matrix=matrix, about=pa.table(columns | {"kind": kinds}), origin={})
+    peer_s, exact = timed(lambda: by_numpy(matrix, queries), options.rounds)
+    limit_s, _ = timed(lambda: product_only(matrix, queries), GEMM_ROUNDS)
+    about = {"vectors": len(matrix), "width": options.width, "queries": len(queries), "top": TOP}
+    for kind in options.types:
+        build_s, index = timed(lambda kind=kind: build_index(vectors, kind), 1)
+        own_s, answers = timed(lambda index=index: index.nearest(queries, TOP), options.rounds)
+        if kind == "flat" and not np.array_equal(np.sort(answers.places), np.sort(exact)):
+            different = (np.sort(answers.places) != np.sort(exact)).mean()
+            if different > 1e-3:  # float32 sums in another order: near equals may change places
+                sys.exit("the exact index gives other vectors than NumPy")
+        recall = recall_of(index, matrix, queries, same=False)
+        more = {**about, "recall_at_10": recall, "effort": EFFORT.get(kind)}
+        line(
+            f"{kind}/queries",
+            len(queries) / own_s,
+            "queries/CPU s",
+            peer=len(queries) / peer_s,
+            ratio=peer_s / own_s,
+            limit=len(queries) / limit_s,
+            fraction_of_limit=limit_s / own_s,
+            **more,
+        )
+        line(f"{kind}/build", len(matrix) / build_s, "vectors/CPU s", seconds=build_s, **about)
+        del index
+    line("peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB", **about)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vectors", type=int, metavar="N", help="in an index")
+    parser.add_argument("--width", type=int, default=768, metavar="P", help="of a vector (768)")
+    parser.add_argument("--queries", type=int, metavar="N", help="that are answered")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
+    parser.add_argument("--types", nargs="+", default=["flat", "hnsw", "ivf"], metavar="TYPE")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    measure(parse_form(parser, argv, short=SHORT, full=FULL))
+
+
+if __name__ == "__main__":
+    main()

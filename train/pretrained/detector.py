@@ -1,0 +1,122 @@
+"""The detector of a checkpoint's regions, found again from what these said of their making."""
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlmill.extract.config import SELECTIONS, ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.detect.detector import Detector, open_detector
+from vlmill.extract.pictures.plan import plan_pictures
+from vlmill.extract.run.devices import Crew, engine_of
+from vlmill.extract.run.job import Job, results_of
+from vlmill.models.detector.config import DetectorConfig
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.plain_fields import from_plain
+from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.schemas.rejects import Reason, Rejected
+from vlmill.schemas.tables import REGIONS
+from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
+
+RANDOM = re.compile(r"random weights, seed (\d+)")
+SETTINGS = ("detector", "selection", "limits", "storage")  # of the regions' producer
+PARTS: dict[str, type[Any]] = {"selection": Selection, "limits": InputLimits, "storage": Storage}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionDetector:
+    """Holds the detector, and all else that decides the rows of regions."""
+
+    detector: Detector
+    config: ExtractConfig
+
+    def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
+        """Writes the regions of a table of pictures, as ``extract-rois run`` does; returns what
+        is wrong with those that have no row, by image_id.
+        """
+        plan = plan_pictures([str(images)])
+        job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
+        rows, faults = list[RegionRow](), dict[str, Reason]()
+        with engine_of(Crew(), self.detector, self.config, None) as engine:
+            parts = [job.part(index) for index in range(job.num_shards)]
+            for extracted in results_of(engine, job, parts):
+                if isinstance(extracted.result, Rejected):
+                    faults[str(extracted.picture.image_id)] = extracted.result.reason
+                else:
+                    rows.append(extracted.result)
+        table = encode_regions(rows, dtype=self.config.storage.dtype)
+        write_shard(folder, REGIONS, table, producer=job.producer(), arrays=job.arrays())
+        return faults
+
+
+def detector_of(loaded: LoadedCheckpoint, weights: Path | None, device: str) -> RegionDetector:
+    """Opens the detector that a checkpoint names: ``weights`` is its file, where it had one.
+
+    Random weights are drawn again from their seed. Raises InputError for a checkpoint whose
+    settings do not suffice, and for weights of another detector.
+    """
+    record = loaded.detector or {}
+    said = str(record.get("weights") or "")
+    seed = RANDOM.fullmatch(said)
+    who = f"checkpoint {loaded.path}"
+    if weights is None and seed is None:
+        name = f" ({said})" if said else ""
+        raise InputError(f"{who} reads regions; give its detector's file{name}: detector=FILE")
+    for name, what in (("global_cnn", "features of whole pictures"), ("given", "given boxes")):
+        if name in record:
+            raise InputError(
+                f"{who} was trained on {what}, which raw pictures do not have; make its regions "
+                "with `extract-rois run`, and use `train-vl`"
+            )
+    if weights is None:
+        warnings.warn(
+            f"the detector of {who} has random weights: its regions mean nothing", stacklevel=4
+        )
+    config = _extraction(loaded, record)
+    network = record.get("detector")
+    detector = open_detector(
+        None if network is None else from_plain(DetectorConfig, network, "detector"),
+        None if seed is not None and weights is None else weights,
+        seed=0 if seed is None else int(seed[1]),
+        device=device,
+    )
+    if not require_detector(detector.fingerprint, loaded, "checkpoint"):
+        warnings.warn(
+            f"{who} does not say which detector it was trained with: that it is "
+            f"{detector.weights} is unchecked",
+            stacklevel=4,
+        )
+    return RegionDetector(detector=detector, config=config)
+
+
+def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractConfig:
+    """Returns how the regions were extracted; of a converted checkpoint, as its paper's were."""
+    missing = [name for name in SETTINGS if name not in record]
+    if not missing:
+        parts = {name: from_plain(kind, record[name], name) for name, kind in PARTS.items()}
+        precision = record.get("precision", "exact")
+        batch_size = int(record.get("batch_size", 1))
+        return ExtractConfig(**parts, precision=precision, batch_size=batch_size)
+    preset = preset_of(loaded.variant)
+    converted = not loaded.training.stage and loaded.training.step == 0
+    if not converted or preset is None:
+        raise InputError(
+            f"checkpoint {loaded.path} does not say how its regions were made (it lacks "
+            f"{', '.join(missing)}); train on regions of `extract-rois run`"
+        )
+    warnings.warn(
+        f"checkpoint {loaded.path} was converted and lacks {', '.join(missing)}: regions are "
+        f"chosen as {preset}'s paper says, at the detector's own size",
+        stacklevel=5,
+    )
+    # The distribution decides the order of VL-BERT's regions, and costs as much as the features.
+    kept = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")
+    return ExtractConfig(selection=SELECTIONS[preset], storage=kept)
+
+
+def preset_of(variant: str) -> str | None:
+    """Returns the name of the selection of a variant's paper; None of one that has none."""
+    return next((name for name in SELECTIONS if variant.startswith(name)), None)

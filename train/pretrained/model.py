@@ -1,0 +1,249 @@
+"""A checkpoint as one object for raw pictures and strings: ``vlmill.load``.
+
+I pictures, T texts, D width of the vectors. Pictures become a table of images and, of models that
+read regions, one of regions, in a temporary folder: from there on they are read and scored by the
+code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlmill.schemas.console.progress import without_progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.rejects import Reason, reason_counts
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.devices.setup import device_named
+from vlmill.train.loading.features import global_widths_of
+from vlmill.train.pretrained.answering import answer_of
+from vlmill.train.pretrained.detector import RegionDetector, detector_of
+from vlmill.train.pretrained.pictures import Picture, encoded, listed
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
+from vlmill.train.tasks.retrieval.checks import (
+    body_config,
+    feeding_of,
+    longest_text,
+    ranking_of,
+)
+from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
+from vlmill.train.tasks.retrieval.job import room_of
+from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
+from vlmill.train.tasks.search.opened import way_of
+from vlmill.train.tasks.search.queries import write_images
+
+Floats = NDArray[np.float32]
+PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Holds pictures as tables, called by their numbers; ``faults`` are those without a row."""
+
+    pictures: RegionPictures | PixelPictures
+    good: list[str]
+    faults: dict[str, Reason]
+
+
+@dataclass(kw_only=True)
+class Pretrained:
+    """Holds a checkpoint, ready to score, embed and answer; ``detector`` is its detector's file.
+
+    What is wrong with some of the pictures or texts is a warning, and NaN in their places.
+    """
+
+    loaded: LoadedCheckpoint
+    device: torch.device
+    detector: Path | None = None
+    batch_size: int = 64
+    _said: set[str] = field(default_factory=set)
+
+    def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> Floats:
+        """Scores every picture with every text, float32 [I, T]: logits of the matching head, or
+        cosines where the model has a contrastive head.
+
+        Raises InputError for a model without either head.
+        """
+        contents, texts = self._contents(pictures), listed(texts, "texts")
+        if ranking_of(self.loaded) == "contrast":
+            return self._image_vectors(contents) @ self.encode_texts(texts).T
+        tokens, good_texts = self._tokens(texts)
+        scores = np.full((len(contents), len(texts)), np.nan, dtype=np.float32)
+        scorer = scorer_of(self.loaded.model, room_of(self._feeding))
+        faults = dict[int, Reason]()
+        for start in range(0, len(contents), PICTURES_AT_ONCE):
+            with self._tables(contents[start : start + PICTURES_AT_ONCE]) as tables:
+                logits = match_scores(
+                    scorer,
+                    [tokens[at] for at in good_texts],
+                    tables.good,
+                    tables.pictures,
+                    device=self.device,
+                    batch_size=self.batch_size,
+                )
+                rows = [start + int(name) for name in tables.good]
+                scores[np.ix_(rows, good_texts)] = logits
+                faults |= {start + int(name): why for name, why in tables.faults.items()}
+        warn_of("pictures", faults)
+        return scores
+
+    def encode_images(self, pictures: Sequence[Picture]) -> Floats:
+        """Returns unit vectors of pictures, float32 [I, D]. Raises InputError for a model that
+        reads texts and pictures together.
+        """
+        return self._image_vectors(self._contents(pictures))
+
+    def encode_texts(self, texts: Sequence[str]) -> Floats:
+        """Returns unit vectors of texts, float32 [T, D]; products with pictures' rank."""
+        self._require_dual("encode_texts")
+        texts = listed(texts, "texts")
+        tokens, good = self._tokens(texts)
+        vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
+        vectors[good] = text_vectors(
+            self.loaded.model,
+            [tokens[at] for at in good],
+            device=self.device,
+            batch_size=self.batch_size,
+        )
+        return vectors
+
+    def answer(self, picture: Picture, question: str) -> str:
+        """Answers a question about a picture by the likeliest of the checkpoint's answers.
+
+        Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
+        cannot be read, and for a question without a word.
+        """
+        if not self._tokens([question])[1]:
+            raise InputError(f"question {question!r} has no word; give one")
+        with temporary_folder() as folder, without_progress():
+            faults = self._write([encoded(picture)], folder)
+            if faults:
+                raise InputError(f"the picture has no answer: {faults['0']}; give another")
+            tables = {name: str(folder / name) for name in ("images", "regions")}
+            there = {name: path for name, path in tables.items() if Path(path).is_dir()}
+            return answer_of(self.loaded, str(self.device), folder, question, there)
+
+    @cached_property
+    def _feeding(self) -> Feeding:
+        return feeding_of(self.loaded)
+
+    @cached_property
+    def _regions(self) -> RegionDetector:
+        return detector_of(self.loaded, self.detector, str(self.device))
+
+    def _contents(self, pictures: Sequence[Picture]) -> list[bytes]:
+        return [encoded(picture) for picture in listed(pictures, "pictures")]
+
+    def _require_dual(self, what: str) -> None:
+        if way_of(self.loaded) != "dual":
+            raise InputError(
+                f"{what}: a {self.loaded.variant} reads a text and a picture together, and has no "
+                "vector of one alone; use score, or `train-vl embed` for vectors of pairs"
+            )
+
+    def _tokens(self, texts: Sequence[str]) -> tuple[Sequence[Any], list[int]]:
+        """Returns the texts' tokens, and the numbers of those that have a word."""
+        longest = longest_text(self.loaded, self._feeding)
+        encoded_texts = encode_texts(self.loaded.tokenizer, texts, longest)
+        if encoded_texts.cut and "cut" not in self._said:
+            self._said.add("cut")
+            warnings.warn(f"texts are cut at {longest} tokens, as in training", stacklevel=3)
+        tokens = encoded_texts.tokens
+        good = [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
+        without = set(range(len(texts))) - set(good)
+        warn_of("texts", dict.fromkeys(sorted(without), Reason.NO_TEXT))
+        return tokens, good
+
+    def _image_vectors(self, contents: Sequence[bytes]) -> Floats:
+        self._require_dual("encode_images")
+        vectors = np.full((len(contents), self.loaded.config.width), np.nan, dtype=np.float32)
+        faults = dict[int, Reason]()
+        for start in range(0, len(contents), PICTURES_AT_ONCE):
+            block = contents[start : start + PICTURES_AT_ONCE]
+            with temporary_folder() as folder:
+                write_images(folder, block)
+                embedded = image_vectors(
+                    self.loaded.model,
+                    [str(at) for at in range(len(block))],
+                    PixelPictures(ImageReader(folder), self._feeding),
+                    device=self.device,
+                    batch_size=self.batch_size,
+                )
+            for name, vector in embedded.vectors.items():
+                vectors[start + int(name)] = vector
+            faults |= {start + int(name): why for name, why in embedded.faults.items()}
+        warn_of("pictures", faults)
+        return vectors
+
+    @contextmanager
+    def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
+        """Has the pictures as the tables that the model reads, for as long as they are needed."""
+        names = [str(at) for at in range(len(contents))]
+        with temporary_folder() as folder:
+            faults = self._write(contents, folder)
+            pictures: RegionPictures | PixelPictures
+            if self._feeding.kind == "pixels":
+                pictures = PixelPictures(ImageReader(folder / "images"), self._feeding)
+            else:
+                whole = bool(global_widths_of(body_config(self.loaded)))
+                reader = RegionReader(folder / "regions")
+                pictures = RegionPictures(reader, self._feeding, global_features=whole)
+            faults |= pictures.missing([name for name in names if name not in faults])
+            left = [name for name in names if name not in faults]
+            faults |= {name: why for name in left if (why := pictures.fault(name)) is not None}
+            good = [name for name in names if name not in faults]
+            yield Tables(pictures=pictures, good=good, faults=faults)
+
+    def _write(self, contents: Sequence[bytes], folder: Path) -> dict[str, Reason]:
+        """Writes the tables of pictures and, where the model reads them, of regions; returns what
+        the detector could not read.
+        """
+        write_images(folder / "images", contents)
+        if self._feeding.kind == "pixels":
+            pictures = PixelPictures(ImageReader(folder / "images"), self._feeding)
+            names = [str(at) for at in range(len(contents))]
+            return {name: why for name in names if (why := pictures.fault(name)) is not None}
+        return self._regions.write_regions(folder / "images", folder / "regions")
+
+
+def warn_of(what: str, faults: dict[int, Reason]) -> None:
+    """Warns of pictures or texts that have no numbers: how many, why, and which come first."""
+    if not faults:
+        return
+    counts = reason_counts(Counter(faults.values()))
+    first = ", ".join(map(str, sorted(faults)[:5]))
+    warnings.warn(
+        f"{len(faults)} {what} have no numbers ({counts}), NaN stands for them: {first}"
+        f"{' and others' if len(faults) > 5 else ''}",
+        stacklevel=4,
+    )
+
+
+def load_pretrained(
+    checkpoint: str | Path, detector: str | Path | None, device: str, batch_size: int
+) -> Pretrained:
+    """Loads a checkpoint onto a device. Raises InputError for what cannot be used."""
+    if batch_size < 1:
+        raise InputError(f"batch_size={batch_size}: want at least 1")
+    loaded = load_checkpoint(checkpoint, "checkpoint")
+    on_device = device_named(device)
+    loaded.model.to(on_device)
+    return Pretrained(
+        loaded=loaded,
+        device=on_device,
+        detector=None if detector is None else Path(detector),
+        batch_size=batch_size,
+    )

@@ -1,0 +1,58 @@
+"""Pictures as users have them become the bytes that every stage decodes."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.pictures.decode import Bounds, upright
+from vlmill.schemas.rejects import Rejected
+from vlmill.train.loading.pictures.crop import BOUNDS
+
+Picture = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
+
+
+def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
+    """Returns a picture's bytes: a file's own, of an image or an array those of a PNG of its
+    pixels, upright. Of a file that cannot be read none, which is that picture's fault.
+
+    Raises InputError for what is no picture.
+    """
+    if isinstance(picture, bytes):
+        return picture
+    if isinstance(picture, str | os.PathLike):
+        try:
+            return Path(picture).read_bytes()
+        except OSError:
+            return b""
+    if isinstance(picture, np.ndarray):
+        grey_or_rgb = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)
+        if picture.dtype != np.uint8 or not grey_or_rgb or not picture.size:
+            raise InputError(
+                f"a picture is an array {picture.dtype} {list(picture.shape)}; want uint8 "
+                "[height, width, 3] in red, green, blue, or [height, width]"
+            )
+        picture = Image.fromarray(picture)
+    if not isinstance(picture, Image.Image):
+        raise InputError(
+            f"a picture is a {type(picture).__name__}; give a path, bytes, a PIL image or an array"
+        )
+    content = io.BytesIO()
+    try:
+        upright(picture, bounds).image.save(content, "PNG", compress_level=1)
+    except (Rejected, OSError):  # a file that pillow has opened, and that is cut
+        return b""
+    return content.getvalue()
+
+
+def listed(values: Any, what: str) -> Sequence[Any]:
+    """Returns the values as a list. Raises InputError for a single one."""
+    single = isinstance(values, str | bytes | os.PathLike | Image.Image | np.ndarray)
+    if single and not (isinstance(values, np.ndarray) and values.ndim == 4):
+        raise InputError(f"{what}: want a list, got a single {type(values).__name__}")
+    return list(values)

@@ -1,0 +1,5 @@
+"""Search writes vectors of pictures, texts and pairs, and finds the nearest of many.
+
+Reading order: ``command`` (arguments), ``opened`` (what is embedded), ``vectors`` (how),
+``embedding`` (shards), ``table`` (read back), ``index``, ``queries``, ``answering`` and ``page``.
+"""

@@ -1,0 +1,170 @@
+"""``train-vl search`` builds or opens an index, and answers queries as lines of JSON."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import faiss
+import numpy as np
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import atomic_path
+from vlmill.train.tasks.search.index import (
+    SearchIndex,
+    build_index,
+    open_index,
+    recall_of,
+    sampled,
+    save_index,
+)
+from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.train.tasks.search.page import MOST_SHOWN, write_answers_page
+from vlmill.train.tasks.search.queries import Answered, Query, asker_of, table_queries
+from vlmill.train.tasks.search.table import key_of, kinds_of, read_vectors
+
+ANSWERS, PAGE = "answers.jsonl", "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Holds what ``train-vl search`` is told."""
+
+    index: Path | None = None
+    vectors: str | None = None
+    of: str | None = None
+    type: str = "flat"
+    effort: int | None = None
+    save_index: Path | None = None
+    text: Sequence[str] = ()
+    image: Sequence[str] = ()
+    queries: str | None = None
+    top: int = 10
+    images: str | None = None
+    output: Path | None = None
+    checkpoint: Path | None = None
+    device: str = "cpu"
+    threads: int | None = None
+
+
+def search(options: SearchOptions) -> int:
+    """Builds or opens the index, saves it where asked, and answers; returns the exit status.
+
+    1 where no query could be answered. Raises InputError for what a user can mend.
+    """
+    if options.threads is not None:
+        faiss.omp_set_num_threads(options.threads)
+    index = built(options) if options.index is None else open_index(options.index)
+    if options.save_index is not None:
+        save_index(index, options.save_index)
+        say(f"{options.save_index}: {index.settings['type']} index of {said_of(index)}")
+    if not (options.text or options.image or options.queries):
+        return 0
+    num_queries = num_errors = 0
+    shown: list[Answered] = []
+    with lines_of(options.output) as lines:
+        for answered in answers_of(index, queries_of(options, index), options.top):
+            lines.write(answered.line() + "\n")
+            num_queries += 1
+            num_errors += answered.query.error is not None
+            if len(shown) < MOST_SHOWN:
+                shown.append(answered)
+    if options.images is not None and options.output is not None:
+        write_answers_page(options.output / PAGE, shown, index, options.images, num_queries)
+    say(f"{num_queries - num_errors} queries answered, {num_errors} could not be read")
+    return 1 if num_errors == num_queries else 0
+
+
+@contextmanager
+def lines_of(output: Path | None) -> Iterator[TextIO]:
+    """Opens the file of answers, which appears whole; standard output without a folder."""
+    if output is None:
+        yield sys.stdout
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    with (
+        atomic_path(output / ANSWERS) as temporary,
+        temporary.open("w", encoding="utf-8") as file,
+    ):
+        yield file
+
+
+def built(options: SearchOptions) -> SearchIndex:
+    """Builds the index of ``--vectors``; measures an approximate one against all vectors."""
+    assert options.vectors is not None
+    kinds = kinds_of(options.vectors, "--vectors")
+    of = options.of or next((k for k in (IMAGE, PAIR, TEXT) if kinds.get(k)), None)
+    if of is None or not kinds.get(of):
+        there = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no row"
+        raise InputError(f"--vectors {options.vectors}: nothing of --of {of}; it has {there}")
+    vectors = read_vectors(options.vectors, of, kinds[of], "--vectors")
+    index = build_index(vectors, options.type, options.effort)
+    if options.type == "flat":
+        return index
+    # Queries of another kind lie elsewhere than what they look for: those count where there are.
+    other = next((k for k in (TEXT, IMAGE, PAIR) if k != of and kinds.get(k)), of)
+    asked = vectors
+    if other != of:
+        asked = read_vectors(options.vectors, other, kinds[other], "--vectors")
+    recall = recall_of(index, vectors.matrix, sampled(asked.matrix), same=other == of)
+    settings = {**index.settings, "recall_at_10": recall, "recall_of_queries": other}
+    return SearchIndex(faiss_index=index.faiss_index, about=index.about, settings=settings)
+
+
+def said_of(index: SearchIndex) -> str:
+    """Says what an index holds, and how much of the exact answer it finds."""
+    settings = index.settings
+    words = f"{settings['vectors']} vectors of {settings['of']}s, {settings['width']} wide"
+    if "recall_at_10" in settings:
+        share = f"{100 * settings['recall_at_10']:.2f} %"
+        words += f", recall@10 {share} (queries: {settings['recall_of_queries']}s)"
+    return words
+
+
+def queries_of(options: SearchOptions, index: SearchIndex) -> Iterator[list[Query]]:
+    """Yields what is asked, in blocks."""
+    if options.queries is not None:
+        yield from table_queries(options.queries, index)
+    if options.text or options.image:
+        flag = "--text" if options.text else "--image"
+        asker = asker_of(index, options.checkpoint, options.device, flag=flag)
+        if options.text:
+            yield asker.texts(options.text)
+        if options.image:
+            yield asker.pictures({file: read_file(file) for file in options.image})
+
+
+def read_file(file: str) -> bytes:
+    """Reads a file; of one that cannot be read no bytes, which become that query's error."""
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        say(f"--image {file}: {error.strerror}")
+        return b""
+
+
+def answers_of(index: SearchIndex, blocks: Iterator[list[Query]], top: int) -> Iterator[Answered]:
+    """Yields each query's answers, its own row left out."""
+    for block in blocks:
+        good = [query for query in block if query.vector is not None]
+        rows: dict[int, list[dict[str, Any]]] = {}
+        if good:
+            matrix = np.stack([query.vector for query in good if query.vector is not None])
+            found = index.nearest(matrix, top + any(query.own is not None for query in good))
+            for query, scores, places in zip(good, found.scores, found.places, strict=True):
+                rows[id(query)] = _rows(index, query, scores, places)[:top]
+        for query in block:
+            yield Answered(query=query, answers=rows.get(id(query), []))
+
+
+def _rows(index: SearchIndex, query: Query, scores: Any, places: Any) -> list[dict[str, Any]]:
+    there = places >= 0  # -1: the index has no more
+    rows = index.about.take(places[there]).to_pylist()
+    return [
+        {"score": round(float(score), 6), **{k: v for k, v in row.items() if v is not None}}
+        for row, score in zip(rows, scores[there], strict=True)
+        if key_of(row) != query.own
+    ]

@@ -1,0 +1,181 @@
+"""What is searched for becomes vectors: texts and picture files by the checkpoint, or a table's.
+
+Q queries, P width of the vectors.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.tables import IMAGES
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.devices.setup import device_named
+from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
+from vlmill.train.tasks.retrieval.checks import feeding_of, longest_text
+from vlmill.train.tasks.retrieval.inputs import PixelPictures
+from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
+from vlmill.train.tasks.search.index import SearchIndex
+from vlmill.train.tasks.search.kinds import IMAGE, TEXT
+from vlmill.train.tasks.search.opened import way_of, weights_digest
+from vlmill.train.tasks.search.table import Vectors, key_of, kinds_of, read_vectors
+
+QUERIES = 1_024  # searched at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
+
+    ``own`` names the vector's own row (kind, id), which is no answer.
+    """
+
+    kind: str
+    name: str
+    text: str | None = None
+    vector: NDArray[np.float32] | None = None
+    error: str | None = None
+    own: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """Holds a query and its answers, the best first, as rows with their ``score``."""
+
+    query: Query
+    answers: Sequence[dict[str, Any]]
+
+    def line(self) -> str:
+        """Returns it as a line of JSON."""
+        query = self.query
+        asked = {"kind": query.kind, "name": query.name}
+        if query.error is not None:
+            return json.dumps({"query": asked, "error": query.error}, ensure_ascii=False)
+        return json.dumps({"query": asked, "answers": self.answers}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asker:
+    """Holds the checkpoint that made an index's vectors, to make those of queries."""
+
+    loaded: LoadedCheckpoint
+    device: str
+    batch_size: int = 64
+
+    def texts(self, texts: Sequence[str]) -> list[Query]:
+        """Embeds texts. Raises InputError for one without a word."""
+        longest = longest_text(self.loaded, feeding_of(self.loaded))
+        encoded = encode_texts(self.loaded.tokenizer, texts, longest)
+        for text, tokens in zip(texts, encoded.tokens, strict=True):
+            if len(tokens) <= SPECIALS:
+                raise InputError(f"--text {text!r} has no word; give one")
+        if encoded.cut:
+            say(f"note: {encoded.cut} texts are longer than {longest} tokens: cut")
+        vectors = text_vectors(
+            self.loaded.model,
+            encoded.tokens,
+            device=device_named(self.device),
+            batch_size=self.batch_size,
+        )
+        return [
+            Query(kind=TEXT, name=text, text=text, vector=vector)
+            for text, vector in zip(texts, vectors, strict=True)
+        ]
+
+    def pictures(self, contents: Mapping[str, bytes]) -> list[Query]:
+        """Embeds encoded pictures by their names; of one that cannot be read the query says why."""
+        names = list(contents)
+        with temporary_folder() as folder:
+            write_images(folder, list(contents.values()))
+            pictures = PixelPictures(ImageReader(folder), feeding_of(self.loaded))
+            numbers = [str(number) for number in range(len(names))]
+            embedded = image_vectors(
+                self.loaded.model,
+                numbers,
+                pictures,
+                device=device_named(self.device),
+                batch_size=self.batch_size,
+            )
+        return [
+            Query(
+                kind=IMAGE,
+                name=name,
+                vector=embedded.vectors.get(number),
+                error=embedded.faults.get(number),
+            )
+            for name, number in zip(names, numbers, strict=True)
+        ]
+
+
+def write_images(folder: Path, contents: Sequence[bytes]) -> None:
+    """Writes encoded pictures as a table of images, which are called by their numbers from 0."""
+    empty = dict.fromkeys(IMAGES.schema.names)
+    rows = [{**empty, "image_id": str(at), "bytes": data} for at, data in enumerate(contents)]
+    write_shard(folder, IMAGES, rows)
+
+
+def asker_of(
+    index: SearchIndex, checkpoint: Path | None, device: str, *, flag: str = "--text"
+) -> Asker:
+    """Loads the checkpoint that made the index's vectors.
+
+    Raises InputError where it is another one, or embeds no text and no picture by itself.
+    """
+    folder = index.settings["checkpoint"] if checkpoint is None else checkpoint
+    if folder is None:
+        raise InputError("--checkpoint is missing: the vectors do not say which one made them")
+    loaded = load_checkpoint(folder)
+    if (way := way_of(loaded)) != "dual":
+        raise InputError(
+            f"{flag}: the vectors are of {way}s, as a {loaded.variant} reads text and picture "
+            "together; give --queries, vectors of pairs by `train-vl embed`"
+        )
+    if weights_digest(loaded) != index.settings["weights_sha256"]:
+        raise InputError(
+            f"--checkpoint {folder} is not the one that made the vectors; give that one, or embed "
+            "again with this one"
+        )
+    loaded.model.to(device_named(device))
+    return Asker(loaded=loaded, device=device)
+
+
+def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
+    """Yields the vectors of a table as queries, in blocks.
+
+    Where it holds others than the index, these: texts look for pictures, and pictures for texts.
+    Raises InputError for vectors of another checkpoint or width.
+    """
+    kinds = kinds_of(argument, "--queries")
+    others = {kind: count for kind, count in kinds.items() if kind != index.settings["of"]}
+    for kind, count in (others or kinds).items():
+        vectors = read_vectors(argument, kind, count, "--queries")
+        require_same(vectors, index)
+        for start in range(0, count, QUERIES):
+            rows = vectors.about.slice(start, QUERIES).to_pylist()
+            yield [
+                Query(kind=kind, name=own[1], text=row["text"], vector=vector, own=own)
+                for row, vector in zip(rows, vectors.matrix[start : start + QUERIES], strict=True)
+                if (own := key_of(row))
+            ]
+
+
+def require_same(vectors: Vectors, index: SearchIndex) -> None:
+    """Raises InputError for vectors that are not of the index's checkpoint and width."""
+    width = vectors.matrix.shape[1]
+    if width != index.width:
+        raise InputError(f"--queries are {width} wide, the index {index.width}; embed them alike")
+    ours, theirs = index.settings["weights_sha256"], vectors.origin["weights_sha256"]
+    if ours != theirs:
+        raise InputError(
+            f"--queries are of checkpoint {vectors.origin['checkpoint']}, the index of "
+            f"{index.settings['checkpoint']}, with other weights; embed them with one"
+        )
