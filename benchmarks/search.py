@@ -101,8 +101,8 @@ def measure(options: argparse.Namespace) -> None:
     limit_s, _ = timed(lambda: product_only(matrix, queries), GEMM_ROUNDS)
     about = {"vectors": len(matrix), "width": options.width, "queries": len(queries), "top": TOP}
     for kind in options.types:
-        build_s, index = timed(lambda kind=kind: build_index(vectors, kind), 1)
-        own_s, answers = timed(lambda index=index: index.nearest(queries, TOP), options.rounds)
+        build_s, index = timed(partial(build_index, vectors, kind), 1)
+        own_s, answers = timed(partial(index.nearest, queries, TOP), options.rounds)
         if kind == "flat" and not np.array_equal(np.sort(answers.places), np.sort(exact)):
             different = (np.sort(answers.places) != np.sort(exact)).mean()
             if different > 1e-3:  # float32 sums in another order: near equals may change places

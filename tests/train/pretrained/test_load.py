@@ -262,7 +262,8 @@ def predicted(run: Path, examples: str, images: str) -> str:
         batches = prepared_batches(opened, out / "work", rejects)
     (one,), _ = predict_all(opened, batches)
     answers: tuple[str, ...] = opened.task.answers  # type: ignore[attr-defined]
-    return answers[one.value]
+    number: int = one.value
+    return answers[number]
 
 
 def test_a_table_is_a_dataset(photographs: Path) -> None:

@@ -44,7 +44,7 @@ class Shop(Workplace):
         super().__init__(folder)
         self.name, self.model = name, tiny_model(name, VOCABULARY)
         write_regions(str(folder / "regions"))
-        write_images(str(folder / "images"))
+        write_images(folder / "images")
         self.save()
 
     def save(self) -> None:

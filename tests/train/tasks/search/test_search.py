@@ -44,7 +44,8 @@ def write_vectors(
 
 def unit_vectors(count: int, width: int = 24, seed: int = 0) -> np.ndarray[Any, Any]:
     drawn = np.random.default_rng(seed).normal(size=(count, width))
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    vectors: np.ndarray[Any, Any] = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return vectors
 
 
 def test_a_text_finds_the_pictures_of_the_highest_cosine(
