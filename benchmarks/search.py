@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 # Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
