@@ -22,14 +22,13 @@ from typing import Any
 # Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from shell import parse_form, result_line
 
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.tasks.search.index import EFFORT, build_index, recall_of
+from vlmill.train.tasks.search.index import EFFORT, build_index, faiss_threads, recall_of
 from vlmill.train.tasks.search.table import ABOUT, Vectors
 
 Matrix = npt.NDArray[np.float32]
@@ -92,7 +91,6 @@ def line(name: str, value: float, unit: str, **more: object) -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Builds each kind of index, searches and compares."""
-    faiss.omp_set_num_threads(options.threads)
     matrix = generated(options.vectors, options.width, options.seed + 1)
     queries = generated(options.queries, options.width, options.seed + 2)
     kinds = ["image"] * len(matrix)
@@ -137,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--types", nargs="+", default=["flat", "hnsw", "ivf"], metavar="TYPE")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
-    measure(parse_form(parser, argv, short=SHORT, full=FULL))
+    options = parse_form(parser, argv, short=SHORT, full=FULL)
+    with faiss_threads(options.threads):
+        measure(options)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import faiss
 import numpy as np
 
 from vlmill.schemas.console.command import say
@@ -16,6 +15,7 @@ from vlmill.schemas.files.atomic import atomic_path
 from vlmill.train.tasks.search.index import (
     SearchIndex,
     build_index,
+    faiss_threads,
     open_index,
     recall_of,
     sampled,
@@ -55,8 +55,11 @@ def search(options: SearchOptions) -> int:
 
     1 where no query could be answered. Raises InputError for what a user can mend.
     """
-    if options.threads is not None:
-        faiss.omp_set_num_threads(options.threads)
+    with faiss_threads(options.threads):
+        return _search(options)
+
+
+def _search(options: SearchOptions) -> int:
     index = built(options) if options.index is None else open_index(options.index)
     if options.save_index is not None:
         save_index(index, options.save_index)
