@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,17 @@ def train_minutes(lines: Sequence[Figures], batch_sizes: dict[str, int]) -> floa
     return seconds / 60
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Lets PyTorch use one thread: the products are small, and more cost twice the CPU time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def run(job: Job) -> Figures:
     """Train, evaluate and probe, or what is left of it; the figures by flat names.
 
@@ -117,9 +128,9 @@ def run(job: Job) -> Figures:
     if job.result.exists():
         stored: Figures = json.loads(job.result.read_text(encoding="utf-8"))
         return stored
-    torch.set_num_threads(1)  # the products are small: threads cost twice the CPU time
     job.folder.mkdir(parents=True, exist_ok=True)
     with (
+        one_thread(),
         (job.folder / "log.txt").open("a", encoding="utf-8") as text,
         redirect_stdout(text),
         redirect_stderr(text),

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from proof.arms import Arm
-from proof.runs import Job, pretrained
+from proof.runs import Job, one_thread, pretrained
 from proof.tables import ArmTables
 from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
 from worlds import World
@@ -98,9 +97,9 @@ def run(job: TaskJob) -> Line:
 
     What the parts print goes to ``log.txt`` in the run's folder.
     """
-    torch.set_num_threads(1)  # the products are small: threads cost twice the CPU time
     job.folder.mkdir(parents=True, exist_ok=True)
     with (
+        one_thread(),
         (job.folder / "log.txt").open("a", encoding="utf-8") as text,
         redirect_stdout(text),
         redirect_stderr(text),

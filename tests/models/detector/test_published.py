@@ -88,10 +88,10 @@ def test_a_fork_without_attributes_is_told_by_its_narrow_proposal_head() -> None
 def test_the_ports_other_mode_has_attributes_beside_the_box_predictor() -> None:
     config = small("milvlg-d2")
     state = published(config)
-    assert state["roi_heads.attribute_predictor.attr_score.weight"].shape[0] == 3
+    assert state["roi_heads.attribute_predictor.attr_score.weight"].shape[0] == 4
     assert recognise_layout(state) == "milvlg-d2"
     read = config_of_weights(state)
-    assert (read.num_attributes, read.num_attribute_outputs) == (3, 3)
+    assert (read.num_attributes, read.num_attribute_outputs) == (4, 4)
     load_published(FasterRCNN(read), state)
 
 
