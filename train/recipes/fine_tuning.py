@@ -6,6 +6,16 @@ from typing import Any
 from vlmill.train.recipes.spec import Optimizer
 from vlmill.train.recipes.tasks import TaskRecipe
 
+# How often published runs say, save and load what.
+PUBLISHED_RUN: dict[str, Any] = {"save_every": 2000, "log_every": 100, "workers": 4}
+# The same of those for trials on a CPU, whose tokenizer has learnt few words.
+TRIAL_RUN: dict[str, Any] = {
+    "save_every": 500,
+    "log_every": 10,
+    "workers": 0,
+    "precision": "no",
+    "vocabulary_size": 4000,
+}
 BERT = "--init: BERT (train-vl convert --family bert --as bert-base)"
 
 

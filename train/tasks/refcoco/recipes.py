@@ -22,7 +22,12 @@ from vlmill.models.vlbert.config import (
     vlbert_small,
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
-from vlmill.train.recipes.fine_tuning import from_bert, vilbert_task_optimizer
+from vlmill.train.recipes.fine_tuning import (
+    PUBLISHED_RUN,
+    TRIAL_RUN,
+    from_bert,
+    vilbert_task_optimizer,
+)
 from vlmill.train.recipes.spec import Feeding, Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vqa.recipes import vlbert_vqa_optimizer
@@ -50,19 +55,15 @@ class RefcocoSettings:
 
 
 NEEDS = "regions of COCO's train2014 at detected and at annotated boxes"
-SMALL = {"save_every": 500, "log_every": 10, "workers": 0, "vocabulary_size": 4000}
 
 
 def refcoco_recipe(
     name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
 ) -> TaskRecipe:
     """What the published runs share."""
-    fields: dict[str, Any] = {
+    fields: dict[str, Any] = PUBLISHED_RUN | {
         "settings": RefcocoSettings(),
-        "save_every": 2000,
         "validation_pairs": 10_834,  # the largest validation split, RefCOCO's
-        "log_every": 100,
-        "workers": 4,
     }
     return TaskRecipe(
         name=name,
@@ -229,8 +230,7 @@ def small_refcoco(name: str, like: TaskRecipe, model: Any) -> TaskRecipe:
         stages=(replace(stage, accumulation=1, **fast),),  # type: ignore[arg-type]
         about=f"RefCOCO+ with {name.removeprefix('refcoco-').removesuffix('-small')} for trials on "
         "a CPU",
-        precision="no",
-        **SMALL,  # type: ignore[arg-type]
+        **TRIAL_RUN,
     )
 
 

@@ -26,7 +26,7 @@ from vlmill.train.recipes.feeding import (
     interbert_retrieval_feeding,
     vilbert_retrieval_feeding,
 )
-from vlmill.train.recipes.fine_tuning import from_bert, vilbert_task_optimizer
+from vlmill.train.recipes.fine_tuning import TRIAL_RUN, from_bert, vilbert_task_optimizer
 from vlmill.train.recipes.spec import Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.settings import Loss, RetrievalSettings, retrieval_recipe
@@ -196,10 +196,7 @@ def small(name: str, like: TaskRecipe, model: Any, lr: float) -> TaskRecipe:
         about=f"{like.about.partition(',')[0]} for trials on a CPU",
         average=0.0,
         standardise_features=True,  # without --init matching stays at chance otherwise
-        save_every=500,
-        log_every=10,
-        workers=0,
-        vocabulary_size=4000,
+        **TRIAL_RUN,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vlmill.train.recipes.fine_tuning import PUBLISHED_RUN
 from vlmill.train.recipes.spec import Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
@@ -62,12 +63,8 @@ def retrieval_recipe(
     **changes: Any,
 ) -> TaskRecipe:
     """What the published runs share."""
-    fields: dict[str, Any] = {
-        "save_every": 2000,
-        "validation_pairs": 500,  # 100 pictures, each with all of the captions
-        "log_every": 100,
-        "workers": 4,
-    }
+    # 100 pictures, each with all of the captions.
+    fields: dict[str, Any] = PUBLISHED_RUN | {"validation_pairs": 500}
     return TaskRecipe(
         name=name,
         task="retrieval",

@@ -20,7 +20,7 @@ from vlmill.models.vlmo.config import (
     vlmo_small,
 )
 from vlmill.train.recipes.feeding import vlmo_feeding
-from vlmill.train.recipes.fine_tuning import vlmo_task_optimizer
+from vlmill.train.recipes.fine_tuning import TRIAL_RUN, vlmo_task_optimizer
 from vlmill.train.recipes.spec import Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.recipes.vlmo import EVERYWHERE
@@ -148,11 +148,7 @@ def retrieval_vlmo_small() -> TaskRecipe:
         settings=RetrievalSettings(negatives="batch"),
         about="Retrieval with VLMo for trials on a CPU",
         needs="the pictures; --init: a pretrained VLMo",
-        save_every=500,
-        log_every=10,
-        workers=0,
-        precision="no",
-        vocabulary_size=4000,
+        **TRIAL_RUN,
     )
 
 

@@ -22,7 +22,12 @@ from vlmill.models.vlbert.config import (
     vlbert_small,
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
-from vlmill.train.recipes.fine_tuning import from_bert, vilbert_task_optimizer
+from vlmill.train.recipes.fine_tuning import (
+    PUBLISHED_RUN,
+    TRIAL_RUN,
+    from_bert,
+    vilbert_task_optimizer,
+)
 from vlmill.train.recipes.spec import Feeding, Masking, Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
@@ -72,11 +77,8 @@ def vcr_recipe(
     name: str, variant: str, model: Any, starts_from: tuple[str, ...], stage: Pass, **changes: Any
 ) -> TaskRecipe:
     """What the published runs share."""
-    fields: dict[str, Any] = {
-        "save_every": 2000,
+    fields: dict[str, Any] = PUBLISHED_RUN | {
         "validation_pairs": 10_000,
-        "log_every": 100,
-        "workers": 4,
     }
     return TaskRecipe(
         name=name,
@@ -257,11 +259,7 @@ def small_vcr(name: str, like: TaskRecipe, model: Any, **settings: Any) -> TaskR
         stages=(fast,),
         settings=replace(like.settings, **settings),
         about=f"VCR with {name.removeprefix('vcr-').removesuffix('-small')} for trials on a CPU",
-        save_every=500,
-        log_every=10,
-        workers=0,
-        precision="no",
-        vocabulary_size=4000,
+        **TRIAL_RUN,
     )
 
 

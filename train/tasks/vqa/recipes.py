@@ -36,6 +36,8 @@ from vlmill.models.vlmo.config import (
 from vlmill.schemas.answers import MIN_QUESTIONS
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlmo_feeding
 from vlmill.train.recipes.fine_tuning import (
+    PUBLISHED_RUN,
+    TRIAL_RUN,
     from_bert,
     vilbert_task_optimizer,
     vlmo_task_optimizer,
@@ -80,12 +82,9 @@ def vqa_recipe(
     **changes: Any,
 ) -> TaskRecipe:
     """What the published runs share."""
-    fields: dict[str, Any] = {
+    fields: dict[str, Any] = PUBLISHED_RUN | {
         "settings": VqaSettings(),
-        "save_every": 2000,
         "validation_pairs": 10_000,
-        "log_every": 100,
-        "workers": 4,
     }
     return TaskRecipe(
         name=name,
@@ -299,11 +298,7 @@ def small_vqa(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskReci
         stages=(replace(like.stages[0], **(defaults | stage)),),
         settings=replace(like.settings, min_questions=1),
         about=f"VQA with {name.removeprefix('vqa-').removesuffix('-small')} for trials on a CPU",
-        save_every=500,
-        log_every=10,
-        workers=0,
-        precision="no",
-        vocabulary_size=4000,
+        **TRIAL_RUN,
         standardise_features=like.stages[0].feeding.reads_regions,
     )
 
