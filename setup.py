@@ -31,6 +31,7 @@ REQUIRES = [
     "protego>=0.6",
     "pyarrow>=20,<26",
     "markupsafe>=3.0",
+    "pycares>=5.2",
     "pycld2>=0.42",
     "pycurl>=7.49",
     "pythainlp>=5.1",

@@ -21,7 +21,7 @@ import pycurl
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Request, user_agent
-from vlmill.schemas.net.names import Found, Names, system_addresses
+from vlmill.schemas.net.names import Found, Names, dns_lookup
 from vlmill.schemas.net.transfer import Transfer, host_to_look_up, usable_url
 from vlmill.schemas.rejects import Reason, Rejected
 
@@ -48,8 +48,7 @@ class Client:
         self._bell = Bell()
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._names = Names(
-            settings.names or system_addresses,
-            seconds=settings.dns_seconds,
+            settings.names or dns_lookup(),
             patience=settings.connect_seconds,
             wake=self._bell.ring,
         )

@@ -1,12 +1,13 @@
 """What is asked of a server and what came of it: requests, answers, and the client's settings."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
 from vlmill import __version__
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.net.names import Lookup
 from vlmill.schemas.rejects import Reason
 
 Network = IPv4Network | IPv6Network
@@ -30,10 +31,8 @@ class ClientSettings:
     slow_seconds: int = 15
     max_header_bytes: int = 64 << 10
     max_bytes: int = 32 << 20  # a body, as sent and as decoded, where a request does not say
-    dns_seconds: float = 300.0  # how long an address is believed: the system tells no TTL
     allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
-    names: Callable[[str], Sequence[str]] | None = None
-    """Gives the addresses of a host, from any thread, in place of the system: for tests."""
+    names: Lookup | None = None  # in place of DNS: for tests
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
 
     def __post_init__(self) -> None:

@@ -1,20 +1,25 @@
-"""Looks up the addresses of hosts, each name in a thread of its own, and remembers them.
+"""Looks up the addresses of hosts, and remembers each for as long as DNS says.
 
 libcurl's own resolver has 20 threads in all: 20 names whose servers are dead hold up every other
-host for as long as the system asks them. Here a name holds up nobody, and no lookup is waited for.
+host for as long as the system asks them, and what it is told has no time to live. c-ares (pycares)
+asks for all names at once from one thread; it reads the system's hosts file, servers and search
+domains, but none of the other sources of nsswitch.conf.
 """
 
 import socket
-import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-MAX_LOOKUPS = 256  # threads at once; further names wait, and their time does not run
+import pycares
+
 MAX_REMEMBERED = 50_000  # names
+MAX_SECONDS = 3_600.0  # that an address is believed, whatever DNS says
 _FAILED_SECONDS = 20.0  # how long a failure is believed: less than until a retry
 _MAX_ADDRESSES = 8  # of one name
+_TRY_SECONDS, _TRIES = 2.0, 3  # of each server; c-ares waits longer at each try
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,30 +28,27 @@ class Found:
 
     host: str
     addresses: tuple[str, ...] = ()
+    seconds: float = 0.0  # how long DNS lets the addresses be used again: the least time to live
     why: str = ""
     is_late: bool = False  # given up after a time; the host may be there
+
+
+Done = Callable[[Found], None]
+Lookup = Callable[[str, Done], None]
+"""Starts to look a host up, and calls back with the outcome, once, from any thread."""
 
 
 class Names:
     """The addresses of hosts, asked and remembered by one client. Not for several threads."""
 
-    def __init__(
-        self,
-        lookup: Callable[[str], Sequence[str]],
-        *,
-        seconds: float,
-        patience: float,
-        wake: Callable[[], None],
-    ) -> None:
-        """``seconds`` is how long addresses are believed, ``patience`` how long one is waited for;
-        ``wake`` is called, from another thread, when :meth:`found` has something new.
+    def __init__(self, lookup: Lookup, *, patience: float, wake: Callable[[], None]) -> None:
+        """``patience`` is for how many seconds a name is waited for; ``wake`` is called, from any
+        thread, when :meth:`found` has something new.
         """
-        self._lookup, self._seconds, self._patience, self._wake = lookup, seconds, patience, wake
+        self._lookup, self._patience, self._wake = lookup, patience, wake
         self._remembered: OrderedDict[str, tuple[float, Found]] = OrderedDict()
-        self._queued: deque[str] = deque()
         self._asked: dict[str, float] = {}  # since when, monotonic; the oldest first
-        self._num_threads = 0
-        self._done: deque[Found] = deque()  # filled by the threads
+        self._done: deque[Found] = deque()  # filled from other threads
 
     def remembered(self, host: str) -> Found | None:
         """Returns what is known of ``host``, or None if it must be asked for."""
@@ -55,15 +57,14 @@ class Names:
 
     def ask(self, host: str) -> None:
         """Starts a lookup, whose outcome :meth:`found` gives; once for a host that is asked for."""
-        self._queued.append(host)
-        self._start()
+        self._asked[host] = time.monotonic()
+        self._lookup(host, self._end)
 
     def found(self) -> list[Found]:
         """Returns the outcomes that have come since the last call, those given up included."""
         outcomes = []
         while self._done:
             found = self._done.popleft()
-            self._num_threads -= 1
             self._remember(found)
             if self._asked.pop(found.host, None) is not None:
                 outcomes.append(found)
@@ -74,39 +75,62 @@ class Names:
             why = f"no address within {self._patience:g} seconds"
             outcomes.append(Found(host=host, why=why, is_late=True))
             self._remember(outcomes[-1])
-        self._start()
         return outcomes
 
     def next_deadline(self) -> float | None:
         """Returns when, by the monotonic clock, a lookup is given up next; None without any."""
         return next(iter(self._asked.values())) + self._patience if self._asked else None
 
-    def _start(self) -> None:
-        while self._queued and self._num_threads < MAX_LOOKUPS:
-            host = self._queued.popleft()
-            self._num_threads += 1
-            self._asked[host] = time.monotonic()
-            # Not joined by anyone, so that a client and its process end while DNS is silent.
-            threading.Thread(target=self._run, args=(host,), daemon=True).start()
-
-    def _run(self, host: str) -> None:
-        try:
-            addresses = tuple(dict.fromkeys(self._lookup(host)))[:_MAX_ADDRESSES]
-            found = Found(host=host, addresses=addresses, why="" if addresses else "no address")
-        except (OSError, UnicodeError) as error:
-            found = Found(host=host, why=getattr(error, "strerror", None) or str(error))
+    def _end(self, found: Found) -> None:
         self._done.append(found)
         self._wake()
 
     def _remember(self, found: Found) -> None:
-        seconds = self._seconds if found.addresses else min(self._seconds, _FAILED_SECONDS)
+        seconds = min(found.seconds, MAX_SECONDS) if found.addresses else _FAILED_SECONDS
         self._remembered[found.host] = time.monotonic() + seconds, found
         self._remembered.move_to_end(found.host)
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
 
 
-def system_addresses(host: str) -> list[str]:
-    """Asks the system, as every program does. Raises OSError where it knows none."""
-    answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(where[0]) for *_, where in answers]
+def dns_lookup(port: int | None = None) -> Lookup:
+    """Returns what asks the servers of DNS that the system names, or one on a port of this machine.
+
+    It ends with its last use; who is not called back by then never is.
+    """
+    servers = None if port is None else ["127.0.0.1"]
+    channel = pycares.Channel(
+        timeout=_TRY_SECONDS, tries=_TRIES, servers=servers, udp_port=port, tcp_port=port
+    )
+
+    def lookup(host: str, done: Done) -> None:
+        try:
+            channel.getaddrinfo(
+                host,
+                None,
+                family=socket.AF_UNSPEC,
+                type=socket.SOCK_STREAM,
+                callback=partial(_end, host, done),
+            )
+        except UnicodeError as error:
+            done(Found(host=host, why=str(error)))
+
+    return lookup
+
+
+def _end(host: str, done: Done, result: pycares.AddrInfoResult | None, error: int | None) -> None:
+    """Tells ``done`` what c-ares says of a host."""
+    if result is None or error is not None:
+        code = pycares.errno.ARES_EBADRESP if error is None else error
+        is_late = code == pycares.errno.ARES_ETIMEOUT
+        done(Found(host=host, why=str(pycares.errno.strerror(code)), is_late=is_late))
+        return
+    addresses = dict.fromkeys(node.addr[0].decode("ascii") for node in result.nodes)
+    times = [node.ttl for node in result.nodes] + [name.ttl for name in result.cnames]
+    found = Found(
+        host=host,
+        addresses=tuple(addresses)[:_MAX_ADDRESSES],
+        seconds=float(min(times, default=0)),
+        why="" if addresses else "no address",
+    )
+    done(found)

@@ -6,6 +6,7 @@
 import io
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.addresses import parse_networks
 from vlmill.schemas.net.client import Client
 from vlmill.schemas.net.exchange import Answer, ClientSettings, Network, Request
-from vlmill.schemas.net.names import system_addresses
 from vlmill.schemas.rejects import Reason
 
 TRIES = 6
@@ -86,8 +86,9 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
     endpoint = urlsplit(s3_endpoint())
     if not path.startswith("s3://") or not endpoint.hostname:
         return networks
-    hosts = sorted(set(system_addresses(endpoint.hostname)))
-    return networks + parse_networks("AWS_ENDPOINT_URL", hosts)
+    answers = socket.getaddrinfo(endpoint.hostname, None, type=socket.SOCK_STREAM)
+    hosts = {str(where[0]) for *_, where in answers}
+    return networks + parse_networks("AWS_ENDPOINT_URL", sorted(hosts))
 
 
 def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -> Part:

@@ -12,7 +12,7 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
-from tests.schemas.net.servers import Answering, Send, ok, sends, serving
+from tests.schemas.net.servers import Answering, Send, at_once, ok, sends, serving
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.net.client import Client
@@ -143,8 +143,7 @@ def test_a_second_answer_of_dns_that_leads_inside_is_refused() -> None:
     settings = replace(
         SETTINGS,
         allowed=(ip_network("127.0.0.2/32"),),
-        names=lambda host: addresses[host],
-        dns_seconds=0.0,
+        names=at_once(lambda host: addresses[host], seconds=0.0),
     )
     reply = ok(b"hello", "Connection: close")
     with serving(sends(reply, stays=False), "0.0.0.0") as server, Client(settings) as client:

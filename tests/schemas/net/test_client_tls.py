@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
-from tests.schemas.net.servers import ok, sends, serving
+from tests.schemas.net.servers import at_once, ok, sends, serving
 from tests.schemas.net.test_client import fetch
 from worlds.certificates import write_certificate
 
@@ -21,7 +21,7 @@ SETTINGS = ClientSettings(
     connect_seconds=20.0,
     seconds=30.0,
     allowed=(ip_network("127.0.0.0/8"),),
-    names=lambda host: ["127.0.0.1"],
+    names=at_once(lambda host: ["127.0.0.1"]),
 )
 
 
