@@ -17,7 +17,7 @@ from vlmill.pipelines.web_pairs.spool import (
 from vlmill.pipelines.web_pairs.units import Job, Result, Unit
 
 KINDS = ("pairs", "images", "rejects")
-PART_BYTES = 64 << 20  # of a shard's rows: so many are sorted by one worker
+PART_BYTES = 16 << 20  # of a shard's rows: so many are sorted, and held, by one worker
 
 
 def paths_of(job: Job, kind: str) -> list[Path]:
