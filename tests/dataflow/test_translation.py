@@ -30,8 +30,13 @@ from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published import open_parts
 from vlmill.pipelines.regions import job as regions
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.tables import on_beam as on_tables
+from vlmill.pipelines.tables.choice import FirstOfEach
+from vlmill.pipelines.tables.inputs import TableInput
+from vlmill.pipelines.tables.job import Job as TablesJob
 from vlmill.pipelines.web_pairs import steps as pairs
 from vlmill.pipelines.web_pairs.units import Archive, Job
+from vlmill.schemas.tables import PAIRS
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
@@ -77,6 +82,20 @@ def manifest(_: Translation) -> None:
     parts.make_on_beam(open_parts, arguments, [0, 1])
 
 
+def tables(_: Translation) -> None:
+    shards = tuple(Path(f"gs://bucket/pairs-{n:05d}-of-00002.parquet") for n in range(2))
+    job = TablesJob(
+        name="tables concat",
+        tables={"pairs": TableInput(table=PAIRS, paths=shards, arrays={}, producer={})},
+        inputs=(),
+        output=Path(OUTPUT),
+        settings={},
+        choose={"pairs": FirstOfEach()},
+        rejected=True,
+    )
+    on_tables.write_on_beam(job, [])
+
+
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     "web_pairs": (web_pairs, pairs, {"web_pairs.steps.RunUnits"}),
     "hard_negatives": (
@@ -90,6 +109,7 @@ JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
     ),
     "crawl": (crawl, on_beam, {"fetching.on_beam.FetchBuckets"}),
     "manifest": (manifest, parts, {"manifest.on_beam.MakePart"}),
+    "tables": (tables, on_tables, {"tables.on_beam.WriteShard"}),
     "regions": (regions_job, regions, {"regions.job.ExtractPart"}),
 }
 
