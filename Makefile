@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast test-long lint types format test-flink test-flink-short bench bench-full bench-long gpu-check image clean
+.PHONY: help install demo test test-fast test-long lint types format docs dist test-flink test-flink-short bench bench-full bench-long gpu-check image clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -59,6 +59,14 @@ types: $(READY)
 format: $(READY) ## let ruff format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The theme warns of a later mkdocs, which setup.py does not take.
+docs: $(READY) ## the site of the documentation: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+dist: $(READY) ## wheel and source of a release: dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
 
 test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind, and the tests marked long (hours)
 	$(TEST) --long --kills 50 --mutations 1000 tests/integration/test_kills.py tests/integration/test_mutations.py

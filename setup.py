@@ -53,17 +53,22 @@ REQUIRES = [
 
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
+
 EXTRAS = {
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
     "cloud": CLOUD,
     "demo": ["scikit-image>=0.25", "warcio>=1.7"],
+    "docs": DOCS,
     "coco": ["pycocotools>=2.0.8"],
     "mlflow": ["mlflow-skinny>=3.1"],
     "wandb": ["wandb>=0.19"],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "test": [
         *CLOUD,
+        *DOCS,
         "beartype>=0.20",
+        "build>=1.2",
         "cryptography>=43",
         # Stores on 127.0.0.1: moto's S3 server with what it needs of its extra "server".
         "flask>=3.0",

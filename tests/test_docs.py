@@ -4,28 +4,17 @@ import importlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from docs.site.hooks import COMMANDS
 
-from vlmill.extract import cli as extract_cli
 from vlmill.models import PRESETS, VARIANTS, preset
-from vlmill.pipelines.crawl import command as crawl
 from vlmill.pipelines.filters.scorer import GROUPS, NAMES
 from vlmill.pipelines.filters.statistics import GROUPS as PICTURE_GROUPS
-from vlmill.pipelines.fit_image_filter import command as fit_image_filter
-from vlmill.pipelines.fit_scorer import command as fit_scorer
-from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.launch.loading import flags_of_beam
-from vlmill.pipelines.manifest import job as manifest
-from vlmill.pipelines.nearest_pictures import command as nearest_pictures
-from vlmill.pipelines.regions import command as regions
-from vlmill.pipelines.tables import command as tables
-from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.schemas.plain_fields import override
-from vlmill.train import cli as train_cli
 from vlmill.train.convert.arguments import preset_changes
 from vlmill.train.convert.command import SOURCES
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
@@ -35,20 +24,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-}
-Main = Callable[[Sequence[str]], object]
-COMMANDS: dict[str, Main] = {
-    "python -m vlmill.pipelines.crawl": crawl.main,
-    "python -m vlmill.pipelines.fit_image_filter": fit_image_filter.main,
-    "python -m vlmill.pipelines.fit_scorer": fit_scorer.main,
-    "python -m vlmill.pipelines.hard_negatives": hard_negatives.main,
-    "python -m vlmill.pipelines.manifest": manifest.main,
-    "python -m vlmill.pipelines.nearest_pictures": nearest_pictures.main,
-    "python -m vlmill.pipelines.regions": regions.main,
-    "python -m vlmill.pipelines.tables": tables.main,
-    "python -m vlmill.pipelines.web_pairs": web_pairs.main,
-    "extract-rois": extract_cli.parser().parse_args,
-    "train-vl": train_cli.main,
 }
 BEAM_JOBS = {
     f"python -m vlmill.pipelines.{job}" for job in ("hard_negatives", "regions", "web_pairs")

@@ -1,5 +1,6 @@
 """The import package ``vlmill`` and the folders at the top of the repository agree."""
 
+import os
 import re
 import subprocess
 import sys
@@ -37,21 +38,22 @@ def test_console_scripts_load() -> None:
     assert all(callable(s.load()) for s in ours)
 
 
-@pytest.mark.slow
-def test_a_wheel_has_one_name_and_every_file(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a copy: builds leave folders behind, and reuse stale ones
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel that a release has, which is made from its source archive, and a clone."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"  # a copy: builds leave folders behind, and reuse stale ones
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run([*build, "-w", str(tmp_path), str(source)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    assert list(folder.glob("*.tar.gz"))
+    return wheel, source
+
+
+@pytest.mark.slow
+def test_a_wheel_has_one_name_and_every_file(built: tuple[Path, Path]) -> None:
+    wheel, source = built
     shipped = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     written = {
         f"vlmill/{path.relative_to(source)}"
@@ -60,3 +62,49 @@ def test_a_wheel_has_one_name_and_every_file(tmp_path: Path) -> None:
         if path.is_file()
     }
     assert shipped - {"vlmill/__init__.py", "vlmill/py.typed"} == written
+
+
+@pytest.mark.slow
+def test_commands_of_the_wheel_run(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """From the wheel alone, in a process that sees no checkout."""
+    wheel, _ = built
+    target = tmp_path / "installed"
+    install = ["-m", "pip", "install", "--no-deps", "--quiet", "--target", str(target), str(wheel)]
+    subprocess.run([sys.executable, *install], check=True)
+    env = {**os.environ, "PYTHONPATH": str(target)}
+    code = "import vlmill; print(vlmill.__file__)"
+    for command in (
+        ["-c", code],
+        ["-m", "vlmill.train.cli", "--version"],
+        ["-m", "vlmill.extract.cli", "--version"],
+        ["-m", "vlmill.pipelines.web_pairs", "--version"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], env=env, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert (str(target) if command[1] == code else vlmill.__version__) in done.stdout
+
+
+EXTRAS = ("cloud", "coco", "demo", "docs")
+
+
+@pytest.mark.long
+def test_a_release_installs_with_its_extras(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """In an environment of its own, from the package index (6 GB, minutes)."""
+    wheel, source = built
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    python = str(tmp_path / "env/bin/python")
+    named = f"{wheel}[{','.join(EXTRAS)}]"
+    install = ["install", "--quiet", "--constraint", str(source / "constraints.txt"), named]
+    subprocess.run([python, "-m", "pip", *install], check=True)
+    subprocess.run([python, "-m", "pip", "check"], check=True)
+    for command in ("train-vl", "extract-rois"):
+        said = subprocess.run(
+            [str(tmp_path / "env/bin" / command), "--version"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert vlmill.__version__ in said.stdout

@@ -1,0 +1,165 @@
+"""What mkdocs adds to the pages of ``docs/``: the pages beside them, commands and tables.
+
+Commands are what ``--help`` prints, tables what their contracts say: neither can go stale. A link
+to a file that is no page of the site becomes the file's name.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, requires
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+from mkdocs.structure.files import File
+from packaging.requirements import Requirement
+
+from vlmill.extract import cli as extract_cli
+from vlmill.pipelines.crawl import command as crawl
+from vlmill.pipelines.fit_image_filter import command as fit_image_filter
+from vlmill.pipelines.fit_scorer import command as fit_scorer
+from vlmill.pipelines.hard_negatives import command as hard_negatives
+from vlmill.pipelines.manifest import job as manifest
+from vlmill.pipelines.nearest_pictures import command as nearest_pictures
+from vlmill.pipelines.regions import command as regions
+from vlmill.pipelines.tables import command as tables
+from vlmill.pipelines.web_pairs import command as web_pairs
+from vlmill.schemas.tables import TABLES, Table
+from vlmill.train import cli as train_cli
+
+ROOT = Path(__file__).parents[2]
+# Files outside docs/ that are pages of the site: their places there.
+BESIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/RESULTS.md": "results.md",
+    "docker/README.md": "images.md",
+}
+Main = Callable[[Sequence[str]], object]
+COMMANDS: dict[str, Main] = {
+    "extract-rois": lambda words: extract_cli.parser().parse_args(words),
+    "train-vl": train_cli.main,
+    **{
+        f"python -m vlmill.pipelines.{module.__name__.split('.')[-2]}": module.main
+        for module in (
+            *(crawl, web_pairs, hard_negatives, regions, manifest, tables),
+            *(nearest_pictures, fit_image_filter, fit_scorer),
+        )
+    },
+}
+_LINK = re.compile(r"(!?)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^()\s]+)\)")
+_SUBCOMMANDS = re.compile(r"^positional arguments:\n  \S+\n((?:    .*\n)+)", re.M)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages that do not lie in ``docs/``."""
+    for source, place in BESIDE.items():
+        files.append(File.generated(config, place, content=(ROOT / source).read_text("utf-8")))
+    files.append(File.generated(config, "commands.md", content=commands_page()))
+    files.append(File.generated(config, "contracts.md", content=tables_page()))
+    files.append(File.generated(config, "licences.md", content=licences_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Turns links between files of the repository into links between pages."""
+    place = page.file.src_uri
+    source = next((path for path, beside in BESIDE.items() if beside == place), f"docs/{place}")
+    pages = {file.src_uri for file in files}
+    return with_links(markdown, source, place, pages)
+
+
+def with_links(markdown: str, source: str, place: str, pages: set[str]) -> str:
+    """The text of a file of the repository as the page at ``place``, links that lead to pages."""
+
+    def link(found: re.Match[str]) -> str:
+        mark, text, target = found.groups()
+        if target.startswith(("http://", "https://", "mailto:", "#")):
+            return found.group()
+        path, _, part = target.partition("#")
+        lies = normpath((PurePosixPath(source).parent / path).as_posix())
+        leads = BESIDE.get(lies, lies.removeprefix("docs/"))
+        if leads not in pages:
+            return text if text.startswith("`") else f"{text} (`{lies}`)"
+        where = relpath(leads, PurePosixPath(place).parent.as_posix())
+        return f"{mark}[{text}]({where}{'#' if part else ''}{part})"
+
+    return _LINK.sub(link, markdown)
+
+
+def help_of(main: Main, words: Sequence[str]) -> str:
+    """What a command prints with ``--help``."""
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            main([*words, "--help"])
+    except SystemExit as left:
+        if left.code:
+            raise RuntimeError(f"{' '.join(words)} --help ended with status {left.code}") from None
+    return printed.getvalue()
+
+
+def helps(name: str, main: Main, words: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """A command and what its help says, then its subcommands'."""
+    text = help_of(main, words)
+    yield " ".join((name, *words)), text
+    listed = _SUBCOMMANDS.search(text)
+    for sub in re.findall(r"^    ([a-z]\S*)", listed.group(1), re.M) if listed else ():
+        yield from helps(name, main, (*words, sub))
+
+
+def commands_page() -> str:
+    """Every command with its help, as a page."""
+    parts = ["# Commands\n\nEvery command, as its `--help` prints it.\n"]
+    for name, main in COMMANDS.items():
+        for title, text in helps(name, main):
+            depth = "##" if title == name else "###"
+            parts.append(f"{depth} `{title}`\n\n```text\n{text.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def tables_page() -> str:
+    """Every table with its columns, as a page."""
+    intro = "# Contracts\n\nThe columns of every table; [what they hold](tables.md).\n"
+    return "\n".join([intro, *map(table_section, TABLES.values())])
+
+
+def table_section(table: Table) -> str:
+    """A table's columns: Arrow type, and whether nulls are allowed."""
+    rows = [
+        f"| `{field.name}` | `{field.type}` | {'may be null' if field.nullable else 'required'} |"
+        for field in table.schema
+    ]
+    head = f"## `{table.name}`, version {table.version}\n\n| column | type | |\n|---|---|---|"
+    return "\n".join([head, *rows, ""])
+
+
+def licences_page() -> str:
+    """The packages that vlmill and its extras ask for, and what each says of its licence."""
+    rows = [
+        f"| {name} | {whole.version} | {licence_of(whole)} |"
+        for name in sorted({Requirement(line).name for line in requires("vlmill") or ()})
+        if (whole := _installed(name))
+    ]
+    said = "What vlmill (Apache-2.0) and its extras ask for, by each package's own words.\n"
+    head = ("# Licences\n", said, "| package | version | licence |", "|---|---|---|")
+    return "\n".join([*head, *rows, ""])
+
+
+def licence_of(package: Distribution) -> str:
+    """The licence in a package's metadata: its expression, classifiers, or first line of text."""
+    data = package.metadata
+    classified = [c.split(" :: ")[-1] for c in data.get_all("Classifier", []) if "License ::" in c]
+    said = data.get("License-Expression") or ", ".join(classified) or data.get("License") or ""
+    return said.strip().partition("\n")[0] or "not said in its metadata"
+
+
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:  # of an extra that is not installed here
+        return None

@@ -1,0 +1,70 @@
+"""The site of the documentation: every page is in it, and its links lead to pages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docs.site.hooks import COMMANDS, commands_page, licences_page, tables_page, with_links
+
+from vlmill.schemas.tables import TABLES
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"index.md", "tables.md", "results.md"}
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "place", "expected"),
+    [
+        ("[a](docs/tables.md#ids)", "README.md", "index.md", "[a](tables.md#ids)"),
+        ("[a](../README.md)", "docs/tables.md", "tables.md", "[a](index.md)"),
+        ("[a](tables.md)", "docs/crawl.md", "crawl.md", "[a](tables.md)"),
+        ("[R](../benchmarks/RESULTS.md)", "docs/a.md", "a.md", "[R](results.md)"),
+        ("[a](../setup.py)", "docs/a.md", "a.md", "a (`setup.py`)"),
+        ("[`setup.py`](../setup.py)", "docs/a.md", "a.md", "`setup.py`"),
+        ("[a](https://x.org/docs/b.md)", "docs/a.md", "a.md", "[a](https://x.org/docs/b.md)"),
+        ("[a](#part)", "docs/a.md", "a.md", "[a](#part)"),
+    ],
+)
+def test_links_between_files_lead_to_pages(
+    text: str, source: str, place: str, expected: str
+) -> None:
+    assert with_links(text, source, place, PAGES) == expected
+
+
+def test_every_command_and_table_has_its_place() -> None:
+    commands = commands_page()
+    assert [name for name in COMMANDS if f"## `{name}`" not in commands] == []
+    for name in (
+        "train-vl finetune",
+        "extract-rois train",
+        "python -m vlmill.pipelines.tables concat",
+    ):
+        assert f"### `{name}`" in commands
+    tables = tables_page()
+    assert [name for name in TABLES if f"## `{name}`" not in tables] == []
+    assert "| `pair_id` | `string` | required |" in tables
+
+
+def test_each_requirement_has_its_licence() -> None:
+    licences = licences_page()
+    assert "| torch |" in licences
+    assert "| pillow |" in licences and "MIT-CMU" in licences
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """A page that no menu names, a link to no page or to no heading is one."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
+    done = subprocess.run(
+        [*build, str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
+    assert {p.parent.name for p in (tmp_path / "site").glob("*/index.html")} >= pages
+    fetched = [
+        page.name
+        for page in (tmp_path / "site").rglob("*.html")
+        if 'src="http' in page.read_text(encoding="utf-8")
+    ]
+    assert fetched == []
