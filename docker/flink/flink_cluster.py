@@ -42,24 +42,37 @@ JAVA = (
 )
 JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+JOB_MEMORY = ("-Xmx512m",)
+TASK_MEMORY = ("-Xmx640m", "-XX:MaxDirectMemorySize=768m")
 JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 
 
-def configuration(folder: Path, rpc_port: int, rest_port: int, parallelism: int) -> dict[str, str]:
+def configuration(
+    folder: Path,
+    rpc_port: int,
+    rest_port: int,
+    parallelism: int,
+    *,
+    job_manager: str = HOST,
+    own: str = HOST,
+    bind: str = HOST,
+) -> dict[str, str]:
     """Flink's settings. All sizes of memory are needed, as no script of Flink's computes them.
 
-    Each task that a kill fails takes an attempt, so that a few kills take dozens.
+    ``job_manager`` is its host, ``own`` the one under which others reach a task manager, ``bind``
+    the address to listen at. Each task that a kill fails takes an attempt, so that a few kills
+    take dozens.
     """
     return {
-        "jobmanager.rpc.address": HOST,
+        "jobmanager.rpc.address": job_manager,
         "jobmanager.rpc.port": str(rpc_port),
-        "jobmanager.bind-host": HOST,
+        "jobmanager.bind-host": bind,
         "jobmanager.memory.heap.size": "512m",
-        "rest.address": HOST,
-        "rest.bind-address": HOST,
+        "rest.address": job_manager,
+        "rest.bind-address": bind,
         "rest.port": str(rest_port),
-        "taskmanager.host": HOST,
-        "taskmanager.bind-host": HOST,
+        "taskmanager.host": own,
+        "taskmanager.bind-host": bind,
         "taskmanager.numberOfTaskSlots": "1",
         "taskmanager.cpu.cores": "1.0",
         "taskmanager.memory.task.heap.size": "512m",
@@ -89,6 +102,13 @@ def configuration(folder: Path, rpc_port: int, rest_port: int, parallelism: int)
     }
 
 
+def write_configuration(folder: Path, settings: dict[str, str]) -> None:
+    """Writes settings where ``--configDir`` looks for them, and makes the scratch folder."""
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    lines = [f"{key}: {value}\n" for key, value in settings.items()]
+    (folder / "flink-conf.yaml").write_text("".join(lines))
+
+
 class Cluster:
     """A running cluster, whose files lie in ``folder``; ``stop`` ends every process of it."""
 
@@ -111,20 +131,17 @@ class Cluster:
 
     def start(self, task_managers: int) -> None:
         """Starts all processes, and waits for them. Raises OSError if they do not come."""
-        (self.folder / "tmp").mkdir(parents=True)
-        self.logs.mkdir()
-        lines = [f"{key}: {value}\n" for key, value in self._settings.items()]
-        (self.folder / "flink-conf.yaml").write_text("".join(lines))
-        self._run("jobmanager", ["-Xmx512m"], JOB_MANAGER, ["--configDir", str(self.folder)])
+        self.logs.mkdir(parents=True)
+        write_configuration(self.folder, self._settings)
+        self._run("jobmanager", JOB_MEMORY, JOB_MANAGER, ["--configDir", str(self.folder)])
         for number in range(task_managers):
             self.start_task_manager(f"tm{number + 1}")
         self.await_task_managers(task_managers)
 
     def start_task_manager(self, name: str) -> None:
         """Starts one more; one that takes a dead one's place needs a name of its own."""
-        memory = ["-Xmx640m", "-XX:MaxDirectMemorySize=768m"]
         words = ["--configDir", str(self.folder), "-D", f"taskmanager.resource-id={name}"]
-        self._run(name, memory, TASK_MANAGER, words)
+        self._run(name, TASK_MEMORY, TASK_MANAGER, words)
 
     def start_job_server(self) -> str:
         """Starts a job server for many jobs; returns what ``--job_endpoint`` takes.
@@ -135,7 +152,7 @@ class Cluster:
         words = [f"--flink-master={self.address}", f"--job-host={HOST}", f"--job-port={port}"]
         words += [f"--artifact-port={artifacts}", f"--expansion-port={expansion}"]
         words += [f"--artifacts-dir={self.folder / 'tmp'}"]
-        self._run("jobserver", ["-Xmx512m"], JOB_SERVER, words)
+        self._run("jobserver", JOB_MEMORY, JOB_SERVER, words)
         self._await(lambda: _listens(port), "the job server")
         return f"{HOST}:{port}"
 

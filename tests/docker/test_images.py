@@ -1,13 +1,19 @@
 """The files of images and of the forge are what their readers take."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import yaml
+from tests.schemas.net.servers import ok, sends, serving
 
 ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker/compose.yaml"
+KUBERNETES = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 SCRIPTS = sorted((ROOT / "docker").glob("*.sh"))
 
@@ -59,13 +65,46 @@ def test_a_folder_without_detectron2_is_refused(tmp_path: Path) -> None:
     [
         ("vendor.github-workflows", ".github/workflows/*.yml"),
         ("vendor.citation-file-format", "CITATION.cff"),
+        ("vendor.compose-spec", "docker/compose.yaml"),
     ],
 )
-def test_files_of_the_forge_fit_their_schemas(schema: str, pattern: str) -> None:
+def test_files_fit_their_schemas(schema: str, pattern: str) -> None:
     files = sorted(map(str, ROOT.glob(pattern)))
     assert files
     done = ran(tool("check-jsonschema"), "--builtin-schema", schema, *files)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_kubernetes_takes_the_examples(path: Path) -> None:
+    documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    assert documents
+    for document in documents:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_images_that_are_named_are_built() -> None:
+    """Each image of compose and Kubernetes has a stage, each script that a stage runs is there."""
+    dockerfile = (ROOT / "docker/vlmill.Dockerfile").read_text(encoding="utf-8")
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.M))
+    texts = [path.read_text(encoding="utf-8") for path in (COMPOSE, *KUBERNETES)]
+    services = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
+    targets = {s["build"]["target"] for s in services.values() if "target" in s.get("build", {})}
+    assert targets and targets <= stages
+    images = {n for text in texts for n in re.findall(r"image: \S*vlmill-(\w+)", text)} - {"demo"}
+    assert images and images <= stages
+    scripts = re.findall(r"/src/(docker/[\w/.]+)", "".join([dockerfile, *texts]))
+    assert scripts and [s for s in scripts if not (ROOT / s).exists()] == []
+
+
+def test_health_is_an_answer() -> None:
+    """Of an address that answers, of one that does not, and of torch."""
+    healthy = str(ROOT / "docker/healthy.py")
+    with serving(sends(ok())) as server:
+        assert ran(sys.executable, healthy, f"http://127.0.0.1:{server.port}/").returncode == 0
+    done = ran(sys.executable, healthy, f"http://127.0.0.1:{server.port}/")
+    assert done.returncode == 1 and str(server.port) in done.stderr
+    assert ran(sys.executable, healthy).returncode == 0
 
 
 @pytest.mark.long

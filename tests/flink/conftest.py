@@ -32,12 +32,17 @@ def local(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """A cluster of two task managers, which leaves nothing."""
+def jar() -> Path:
+    """The jar that is job server and cluster."""
     try:
-        jar = job_server_jar()
+        return job_server_jar()
     except Missing as missing:
         pytest.skip(f"no Flink cluster can be run here: {missing}")
+
+
+@pytest.fixture(scope="session")
+def cluster(jar: Path) -> Iterator[Cluster]:
+    """A cluster of two task managers, which leaves nothing."""
     with running(jar) as cluster:
         yield cluster
     assert not cluster.folder.exists()

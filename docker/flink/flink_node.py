@@ -1,0 +1,69 @@
+"""One process of a Flink cluster of several hosts, as containers have it.
+
+    python docker/flink/flink_node.py jobmanager --job-manager jobmanager
+    python docker/flink/flink_node.py taskmanager --job-manager jobmanager
+
+Becomes the process of Flink: signals and the exit status are its own.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from flink_cluster import (
+    JAVA,
+    JOB_MANAGER,
+    JOB_MEMORY,
+    TASK_MANAGER,
+    TASK_MEMORY,
+    configuration,
+    write_configuration,
+)
+from flink_jar import Missing, job_server_jar
+
+ROLES = {"jobmanager": (JOB_MANAGER, JOB_MEMORY), "taskmanager": (TASK_MANAGER, TASK_MEMORY)}
+
+
+def command_of(role: str, jar: Path, folder: Path) -> list[str]:
+    """What runs a role, with the settings that lie in ``folder``."""
+    main, memory = ROLES[role]
+    return [*JAVA, *memory, "-cp", str(jar), main, "--configDir", str(folder)]
+
+
+def main() -> int:
+    """Writes the settings and becomes the process; returns only where that fails."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("--job-manager", required=True, metavar="HOST", help="where it runs")
+    parser.add_argument("--own", default=socket.gethostname(), metavar="HOST", help="this host")
+    parser.add_argument("--bind", default="0.0.0.0", metavar="ADDRESS", help="(%(default)s)")
+    parser.add_argument("--rpc-port", type=int, default=6123, metavar="N", help="(%(default)s)")
+    parser.add_argument("--port", type=int, default=8081, metavar="N", help="REST (%(default)s)")
+    parser.add_argument("--jar", type=Path, metavar="FILE", help="(built by Maven)")
+    args = parser.parse_args()
+    try:
+        jar = args.jar or job_server_jar()
+    except (Missing, OSError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    folder = Path(tempfile.mkdtemp(prefix="flink-"))
+    settings = configuration(
+        folder,
+        args.rpc_port,
+        args.port,
+        1,
+        job_manager=args.job_manager,
+        own=args.own,
+        bind=args.bind,
+    )
+    write_configuration(folder, settings)
+    command = command_of(args.role, jar, folder)
+    os.environ["TMPDIR"] = str(folder / "tmp")
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
