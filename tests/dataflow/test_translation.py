@@ -30,7 +30,7 @@ from vlmill.pipelines.manifest import on_beam as parts
 from vlmill.pipelines.manifest.published import open_parts
 from vlmill.pipelines.regions import job as regions
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web_pairs import steps as pairs
+from vlmill.pipelines.web_pairs import on_beam as pairs
 from vlmill.pipelines.web_pairs.units import Archive, Job
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def manifest(_: Translation) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
-    "web_pairs": (web_pairs, pairs, {"web_pairs.steps.RunUnits"}),
+    "web_pairs": (web_pairs, pairs, {"web_pairs.on_beam.RunUnits"}),
     "hard_negatives": (
         hard_negatives,
         negatives,
