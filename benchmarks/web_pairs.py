@@ -29,7 +29,8 @@ from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs.archives import find_archives
 from vlmill.pipelines.web_pairs.job import with_mined
-from vlmill.pipelines.web_pairs.steps import STEPS, run_beam
+from vlmill.pipelines.web_pairs.on_beam import run_beam
+from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import Job, prepare_work
 
 SHORT = {"pages": 600, "rounds": 1, "growth": 4}

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from vlmill.pipelines.archives.reading import Record, read_archive
 from vlmill.pipelines.choice.joined import JoinedPage, Measured

@@ -7,9 +7,6 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, BinaryIO
 
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
-
 from vlmill.pipelines.archives.content import (
     CONTENT_TYPES,
     Record,
@@ -51,6 +48,11 @@ def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
         return open_web(path, allowed)
     if is_remote(path):
         return path_of(path).open("rb")
+    if "://" not in path:
+        return open(path, "rb")
+    from apache_beam.io.filesystem import CompressionTypes  # takes seconds to load
+    from apache_beam.io.filesystems import FileSystems
+
     return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 

@@ -61,8 +61,8 @@ def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
         texts = [hash(block.text) for block in joined.page.blocks]
         texts += [hash(t) for i in joined.page.images for t in (i.alt, i.title) if t]
         # Once a page, and in its order: a set's order is another in every process.
-        site.pictures.update(dict.fromkeys(ids, 1))
-        site.texts.update(dict.fromkeys(texts, 1))
+        site.pictures.update(list(dict.fromkeys(ids)))
+        site.texts.update(list(dict.fromkeys(texts)))
         _note_names(joined, site)
         above, below = sides(joined)
         site.above += above

@@ -50,8 +50,3 @@ def class_and_id(node: LexborNode) -> str:
     attributes = node.attributes
     both = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
     return both[:200].lower().strip()
-
-
-def is_caption(node: LexborNode) -> bool:
-    """Says whether an element's class marks a caption."""
-    return roles((node.attributes.get("class") or "")[:200])[1]

@@ -5,9 +5,11 @@ Nothing here judges: which pictures are content and which texts describe them is
 """
 
 import bisect
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
+from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.counting.funnel import Drop
@@ -28,11 +30,11 @@ from vlmill.schemas.net.opt_outs import first_opt_out
 from vlmill.schemas.net.urls import resolve
 
 _MAX_LINK, _MAX_LINK_TEXT = 300, 500
+_BASE = re.compile(rb"<base[\s/]", re.IGNORECASE)  # most pages have none
 _REACH = 12  # blocks before and after a picture that are kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageImage:
+class PageImage(msgspec.Struct, frozen=True, kw_only=True):
     """A picture on a page, as the page tells of it; texts are raw, "" where there are none."""
 
     order: int  # a number that no other picture of the page has
@@ -56,8 +58,7 @@ class PageImage:
     links_to_picture: bool = False  # a thumbnail; the picture it leads to is among ``urls``
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, kw_only=True):
     """What a page says, as far as this job needs it."""
 
     url: str
@@ -86,7 +87,8 @@ def read_page(
     said = read_metadata(tree, max_text_chars)
     if not ignore_opt_outs and (why := first_opt_out(said.opt_outs)):
         return Drop(why, "by the page's metadata")
-    base_node = tree.css_first("base[href]")
+    has_base = _BASE.search(tree.raw_html or b"") is not None
+    base_node = tree.css_first("base[href]") if has_base else None
     base = (resolve(url, base_node.attributes.get("href") or "") if base_node else None) or url
     title_node = tree.css_first("head > title")
     title = fold(title_node.text() if title_node else "", max_text_chars)

@@ -6,15 +6,15 @@ captions, and looks for nothing that is rarely there.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
 
+import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.pages.addresses import painted
 from vlmill.pipelines.pages.marks import (
     class_and_id,
     declared_sides,
-    is_caption,
     roles,
 )
 from vlmill.pipelines.texts.words import word_set
@@ -40,7 +40,7 @@ _LEVELS = 6  # how far above a picture its caption's common ancestor may be
 _INLINE_PX = 50  # a picture that is shown smaller stands in a line of text
 
 
-class Block(NamedTuple):
+class Block(msgspec.Struct, frozen=True, array_like=True):
     """A run of text between block boundaries, white space folded."""
 
     text: str
@@ -53,8 +53,7 @@ class Block(NamedTuple):
     linked: float = 0.0  # share of its characters that are links
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
+class Spot(msgspec.Struct, frozen=True, kw_only=True):
     """Where a picture stood in the walk: before block number ``block``."""
 
     node: LexborNode
@@ -69,18 +68,13 @@ class Spot:
     furniture: bool = False  # in a menu, a footer or the like, by tags and classes
 
 
-class _State(NamedTuple):
-    """What holds inside an element and inside all those in it, unless they say otherwise."""
-
-    furniture: bool = False
-    caption: int = 0
-    figure: int = 0
-    content: bool = False  # in an article or in what the page calls its main part
-    link: str = ""
-
+# What holds inside an element and inside all those in it, unless they say otherwise: whether it is
+# furniture, its caption, its figure, whether it is content (in an article or in what the page calls
+# its main part), and where its link leads.
+_State = tuple[bool, int, int, bool, str]
 
 # An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
-# A plain tuple: one is made for every element that the walk enters.
+# Both are plain tuples: they are made for every element that the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
 
 
@@ -95,8 +89,7 @@ class _Walk:
     spots: list[Spot] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
     linked: int = 0  # characters of ``parts`` in links
-    open: _Open = (None, "", "", (), _State())
-    num_entered: int = 0
+    open: _Open = (None, "", "", (), (False, 0, 0, False, ""))
     marks: dict[int, str] = field(default_factory=dict)
 
     def flush(self, *, code: bool = False) -> None:
@@ -112,31 +105,6 @@ class _Walk:
         parts.clear()
         self.linked = 0
 
-    def enter(self, node: LexborNode, tag: str) -> None:
-        """Opens an element."""
-        attributes, is_block = node.attributes, tag in _BLOCKS
-        furniture = caption = False
-        if attributes and (classes := attributes.get("class") or attributes.get("id")):
-            furniture, caption = roles(classes[:200])
-        if self.parts and (is_block or caption):
-            self.flush()
-        self.num_entered = serial = self.num_entered + 1
-        outer = self.open
-        _, _, block_tag, path, state = outer
-        if furniture or caption or tag in _CHANGING:
-            link = attributes.get("href") or "" if tag == "a" else state.link
-            state = _inside(state, tag, serial, furniture, caption, link)
-        path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - a third faster than unpacking
-        self.open = (outer, tag, tag if is_block else block_tag, path, state)
-
-    def leave(self) -> None:
-        """Closes the innermost element."""
-        outer, tag, _, _, state = self.open
-        assert outer is not None
-        if self.parts and (tag in _BLOCKS or state.caption != outer[4].caption):
-            self.flush()
-        self.open = outer
-
     def see(self, node: LexborNode) -> None:
         """Notes a picture's place."""
         if len(self.spots) == self.max_images:
@@ -146,7 +114,7 @@ class _Walk:
         sides = declared_sides(attributes)
         if self.parts and not any(side is not None and side < _INLINE_PX for side in sides):
             self.flush()
-        _, _, _, path, state = self.open
+        _, _, _, path, (furniture, _, figure, _, link) = self.open
         self.spots.append(
             Spot(
                 node=node,
@@ -156,9 +124,9 @@ class _Walk:
                 path=path,
                 ancestors=self._ancestors(),
                 marks=self._marks(node),
-                link=state.link,
-                figure=state.figure,
-                furniture=state.furniture,
+                link=link,
+                figure=figure,
+                furniture=furniture,
             )
         )
 
@@ -209,28 +177,46 @@ def walk_page(
     return walk.blocks, walk.spots, walk.num_beyond
 
 
+@lru_cache(maxsize=4_096)
+def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool]:
+    """Says what an element is: (noted, a caption, furniture, one with a state of its own).
+
+    ``classes`` are its classes, else its id, of which nothing is noted without an entry in
+    ``_OPENED``; pages repeat both.
+    """
+    furniture, caption = roles(classes)
+    is_noted = caption or tag in _OPENED
+    return is_noted, caption, furniture, furniture or caption or tag in _CHANGING
+
+
 def _inside(
     state: _State, tag: str, serial: int, furniture: bool, caption: bool, link: str
 ) -> _State:
     """The state in an element that changes it."""
-    return _State(
+    in_furniture, in_caption, in_figure, in_content, _ = state
+    return (
         # The header of an article holds its headline, the header of a page its banner.
-        state.furniture
+        in_furniture
         or tag in _FURNITURE
-        or (tag == "header" and not state.content)
+        or (tag == "header" and not in_content)
         or (furniture and tag not in _CONTENT and tag != "body"),
-        serial if caption or tag == "figcaption" else state.caption,
-        serial if tag == "figure" else state.figure,
-        state.content or tag in _CONTENT,
+        serial if caption or tag == "figcaption" else in_caption,
+        serial if tag == "figure" else in_figure,
+        in_content or tag in _CONTENT,
         link,
     )
 
 
 def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
-    """Goes depth-first without recursion: pages nest deeper than Python's stack."""
+    """Goes depth-first without recursion: pages nest deeper than Python's stack.
+
+    One long function: a call for each of a page's elements would be a third of the time.
+    """
     limit = 2 * walk.max_chars
     parts = walk.parts
-    above: list[tuple[LexborNode, bool]] = []  # open nodes, and whether the walk entered them
+    # Open nodes, and what was open around those that the walk has entered.
+    above: list[tuple[LexborNode, _Open | None]] = []
+    serial = 0
     source = tree.raw_html or b""
     has_drawn = b"<image" in source
     styled = body.css(_PAINTED) if b"url(" in source else ()
@@ -245,7 +231,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
             if parts or not node.is_empty_text_node:
                 text = node.text_content or ""
                 parts.append(text[:limit])
-                if walk.open[4].link:
+                if walk.open[4][4]:
                     walk.linked += len(text)
         elif tag in _SPECIAL:
             if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
@@ -256,10 +242,26 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 for drawn in node.css("image"):
                     walk.see(drawn)
         elif (child := node.child) is not None:
-            is_noted = tag in _OPENED or is_caption(node)
+            attributes, around = node.attributes, None
+            classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
+            if classes:
+                is_noted, caption, furniture, changes = _kind(tag, classes[:200])
+            else:
+                is_noted, caption, furniture = tag in _OPENED, False, False
+                changes = tag in _CHANGING
             if is_noted:
-                walk.enter(node, tag)
-            above.append((node, is_noted))
+                around = walk.open
+                _, _, block_tag, path, state = around
+                is_block = tag in _BLOCKS
+                if parts and (is_block or caption):
+                    walk.flush()
+                serial += 1
+                if changes:
+                    link = attributes.get("href") or "" if tag == "a" else state[4]
+                    state = _inside(state, tag, serial, furniture, caption, link)
+                path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
+                walk.open = (around, tag, tag if is_block else block_tag, path, state)
+            above.append((node, around))
             node = child
             continue
         elif parts and tag in _BLOCKS:
@@ -268,13 +270,20 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
             return
         node = node.next
         while node is None and above:
-            last, is_noted = above.pop()
-            if is_noted:
-                walk.leave()
+            last, around = above.pop()
+            if around is not None:
+                if parts:
+                    _, tag, _, _, state = walk.open
+                    if tag in _BLOCKS or state[1] != around[4][1]:
+                        walk.flush()
+                walk.open = around
             node = last.next if above else None
 
 
 def fold(text: str | None, limit: int) -> str:
     """Folds the white space of ``text``; gives at most ``limit`` characters."""
-    folded = " ".join((text or "")[: 2 * limit].split())
-    return folded if len(folded) <= limit else folded[:limit].rstrip()
+    text = (text or "")[: 2 * limit]
+    # The only white space that is printable is a space: most texts have nothing to fold.
+    is_folded = text.isprintable() and "  " not in text
+    text = text.strip() if is_folded else " ".join(text.split())
+    return text if len(text) <= limit else text[:limit].rstrip()

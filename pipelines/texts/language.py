@@ -52,7 +52,9 @@ def _cld2() -> Detect:
 
     def detect(text: str) -> dict[str, float]:
         try:
-            _, _, guesses = pycld2.detect(_CONTROLS.sub(" ", text), bestEffort=True)
+            if not text.isprintable():
+                text = _CONTROLS.sub(" ", text)
+            _, _, guesses = pycld2.detect(text, bestEffort=True)
         except pycld2.error:  # of what is no text at all
             return {}
         return {code: share / 100 for _, code, share, _ in guesses if code != "un" and share}
@@ -163,6 +165,8 @@ def _density(text: str) -> float:
 
 def _foreign_script(text: str, language: str) -> str | None:
     """Returns the script that most letters have, if ``language`` is not written in it."""
+    if text.isascii():
+        return None
     letters = max(1, len(_LETTERS.findall(text)))
     num_kana, num_han = len(_KANA.findall(text)), len(_HAN.findall(text))
     if language in ("zh", "yue"):

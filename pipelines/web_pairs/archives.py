@@ -5,6 +5,7 @@ import glob
 import gzip
 import io
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,19 +102,35 @@ def find_archives(
     return _matches(pattern)
 
 
+# Files of other systems, and what patterns mean to Beam alone.
+_FOR_BEAM = re.compile(r"://|\*\*|\[|\\|/$")
+
+
+def _here(pattern: str) -> Iterator[tuple[str, int]]:
+    """(path, bytes) of a path, a folder's too, or of the files that a pattern matches."""
+    is_glob = "*" in pattern or "?" in pattern
+    for path in glob.iglob(pattern, include_hidden=True):
+        if not is_glob or os.path.isfile(path):
+            yield path, os.stat(path).st_size
+
+
+def _of_beam(pattern: str) -> Iterator[tuple[str, int]]:
+    from apache_beam.io.filesystems import FileSystems  # takes seconds to load
+
+    for match in FileSystems.match([pattern])[0].metadata_list:
+        yield match.path, match.size_in_bytes
+
+
 def _matches(pattern: str) -> list[tuple[str, int]]:
     if is_remote(pattern) and not is_web(pattern):
         archives = [(str(path), path.stat().st_size) for path in files_matching(pattern)]
         if not archives:
             raise nothing_matches(pattern)
         return archives
-    from apache_beam.io.filesystems import FileSystems
-
     try:
-        matches = FileSystems.match([pattern])[0].metadata_list
+        archives = sorted(_of_beam(pattern) if _FOR_BEAM.search(pattern) else _here(pattern))
     except (ValueError, OSError) as error:
         raise InputError(f"--warc {pattern}: {error}") from None
-    archives = sorted((m.path, m.size_in_bytes) for m in matches)
     if folders := [path for path, _ in archives if Path(path).is_dir()]:
         raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
     if not archives:

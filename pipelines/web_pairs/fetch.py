@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from vlmill.pipelines.fetching.entries import Wanted
@@ -127,7 +128,7 @@ def _images_without(job: Job, at_hand: Keys) -> Iterator[PageImage]:
                 # Those that stand in their page have a name instead of an address.
                 urls = [url for url in image.urls if not url.startswith("urn:")]
                 if urls and not any(_has(at_hand, rows.url_key(url)) for url in image.urls):
-                    yield replace(image, urls=tuple(urls))
+                    yield structs.replace(image, urls=tuple(urls))
 
 
 def _assumed(url: str) -> Picture:

@@ -6,8 +6,7 @@ archives, then ranges of keys, then shards.
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from vlmill.pipelines.fetching.database import journal_errors
 from vlmill.pipelines.fetching.flags import manners_of
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.picture import PictureFilters
-from vlmill.pipelines.launch.dataflow import require_for_dataflow
 from vlmill.pipelines.launch.local import local_workers
-from vlmill.pipelines.launch.options import beam_options
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
@@ -29,7 +26,7 @@ from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.shards import JOB
 from vlmill.pipelines.web_pairs.shown import write_shown
-from vlmill.pipelines.web_pairs.steps import STEPS, run_steps
+from vlmill.pipelines.web_pairs.steps import STEPS, run_here
 from vlmill.pipelines.web_pairs.units import (
     Archive,
     Job,
@@ -56,9 +53,7 @@ TABLE_NAMES = ("pairs", "images", "rejects")
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
     """Runs the job unless its output is there, and says what came out."""
-    workers = local_workers(args.workers, beam_flags)
-    options = beam_options(beam_flags, __name__)
-    require_for_dataflow(options, {"--warc": args.warc, "--output": str(args.output)})
+    run_steps = runner_of(args, beam_flags)
     filters = PictureFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
     output = path_of(args.output)
@@ -81,14 +76,31 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         prepare_work(job)
         keep_index(job, index)
     if args.fetch:
-        run_some = partial(run_steps, options, workers)
         with journal_errors():
-            fetched = fetch_missing(job, manners_of(args), run_some)
+            fetched = fetch_missing(job, manners_of(args), run_steps)
         job = job_of(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job)
-    run_steps(options, workers, job)
+    run_steps(job, range(len(STEPS)))
     finish(job, settings, inputs_of(args))
     return say_result(output, "done")
+
+
+def runner_of(args: argparse.Namespace, beam_flags: Sequence[str]) -> Callable[[Job, range], None]:
+    """Returns what does steps of a job: processes of this machine, or the runner that flags name.
+
+    Raises InputError for flags that neither takes.
+    """
+    workers = local_workers(args.workers, beam_flags)
+    if workers is not None:
+        return lambda job, steps: run_here(job, workers, steps)
+    # Beam takes seconds to load.
+    from vlmill.pipelines.launch.dataflow import require_for_dataflow
+    from vlmill.pipelines.launch.options import beam_options
+    from vlmill.pipelines.web_pairs.on_beam import run_beam
+
+    options = beam_options(beam_flags, __name__)
+    require_for_dataflow(options, {"--warc": args.warc, "--output": str(args.output)})
+    return lambda job, steps: run_beam(job, options, steps)
 
 
 def archives_of(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:

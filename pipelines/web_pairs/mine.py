@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from vlmill.pipelines.archives.index import Ranges
 from vlmill.pipelines.archives.reading import (

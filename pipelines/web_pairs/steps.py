@@ -4,19 +4,14 @@ What one step leaves for the next lies in files, and no record goes through a sh
 do, so that every runner gives the same bytes with any number of workers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-
 from vlmill.pipelines.counting.numbers import Numbers, UnitProgress, numbers_of, timed
 from vlmill.pipelines.launch.local import workers_of
-from vlmill.pipelines.launch.metrics import count_in_beam
-from vlmill.pipelines.launch.options import run_pipeline
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.order import order, order_units
@@ -98,52 +93,3 @@ def run_here(job: Job, workers: int, steps: range = range(len(STEPS))) -> None:
 
 def _do(step: int, job: Job, unit: Unit) -> Numbers:
     return STEPS[step].run(job, unit)
-
-
-class RunUnits(beam.DoFn):
-    """Does units: (number, [Unit]) -> (0, how many)."""
-
-    def __init__(self, job: Job, step: int) -> None:
-        self.job, self.step = job, step
-
-    def process(self, numbered: tuple[int, Iterable[Unit]]) -> Iterator[tuple[int, int]]:
-        step, units = STEPS[self.step], list(numbered[1])
-        for unit in units:
-            count_in_beam(step.name, step.run(self.job, unit))
-        yield 0, len(units)
-
-
-def build(p: beam.Pipeline, job: Job, steps: range = range(len(STEPS))) -> Any:
-    """Builds the job: each step's units, when those of the step before are done."""
-    done = p | "Start" >> beam.Create([0], reshuffle=False)
-    for number in steps:
-        step = STEPS[number]
-        # A group for each unit spreads them over the workers, one group for all awaits them.
-        done = (
-            done
-            | f"Units to {step.name}" >> beam.FlatMap(partial(_numbered_units, job, number))
-            | f"Spread to {step.name}" >> beam.GroupByKey()
-            | step.name.capitalize() >> beam.ParDo(RunUnits(job, number))
-            | f"All of {step.name}" >> beam.GroupByKey()
-        )
-    return done
-
-
-def run_steps(
-    options: PipelineOptions, workers: int | None, job: Job, steps: range = range(len(STEPS))
-) -> None:
-    """Does some steps on Beam, or in so many processes of this machine."""
-    if workers is None:
-        run_beam(job, options, steps)
-    else:
-        run_here(job, workers, steps)
-
-
-def run_beam(job: Job, options: PipelineOptions, steps: range = range(len(STEPS))) -> None:
-    """Does everything on the runner that the options name, and waits for its end."""
-    with run_pipeline(options) as p:
-        build(p, job, steps)
-
-
-def _numbered_units(job: Job, step: int, _: Any) -> list[tuple[int, Unit]]:
-    return [(unit.number, unit) for unit in STEPS[step].units(job)]

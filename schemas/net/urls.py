@@ -47,6 +47,9 @@ def resolve(base: str, reference: str) -> str | None:
 @lru_cache(maxsize=1_024)
 def _start(base: str, *, rooted: bool) -> str | None:
     """What a plain path is put behind: the base's host, or its folder; None if it has none."""
+    plain = _PLAIN.fullmatch(base)
+    if plain is not None and plain[1]:
+        return plain[1] if rooted else plain[1] + (plain[2].rpartition("/")[0] + "/")
     url = resolve_any(base, "/" if rooted else "x")
     return url[:-1] if url else None
 

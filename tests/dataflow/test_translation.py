@@ -34,7 +34,7 @@ from vlmill.pipelines.tables import on_beam as on_tables
 from vlmill.pipelines.tables.choice import FirstOfEach
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.pipelines.tables.job import Job as TablesJob
-from vlmill.pipelines.web_pairs import steps as pairs
+from vlmill.pipelines.web_pairs import on_beam as pairs
 from vlmill.pipelines.web_pairs.units import Archive, Job
 from vlmill.schemas.tables import PAIRS
 
@@ -97,7 +97,7 @@ def tables(_: Translation) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[Translation], None], Any, set[str]]] = {
-    "web_pairs": (web_pairs, pairs, {"web_pairs.steps.RunUnits"}),
+    "web_pairs": (web_pairs, pairs, {"web_pairs.on_beam.RunUnits"}),
     "hard_negatives": (
         hard_negatives,
         negatives,
