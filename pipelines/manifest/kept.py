@@ -36,14 +36,13 @@ class _Run:
     """Keys in ascending order with their numbers, in pages of a file."""
 
     def __init__(self, pages: Iterator[tuple[Words, Words]]) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the run
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the run
         self.close = weakref.finalize(self, self._file.close)  # gives the disk's space back
         self._first, self._sizes = array("Q"), array("H")
         self.last = 0
         self._at, self._page = -1, memoryview(b"")  # read last: what comes next is often near
         for keys, numbers in pages:
             self._append(keys, numbers)
-        self._file.flush()
 
     def _append(self, keys: Words, numbers: Words) -> None:
         for at in range(0, len(keys), PAGE):
@@ -117,9 +116,9 @@ class KeptNumbers:
     def get(self, key: int) -> int | None:
         """The number that a key was given last, None for a key that is new."""
         number = self._young.get(key)
-        if number is not None or not self._runs:
-            return number
-        return self._old(key)
+        if number is None and self._lowest <= key <= self._highest:
+            return self._old(key)
+        return number
 
     def put(self, key: int, number: int) -> None:
         """Gives a key a number; what it was given before is forgotten."""
@@ -130,7 +129,7 @@ class KeptNumbers:
     def claim(self, key: int, number: int) -> int | None:
         """Gives a new key its number; of one that came earlier returns what it was given."""
         earlier = self._young.get(key)
-        if earlier is None and self._runs:
+        if earlier is None and self._lowest <= key <= self._highest:
             earlier = self._old(key)
         if earlier is None:
             self._young[key] = number
@@ -139,8 +138,7 @@ class KeptNumbers:
         return earlier
 
     def _old(self, key: int) -> int | None:
-        if not self._lowest <= key <= self._highest:
-            return None
+        """The number of a key in a run; the range of keys has been looked at before the call."""
         for odd in _ODD:
             slot = (key * odd & _ALL) >> _SHIFT
             if not self._filter[slot >> 3] >> (slot & 7) & 1:
