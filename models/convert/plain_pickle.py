@@ -268,6 +268,8 @@ def load(file: io.BufferedIOBase, size: int, *, encoding: str = "latin1") -> Any
         return unpickler.load()
     except BadPickle:
         raise
+    except MemoryError:
+        raise BadPickle("it needs more memory than it may take") from None
     # A damaged pickle can fail in any instruction, with whatever error its operands give.
     except Exception as error:
         raise BadPickle(f"{type(error).__name__}: {error}"[:200]) from None

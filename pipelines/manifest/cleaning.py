@@ -3,9 +3,9 @@
 import re
 import unicodedata
 import zlib
-from array import array
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.kept import KeptNumbers
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 
@@ -72,46 +72,29 @@ def coco_id(number: object) -> str | None:
 
 
 class Claims:
-    """Ids that came earlier, with 16 bits of what came under them: 2 bytes a number where ids are
-    dense, some 300 at the most.
-    """
-
-    _LOW = 6
+    """Ids that came earlier, with 32 bits of what came under them."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, array[int]] = {}
-        self._blank = array("H", bytes(2 << self._LOW))
+        self._earlier = KeptNumbers()
 
     def claim(self, number: int, content: str) -> Drop | None:
         """None for an id that is new; else why its row is dropped."""
-        block = self._blocks.get(number >> self._LOW)
-        if block is None:
-            block = self._blocks[number >> self._LOW] = self._blank[:]
-        place = number & ((1 << self._LOW) - 1)
-        mark = zlib.crc32(content.encode("utf-8", "surrogatepass")) % 0xFFFF + 1
-        earlier = block[place]
-        if not earlier:
-            block[place] = mark
-            return None
-        return came_earlier(str(number), same=earlier == mark)
+        mark = zlib.crc32(content.encode("utf-8", "surrogatepass"))
+        earlier = self._earlier.claim(number, mark)
+        return None if earlier is None else came_earlier(str(number), same=earlier == mark)
 
 
 class NamedClaims:
-    """Ids that are texts and came earlier, with 64 bits of what came under them: some 150 bytes
-    for each.
-    """
+    """Ids that are texts and came earlier, with 64 bits of what came under them."""
 
     def __init__(self) -> None:
-        self._contents: dict[int, int] = {}
+        self._earlier = KeptNumbers()
 
     def claim(self, name: str, content: str) -> Drop | None:
         """None for an id that is new; else why its row is dropped."""
-        key, mark = key64(name), key64(content)
-        earlier = self._contents.get(key)
-        if earlier is None:
-            self._contents[key] = mark
-            return None
-        return came_earlier(name, same=earlier == mark)
+        mark = key64(content)
+        earlier = self._earlier.claim(key64(name), mark)
+        return None if earlier is None else came_earlier(name, same=earlier == mark)
 
 
 def came_earlier(name: str, *, same: bool) -> Drop:

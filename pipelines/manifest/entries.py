@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.schemas.tables import Table
 
@@ -39,6 +40,18 @@ class Picture:
     height: int | None = None
     content: bytes | None = None
     alone: bool = False
+
+    def packed(self) -> tuple[Any, ...]:
+        """The picture as texts and numbers, for :class:`KeptValues`; its content stays away."""
+        return self.image_id, self.paths, self.url, self.aliases, self.width, self.height
+
+    @classmethod
+    def unpacked(cls, packed: tuple[Any, ...]) -> "Picture":
+        """The picture that was packed."""
+        image_id, paths, url, aliases, width, height = packed
+        return cls(
+            image_id=image_id, paths=paths, url=url, aliases=aliases, width=width, height=height
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,6 +98,11 @@ class Reading:
     tables: tuple[Table, ...] | None = None
     files: Mapping[str, Any] = field(default_factory=dict)
     says: tuple[str, ...] = ()
+
+
+def kept_pictures() -> KeptValues[Picture]:
+    """Pictures by their numbers, none yet: a file that lists them may list millions."""
+    return KeptValues(Picture.packed, Picture.unpacked)
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:

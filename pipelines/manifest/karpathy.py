@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of
+from vlmill.pipelines.manifest.cleaning import Claims, notes_of, text_of, whole_number
 from vlmill.pipelines.manifest.entries import PICTURES, Entry, Expected, Picture, Reading
 from vlmill.pipelines.manifest.sources import Source
 from vlmill.pipelines.manifest.streams import JsonLists
@@ -98,9 +98,9 @@ def _entry(
     claims: Claims,
 ) -> Entry:
     key, place, sentence = caption
-    number = sentence.get("sentid") if isinstance(sentence, dict) else None
+    number = whole_number(sentence.get("sentid")) if isinstance(sentence, dict) else None
     raw = sentence.get("raw") if isinstance(sentence, dict) else None
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+    if number is None:
         return Entry(key=key, group=group, rows=Drop(Reason.BAD_ROW, "a sentence without sentid"))
     text = text_of(raw)
     drop = text if isinstance(text, Drop) else claims.claim(number, f"{picture.image_id}\0{text}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.entries import PICTURES, Entry, Picture, Reading, Rows
+from vlmill.pipelines.manifest.kept import KeptNumbers, KeptValues
 from vlmill.pipelines.manifest.overlaps import Overlaps
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.published_pictures import published_row
@@ -88,14 +89,24 @@ def funnel_of(job: Job, tally: Tally) -> list[dict[str, Any]]:
     return funnel
 
 
+def _packed(drop: Drop) -> tuple[str, str | None]:
+    return drop.reason.value, drop.detail
+
+
+def _unpacked(packed: tuple[str, str | None]) -> Drop:
+    return Drop(Reason(packed[0]), packed[1])
+
+
 class Run:
     """The state of one run over all entries: what was counted, and which pictures came."""
 
     def __init__(self, job: Job, pool: ThreadPoolExecutor) -> None:
         self.job, self._pool = job, pool
         self.tally = Tally()
-        self._named: set[int] = set()
-        self._verdicts: dict[int, Drop] = {}  # of pictures whose rows are dropped
+        self._named = KeptNumbers()
+        self._verdicts = KeptValues(_packed, _unpacked)  # of pictures whose rows are dropped
+        self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
+        self._has_verdicts = False
         self._last: Picture | None = None  # named before: its entries often stand together
         self._judges = job.require_images or job.overlaps.lists
 
@@ -138,10 +149,8 @@ class Run:
                 if picture is self._last:
                     continue
                 self._last = picture
-                key = key64(picture.image_id)
-                if key in self._named:
+                if self._named.claim(key64(picture.image_id), 0) is not None:
                     continue
-                self._named.add(key)
             named.append(picture)
         return named
 
@@ -152,7 +161,7 @@ class Run:
             return Reject(ROWS, rows)
         if not self._judges:
             return rows
-        verdicts = self._verdicts_of(entry) if self._verdicts else []
+        verdicts = self._verdicts_of(entry)
         drop = job.overlaps.judge(entry) if job.overlaps.lists else None
         drop = drop or next((v for v in verdicts if v.reason is Reason.EXCLUDED), None)
         if drop is not None and not job.overlaps.stays(entry):
@@ -163,8 +172,12 @@ class Run:
         return rows
 
     def _verdicts_of(self, entry: Entry) -> list[Drop]:
-        keys = (key64(picture.image_id) for picture in entry.pictures)
-        return [verdict for key in keys if (verdict := self._verdicts.get(key)) is not None]
+        found = []
+        for picture in entry.pictures if self._has_verdicts else ():
+            verdicts = self._own_verdicts if picture.alone else self._verdicts
+            if (verdict := verdicts.get(key64(picture.image_id))) is not None:
+                found.append(verdict)
+        return found
 
     def _pictures(
         self, pictures: Sequence[Picture], wanted: bool
@@ -177,6 +190,7 @@ class Run:
         if not job.with_pictures or not (wanted or job.require_images or hashed):
             return {}
         rows: dict[str, dict[str, Any] | Drop] = {}
+        self._own_verdicts = {}
         for picture, row in zip(pictures, self._pool.map(self._read, pictures), strict=True):
             verdict = row if isinstance(row, Drop) and job.require_images else None
             excluded = job.overlaps.judge_picture(picture) if job.overlaps.ids else None
@@ -184,7 +198,11 @@ class Run:
                 verdict = job.overlaps.judge_hash(picture.image_id, row.pop("phash"), row)
                 excluded = excluded or verdict
             if verdict is not None:
-                self._verdicts[key64(picture.image_id)] = verdict
+                self._has_verdicts, key = True, key64(picture.image_id)
+                if picture.alone:
+                    self._own_verdicts[key] = verdict
+                else:
+                    self._verdicts.put(key, verdict)
             # A picture of training may be one of validation, too, whose rows stay.
             drop = excluded if not job.overlaps.train_only else None
             rows[picture.image_id] = drop or row

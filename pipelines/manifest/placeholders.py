@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.entries import Picture, Reading
+from vlmill.pipelines.manifest.kept import KeptNumbers
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.ids import key64
@@ -24,18 +25,16 @@ MOST_IDS = 20  # of the same bytes: a photo that people have stored again
 def find_placeholders(
     folder: Folder, reading: Reading, fetched: "Fetched | None" = None
 ) -> frozenset[str]:
-    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures.
-
-    Memory: some 100 bytes for each picture.
-    """
+    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched pictures."""
     with Progress(total=None, unit="picture", label="placeholders") as progress:
-        sizes: dict[int, int] = {}  # of each picture that is there
+        sizes, counts = KeptNumbers(), Counter[int]()  # of pictures that are there
         for picture in _pictures(reading):
             size = folder.picture_size(picture.paths)
             progress.advance()
             if size is not None:
-                sizes[key64(picture.image_id)] = size
-        common = {size for size, count in Counter(sizes.values()).items() if count > MOST_IDS}
+                sizes.put(key64(picture.image_id), size)
+                counts[size] += 1
+        common = {size for size, count in counts.items() if count > MOST_IDS}
         digests = Counter[str]()
         for picture in _pictures(reading) if common else ():
             if sizes.get(key64(picture.image_id)) in common:
@@ -48,10 +47,8 @@ def find_placeholders(
 
 def _pictures(reading: Reading) -> Iterator[Picture]:
     """Each picture once."""
-    named = set[int]()
+    named = KeptNumbers()
     for entry in reading.entries():
         for picture in entry.pictures if not isinstance(entry.rows, Drop) else ():
-            key = key64(picture.image_id)
-            if key not in named:
-                named.add(key)
+            if picture.alone or named.claim(key64(picture.image_id), 0) is None:
                 yield picture

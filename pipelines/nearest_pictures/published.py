@@ -5,6 +5,7 @@ Flickr30k 29,000), ``train_hard_pool`` [N, K] the places of the nearest in that 
 floats, the picture itself first. InterBERT's retrieval reads the same file.
 """
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.models.convert.plain_pickle import BadPickle, load, plain_value
+from vlmill.models.convert.unpickling import check_bounds
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reject
 
@@ -39,8 +41,9 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise InputError(f"--import {path} has {size} bytes; at most {MOST_BYTES} are read")
-        with path.open("rb") as file:
-            content = load(file, size)
+        raw = path.read_bytes()
+        check_bounds(raw)
+        content = load(io.BytesIO(raw), size)
     except BadPickle as error:
         raise InputError(f"--import {path} is no list of nearest pictures: {error}") from None
     except FileNotFoundError:

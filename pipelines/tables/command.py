@@ -1,13 +1,14 @@
 """Tables put together, and rows taken out: python -m vlmill.pipelines.tables --help"""
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlmill.pipelines.launch.loading import parsed, require_flags
 from vlmill.pipelines.tables.choice import Choose, Drawn, FirstOfEach, Holding, about, limit_of
 from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
-from vlmill.pipelines.tables.job import Job, run_job
+from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
 from vlmill.pipelines.tables.removal import Removal, read_wanted, removal_of, seen_by
 from vlmill.pipelines.tables.where import Condition
 from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command, say
@@ -46,8 +47,9 @@ any order; and of the other tables what is about their pictures. Memory: 8 bytes
 REMOVE = """\
 All tables without the rows of given pictures, for someone who asks to be left out: pictures by the
 URL they came from (of the picture or its page), by SHA-256 of their bytes, or by image_id; their
-pairs, regions and aliases go with them, also out of lists of negatives and neighbours. The old
-folder stays: delete it. --checkpoints says which weights were trained on them.
+pairs, regions and aliases go with them, also out of lists of negatives and neighbours. What is
+nowhere in IN is told, and listed in not_found.json. The old folder stays: delete it. --checkpoints
+says which weights were trained on them.
 """
 EPILOG = """\
 examples:
@@ -211,6 +213,7 @@ def run(arguments: Sequence[str]) -> int:
                 choose=choose,
                 rewrite=removal.shortened if removal else None,
                 rejected=args.verb == "concat",
+                absent=removal.absent if removal else None,
             )
             if beam_flags:
                 from vlmill.pipelines.tables.on_beam import write_on_beam  # takes seconds to load
@@ -238,6 +241,10 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
         f"{count} of {entry.num_rows} {name}"
         for (name, count), entry in zip(rows.items(), tables.values(), strict=True)
     ]
+    if (args.output / NOT_FOUND).is_file():
+        absent = json.loads((args.output / NOT_FOUND).read_text(encoding="utf-8"))
+        for line in absent_lines(absent):
+            say(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
     done = "finished before" if state is State.FINISHED else "done"
     print(f"{done}: {', '.join(parts)}: {args.output}")
     return 0

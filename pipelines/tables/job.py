@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from markupsafe import Markup
 
 from vlmill.pipelines.tables.choice import Choose, Dropped, gone
 from vlmill.pipelines.tables.inputs import IDS, TableInput
@@ -31,13 +32,16 @@ from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REJECTS, Table, with_later
 
 Rewrite = Callable[[Table, pa.Table], pa.Table]
+NOT_FOUND = "not_found.json"
+MOST_NAMED = 3  # of what was not found; the file has all
 MAX_REJECTS = 1_000_000  # rows of rejects that are kept: each names a row that came twice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What is done to each table: ``choose`` by its name says which rows go, ``rewrite`` changes
-    those that stay. ``rejected``: what goes becomes rows of rejects.
+    those that stay. ``rejected``: what goes becomes rows of rejects. ``absent`` is written as
+    ``not_found.json``, so that who asked can be answered.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Job:
     choose: Mapping[str, Choose]
     rewrite: Rewrite | None = None
     rejected: bool = False
+    absent: Mapping[str, Sequence[str]] | None = None  # asked for by each flag, and nowhere
 
 
 @dataclass(kw_only=True)
@@ -83,6 +88,8 @@ def run_job(job: Job) -> list[dict[str, Any]]:
             )
     shards.append(write_shard(job.output, REJECTS, rejects, producer=_producer(job)))
     write_json(job.output / "funnel.json", funnel)
+    if job.absent is not None:
+        write_json(job.output / NOT_FOUND, job.absent)
     _write_report(job, funnel)
     write_manifest(job.output, shards, job=job.name, settings=job.settings, inputs=list(job.inputs))
     return funnel
@@ -176,6 +183,25 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
             Section(
                 title="Tables", body=funnel_table(funnel), intro="in = out + what was left out"
             ),
+            *_absent_section(job.absent or {}),
             Section(title="Settings", body=settings_table(settings)),
         ],
     )
+
+
+def absent_lines(absent: Mapping[str, Sequence[str]]) -> list[str]:
+    """What to say of each flag's lines that are nowhere in the tables: how many, the first few."""
+    return [
+        f"{len(lines)} of --{flag.replace('_', '-')} nowhere in IN: {', '.join(lines[:MOST_NAMED])}"
+        + (", ..." if len(lines) > MOST_NAMED else "")
+        for flag, lines in absent.items()
+        if lines
+    ]
+
+
+def _absent_section(absent: Mapping[str, Sequence[str]]) -> list[Section]:
+    said = absent_lines(absent)
+    if not said:
+        return []
+    body = Markup("").join(Markup("<p>{}</p>").format(line) for line in said)
+    return [Section(title="Not found", body=body, intro=f"all of them: {NOT_FOUND}")]

@@ -1,14 +1,15 @@
 """Rows of pictures that someone asks to be left out: by URL, by SHA-256, by id."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from vlmill.pipelines.tables.choice import Bools, Dropped, groups, keys_of
+from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, groups, keys_of
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
@@ -39,6 +40,17 @@ class Wanted:
     digests: Keys
     ids: Keys
     url_aliases: Keys  # url-sha256/... of the URLs
+    lines: Mapping[str, Sequence[str]]  # what was given, by the name of its flag
+
+    def names_of(self, flag: str, line: str) -> list[str]:
+        """The texts that stand in tables for a line of a flag's file."""
+        if flag == "urls":
+            return [line, _url_alias(line)]
+        return [line.lower() if flag == "sha256" else line]
+
+
+def _url_alias(url: str) -> str:
+    return f"url-sha256/{hashlib.sha256(url.encode()).hexdigest()}"
 
 
 def read_wanted(urls: Path | None, sha256: Path | None, ids: Path | None) -> Wanted:
@@ -50,13 +62,13 @@ def read_wanted(urls: Path | None, sha256: Path | None, ids: Path | None) -> Wan
     for digest in lines["--sha256"]:
         if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
             raise InputError(f"--sha256 {sha256}: {digest[:80]} is no SHA-256 in hexadecimal")
-    hashed = (hashlib.sha256(url.encode()).hexdigest() for url in lines["--urls"])
     digests = [digest.lower() for digest in lines["--sha256"]]
     return Wanted(
         urls=_sorted(lines["--urls"]),
         digests=_sorted(digests),
         ids=_sorted([*lines["--image-ids"], *digests]),  # a crawled picture's id is its digest
-        url_aliases=_sorted([f"url-sha256/{digest}" for digest in hashed]),
+        url_aliases=_sorted(list(map(_url_alias, lines["--urls"]))),
+        lines={flag[2:].replace("-", "_"): of_flag for flag, of_flag in lines.items()},
     )
 
 
@@ -84,6 +96,7 @@ class Removal:
 
     images: Keys
     pairs: Keys
+    absent: Mapping[str, Sequence[str]]  # lines of each flag that are nowhere in the tables
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
         """Keeps the rows that name none of them."""
@@ -132,7 +145,8 @@ def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
 
     A picture goes under all its names: with it go those that share an alias or the bytes.
     """
-    images = np.unique(np.concatenate([wanted.ids, *_pictures(tables, wanted)]))
+    named, found = _pictures(tables, wanted)
+    images = np.unique(np.concatenate([wanted.ids, *named]))
     while len(more := _same_pictures(tables, images)) > len(images):
         images = more
     pairs = [np.empty(0, np.uint64)]
@@ -143,7 +157,22 @@ def removal_of(tables: Mapping[str, TableInput], wanted: Wanted) -> Removal:
             for name in ("page_url", "image_url"):
                 mask |= known_keys(keys_of(rows.column(name)), wanted.urls)
             pairs.append(keys_of(rows.filter(pa.array(mask)).column("pair_id")))
-    return Removal(images=images, pairs=np.unique(np.concatenate(pairs)))
+    pairs_of_these = np.unique(np.concatenate(pairs))
+    return Removal(images=images, pairs=pairs_of_these, absent=_absent(wanted, found))
+
+
+def _absent(wanted: Wanted, found: Keys) -> dict[str, list[str]]:
+    """The lines of each flag none of whose names was found, in their order, each once."""
+    keys = set(found.tolist())
+    return {
+        flag: [
+            line
+            for line in dict.fromkeys(lines)
+            if keys.isdisjoint(map(key64, wanted.names_of(flag, line)))
+        ]
+        for flag, lines in wanted.lines.items()
+        if lines
+    }
 
 
 SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one picture share
@@ -166,23 +195,40 @@ def _same_pictures(tables: Mapping[str, TableInput], images: Keys) -> Keys:
     return images
 
 
-def _pictures(tables: Mapping[str, TableInput], wanted: Wanted) -> list[Keys]:
-    found = []
+def _pictures(tables: Mapping[str, TableInput], wanted: Wanted) -> tuple[list[Keys], Keys]:
+    """The pictures of rows that have what is wanted, and which of it any row has."""
+    pictures, found = list[Keys](), [NO_KEYS]
     for entry in tables.values():
         asked = {name: wanted.urls for name in URL_COLUMNS if name in entry.table.fields}
         if "sha256" in entry.table.fields:
             asked["sha256"] = wanted.digests
         if entry.table is ALIASES:
             asked["alias"] = np.union1d(wanted.url_aliases, wanted.ids)
+        if len(wanted.ids):
+            of_rows = ("image_id", "image_ids")
+            asked |= {name: wanted.ids for name in of_rows if name in entry.table.fields}
+        asked = {name: keys for name, keys in asked.items() if len(keys)}
         if not asked:
             continue
-        for rows in groups(entry, ["image_id", *asked]):
+        has_id = "image_id" in entry.table.fields
+        for rows in groups(entry, list(dict.fromkeys([*(["image_id"] * has_id), *asked]))):
             mask = np.zeros(rows.num_rows, dtype=np.bool_)
-            for name, keys in asked.items():
-                mask |= known_keys(keys_of(rows.column(name)), keys)
-            ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
-            found.append(keys_of(ids))
-    return found
+            for name, wanted_keys in asked.items():
+                column = rows.column(name)
+                keys = keys_of(flat(column))
+                known = known_keys(keys, wanted_keys)
+                found.append(np.unique(keys[known]))
+                if name != "image_ids":
+                    mask |= known
+            if has_id:
+                ids = rows.filter(pa.array(mask)).column("image_id").drop_null()
+                pictures.append(keys_of(ids))
+    return pictures, np.unique(np.concatenate(found))
+
+
+def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts of a column; of one of lists those in all of them."""
+    return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 
 def seen_by(checkpoint: Path, removal: Removal) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
 )
 from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
+from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError
@@ -86,14 +87,23 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     )
 
 
-Named = tuple[Picture, object]  # with the number of its licence
+Named = tuple[Picture, str]  # with the number of its licence
+Pictures = KeptValues[Named]  # by their numbers
+
+
+def _pack(named: Named) -> tuple[Any, ...]:
+    return named[0].packed(), named[1]
+
+
+def _unpack(packed: tuple[Any, ...]) -> Named:
+    return Picture.unpacked(packed[0]), packed[1]
 
 
 def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
     claims = Claims()
     for split, source in files.items():
         file = JsonLists(source=source, known=KNOWN)
-        pictures: dict[int, Named] = {}
+        pictures = Pictures(_pack, _unpack)
         licenses: dict[str, str] = {}
         yield from _read_pictures(file, split, pictures, licenses)
         for number, annotation in enumerate(file.elements("annotations")):
@@ -101,7 +111,7 @@ def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
 
 
 def _read_pictures(
-    file: JsonLists, split: str, pictures: dict[int, Named], licenses: dict[str, str]
+    file: JsonLists, split: str, pictures: Pictures, licenses: dict[str, str]
 ) -> Iterator[Entry]:
     """Puts the pictures of a file into ``pictures`` by their number, and the licences by theirs;
     yields what is no picture.
@@ -121,7 +131,7 @@ def _read_pictures(
             assert drop is not None
             yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
         else:
-            pictures[one["id"]] = picture, one.get("license")
+            pictures.put(one["id"], (picture, str(one.get("license"))))
 
 
 def _picture(image: Mapping[str, Any], split: str) -> Picture | None:
@@ -143,7 +153,7 @@ def _entry(
     number: int,
     split: str,
     annotation: object,
-    pictures: Mapping[int, Named],
+    pictures: Pictures,
     licenses: Mapping[str, str],
     claims: Claims,
 ) -> Entry:
@@ -152,25 +162,26 @@ def _entry(
     if isinstance(made, Drop):
         return Entry(key=key, group=source.name, rows=made)
     pair, picture, notes = made
-    pair["license"] = licenses.get(str(pair["license"]))
+    pair["license"] = licenses.get(pair["license"])
     rows = ((PAIRS, pair),)
     return Entry(key=key, group=source.name, rows=rows, pictures=(picture,), notes=notes)
 
 
 def _pair(
-    split: str, annotation: object, pictures: Mapping[int, Named], claims: Claims
+    split: str, annotation: object, pictures: Pictures, claims: Claims
 ) -> tuple[dict[str, Any], Picture, tuple[str, ...]] | Drop:
     if not isinstance(annotation, dict):
         return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
     own, of = whole_number(annotation.get("id")), whole_number(annotation.get("image_id"))
     if own is None or of is None:
         return Drop(Reason.BAD_ROW, "id and image_id must be whole numbers")
-    if of not in pictures:
+    named = pictures.get(of)
+    if named is None:
         return Drop(Reason.BAD_ROW, f"its picture {of} is not in the list of images")
     text = text_of(annotation.get("caption"))
     if isinstance(text, Drop):
         return text
-    picture, license = pictures[of]
+    picture, license = named
     drop = claims.claim(own, f"{of}\0{text}")
     if drop is not None:
         return drop

@@ -6,9 +6,18 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import (
+    DataSet,
+    Entry,
+    Expected,
+    Picture,
+    Reading,
+    kept_pictures,
+)
+from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS
 
@@ -57,7 +66,7 @@ def _entries(sources: list[Source], name: str, split: str | None) -> Iterator[En
     claims, claims_of_pictures = NamedClaims(), NamedClaims()
     for source in sources:
         file = JsonLists(source=source, known=KNOWN)
-        pictures: dict[str, Picture] = {}
+        pictures = kept_pictures()
         yield from _read_pictures(file, name, pictures, claims_of_pictures)
         for number, annotation in enumerate(file.elements("annotations")):
             key = f"{source.name}:{number}"
@@ -80,7 +89,7 @@ def _own_id(value: object) -> str | None:
 
 
 def _read_pictures(
-    file: JsonLists, name: str, pictures: dict[str, Picture], claims: NamedClaims
+    file: JsonLists, name: str, pictures: KeptValues[Picture], claims: NamedClaims
 ) -> Iterator[Entry]:
     """Puts the pictures of a file into ``pictures`` by their id; yields what is none.
 
@@ -95,14 +104,15 @@ def _read_pictures(
         if own is not None and (drop is None or drop.reason is Reason.DUPLICATE):
             path = image["file_name"]
             paths = (path, f"images/{path}", f"train/{path}", f"val/{path}")
-            pictures[own] = Picture(image_id=f"{name}/{own}", paths=paths)
+            picture = Picture(image_id=f"{name}/{own}", paths=paths)
+            pictures.put(key64(own), picture)
         if drop is not None:
             yield Entry(key=f"{file.source.name}:images:{place}", group="", rows=drop)
 
 
 def _pair(
     annotation: object,
-    pictures: dict[str, Picture],
+    pictures: KeptValues[Picture],
     name: str,
     split: str | None,
     claims: NamedClaims,
@@ -112,7 +122,7 @@ def _pair(
     own, of = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
     if own is None or of is None:
         return Drop(Reason.BAD_ROW, "an annotation without id or image_id")
-    picture = pictures.get(of)
+    picture = pictures.get(key64(of))
     if picture is None:
         return Drop(Reason.BAD_ROW, f"its picture {of[:200]} is not in the list of images")
     text = text_of(annotation.get("caption"))

@@ -36,7 +36,7 @@ PUBLISHED = {"train": 145_000, "val": 5_070, "test": 5_000}
 LINES_OF_ALL = 158_915
 MORE_IN_VAL = "note: the papers say 1,000 validation pictures, the file has 1,014; all are written"
 MOST_CAPTIONS = 64  # of a picture; it has five
-_NAME = re.compile(r"(\d{1,18})\.jpg", re.ASCII)  # a photo id has up to eleven digits
+_NAME = re.compile(r"(\d{1,17})\.jpg", re.ASCII)  # a photo id has up to eleven digits
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # of a caption
 _LOST_BAR = re.compile(r"\s*(\d{1,9})\s+(.*)", re.DOTALL | re.ASCII)
 

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.kept import KeptNumbers
 from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL
 from vlmill.pipelines.manifest.sources import Folder, Source
@@ -79,7 +80,7 @@ def check_lines(urls: Source, captions: Source) -> None:
 
 
 def _entries(sources: tuple[Source, ...], name: str) -> Iterator[Entry]:
-    seen = dict[int, int]()
+    seen = KeptNumbers()
     for number, (place, caption) in enumerate(_rows(sources, name)):
         yield _entry(name, number, place, caption, seen)
 
@@ -97,7 +98,7 @@ def _rows(sources: tuple[Source, ...], name: str) -> Iterator[Fields]:
         yield from ((url, text) for (_, url), (_, text) in zip(*columns, strict=True))
 
 
-def _entry(name: str, number: int, place: object, caption: object, seen: dict[int, int]) -> Entry:
+def _entry(name: str, number: int, place: object, caption: object, seen: KeptNumbers) -> Entry:
     key = f"{name}:{number}"
     text = caption if isinstance(caption, Drop) else text_of(caption)
     if isinstance(place, Drop):
@@ -134,12 +135,12 @@ def _entry(name: str, number: int, place: object, caption: object, seen: dict[in
     return Entry(key=key, group=name, rows=((PAIRS, pair),), pictures=(picture,), notes=notes)
 
 
-def _count(seen: dict[int, int], photo: str | None) -> int:
+def _count(seen: KeptNumbers, photo: str | None) -> int:
     """How often the photo came before: which of its captions this is."""
     if photo is None:
         return 0
-    number = seen.get(int(photo), 0)
-    seen[int(photo)] = number + 1
+    number = seen.get(int(photo)) or 0
+    seen.put(int(photo), number + 1)
     return number
 
 

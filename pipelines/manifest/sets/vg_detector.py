@@ -13,7 +13,14 @@ from typing import Any
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.boxes import clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import whole_number
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import (
+    DataSet,
+    Entry,
+    Expected,
+    Picture,
+    Reading,
+    kept_pictures,
+)
 from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
 from vlmill.pipelines.manifest.sources import Folder, Source
@@ -117,7 +124,7 @@ def _open(folder: Folder, _: argparse.Namespace) -> Reading:
 def _entries(
     folder: Folder, images: Source, annotations: Source, vocabulary: Vocabulary
 ) -> Iterator[Entry]:
-    pictures, member = dict[int, Picture](), annotations.name.partition(".")[0]
+    pictures, member = kept_pictures(), annotations.name.partition(".")[0]
     yield from read_pictures(images, pictures)
     splits, seen = dict(detector_splits(folder)), set[int]()
     file = JsonLists(source=annotations, known={"": ELEMENT_KEYS})

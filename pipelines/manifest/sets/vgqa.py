@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
+from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading, kept_pictures
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.sets.visual_genome import FOLDERS, IMAGES, read_pictures
 from vlmill.pipelines.manifest.sources import Folder, Source
@@ -78,7 +78,7 @@ def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:
 
 def vgqa_entries(images: Source, questions: Source, numbers: Mapping[str, int]) -> Iterator[Entry]:
     """Yields the questions in the order of their file."""
-    pictures, claims = dict[int, Picture](), Claims()
+    pictures, claims = kept_pictures(), Claims()
     yield from read_pictures(images, pictures)
     for place, one in enumerate(JsonLists(source=questions, known={"": ELEMENT_KEYS}).elements()):
         key = f"{questions.name}:{place}"

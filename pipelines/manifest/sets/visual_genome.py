@@ -27,7 +27,9 @@ from vlmill.pipelines.manifest.entries import (
     Picture,
     Reading,
     Rows,
+    kept_pictures,
 )
+from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.rejects import Reason
@@ -43,7 +45,7 @@ NUM_REGIONS, NUM_IMAGES = 5_408_689, 108_077
 PAGE = "visualgenome.org"
 
 
-def read_pictures(source: Source, pictures: dict[int, Picture]) -> Iterator[Entry]:
+def read_pictures(source: Source, pictures: KeptValues[Picture]) -> Iterator[Entry]:
     """Puts the pictures of ``image_data.json`` into ``pictures`` by their number, with their other
     names; yields what is none.
     """
@@ -52,15 +54,13 @@ def read_pictures(source: Source, pictures: dict[int, Picture]) -> Iterator[Entr
         number, drop = whole_number(own), None
         if number is None:
             drop = Drop(Reason.BAD_ROW, "a picture without image_id")
-        elif number in pictures:
-            drop = came_earlier(
-                f"picture {number}", same=pictures[number] == _picture(number, image)
-            )
+        elif (earlier := pictures.get(number)) is not None:
+            drop = came_earlier(f"picture {number}", same=earlier == _picture(number, image))
         if drop is not None or number is None:
             assert drop is not None
             yield Entry(key=f"{source.name}:{place}", group="", rows=drop)
         else:
-            pictures[number] = _picture(number, image)
+            pictures.put(number, _picture(number, image))
 
 
 def _picture(number: int, image: Mapping[str, Any]) -> Picture:
@@ -99,7 +99,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def _entries(folder: Folder, images: Source, regions: Source, *, boxes: bool) -> Iterator[Entry]:
-    pictures, claims = dict[int, Picture](), Claims()
+    pictures, claims = kept_pictures(), Claims()
     yield from read_pictures(images, pictures)
     with_files = boxes and folder.has_pictures(FOLDERS)
     for number, one in enumerate(JsonLists(source=regions, known={"": ELEMENT_KEYS}).elements()):

@@ -6,7 +6,7 @@ of the two versions overlap, so each has its version in front.
 
 import argparse
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,56 +17,22 @@ from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture,
 from vlmill.pipelines.manifest.labels import add_labels
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
-from vlmill.schemas.answers import MIN_QUESTIONS, clean_answer, labels_of, soft_labels
-from vlmill.schemas.console.progress import Progress
+from vlmill.pipelines.manifest.vqa_answers import (
+    ABOUT,
+    Annotation,
+    Annotations,
+    answered,
+    published_answers,
+)
+from vlmill.schemas.answers import MIN_QUESTIONS, labels_of
 from vlmill.schemas.labels import LABELS_FILE, read_labels
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import QUESTIONS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Annotation:
-    """What was answered to a question; ``answers`` as the annotators typed them.
-
-    ``image_id`` is the picture's number, None where the file does not say it.
-    """
-
-    image_id: int | None
-    question_type: str | None
-    answer_type: str | None
-    answer: str
-    answers: tuple[str, ...]
-
-
-def annotation_of(record: Any) -> tuple[int, Annotation] | Drop:
-    """Reads an entry of ``*_annotations.json`` as a question_id and its annotation."""
-    try:
-        question_id, answer = record["question_id"], record["multiple_choice_answer"]
-        answers = tuple(one["answer"] for one in record["answers"])
-    except (KeyError, TypeError) as error:
-        return Drop(Reason.BAD_ROW, f"an annotation without {error}")
-    texts = (answer, *answers)
-    if whole_number(question_id) is None or not all(isinstance(a, str) for a in texts):
-        return Drop(Reason.BAD_ROW, "question_id must be a whole number and answers text")
-    if not answers:
-        return Drop(Reason.BAD_ROW, f"question {question_id} has no answers")
-    return question_id, Annotation(
-        image_id=whole_number(record.get("image_id")),
-        question_type=text_or_none(record.get("question_type")),
-        answer_type=text_or_none(record.get("answer_type")),
-        answer=clean_answer(answer),
-        answers=tuple(map(clean_answer, answers)),
-    )
-
-
-def text_or_none(value: Any) -> str | None:
-    """Returns a text, None for anything else."""
-    return value if isinstance(value, str) else None
-
-
 def question_row(
     record: Any,
-    annotations: Mapping[int, Annotation] | None,
+    find: Callable[[int], Annotation | None] | None,
     numbers: Mapping[str, int] | None,
     *,
     split: str,
@@ -74,8 +40,9 @@ def question_row(
 ) -> dict[str, Any] | Drop:
     """Reads an entry of ``*_questions.json`` as a row of ``questions``.
 
-    Without ``annotations`` (test sets) its answers are null, without ``numbers`` of labels (their
-    places in the list) its labels. A question whose answers are no labels has empty lists.
+    ``find`` gives a question's annotation; without (test sets) its answers are null, without
+    ``numbers`` of labels (their places in the list) its labels. A question whose answers are no
+    labels has empty lists.
     """
     try:
         question_id, image_id, text = record["question_id"], record["image_id"], record["question"]
@@ -94,9 +61,9 @@ def question_row(
         "split": split,
         "source": source,
     }
-    if annotations is None:
+    if find is None:
         return row
-    annotation = annotations.get(question_id)
+    annotation = find(question_id)
     if annotation is None:
         return Drop(Reason.BAD_ROW, f"question {question_id} has no annotation")
     if annotation.image_id not in (None, image_id):
@@ -105,38 +72,14 @@ def question_row(
     return row | answered(annotation, numbers)
 
 
-def answered(annotation: Annotation, numbers: Mapping[str, int] | None) -> dict[str, Any]:
-    """Returns the columns of a question's answers and, where labels are ``numbers``, of these."""
-    columns: dict[str, Any] = {
-        "question_type": annotation.question_type,
-        "answer_type": annotation.answer_type,
-        "answer": annotation.answer,
-        "answers": list(annotation.answers),
-    }
-    if numbers is not None:
-        label_ids, label_scores = soft_labels(annotation.answers, numbers)
-        columns |= {"label_ids": label_ids, "label_scores": label_scores}
-    return columns
-
-
 # The data sets
 
 ANNOTATED = ("train2014", "val2014")
 TEST, TEST_DEV = "test2015", "test-dev2015"  # the second is a part of the first
 PAGE = "the data set's page"
-ABOUT = ("info", "license", "data_type", "data_subtype")
 QUESTION_KEYS = {
     "": frozenset((*ABOUT, "task_type", "questions")),
     "questions": frozenset(("question_id", "image_id", "question")),
-}
-ANNOTATION_KEYS = {
-    "": frozenset((*ABOUT, "annotations")),
-    "annotations": frozenset(
-        (
-            *("question_id", "image_id", "question_type", "answer_type"),
-            *("multiple_choice_answer", "answers"),
-        )
-    ),
 }
 
 
@@ -237,49 +180,36 @@ def labels_for(
     )
 
 
-def published_answers(sources: Iterable[Source]) -> Iterator[str]:
-    """Yields the most frequent answer to each question."""
-    with Progress(total=None, unit="answer", label="labels") as progress:
-        for source in sources:
-            for record in JsonLists(source=source).elements("annotations"):
-                entry = annotation_of(record)
-                if not isinstance(entry, Drop):
-                    yield entry[1].answer
-                progress.advance(1)
-
-
 def vqa_entries(
     version: Version, splits: Sequence[SplitFiles], numbers: Mapping[str, int] | None
 ) -> Iterator[Entry]:
-    """Yields a split's questions in the order of their file, after its annotations that are none.
-
-    Memory: the annotations of one split, some 1 KB for each.
+    """Yields a split's questions in the order of their file, among them its annotations that are
+    none.
     """
     claims = Claims()
     for files in splits:
-        annotations: dict[int, Annotation] | None = None
-        if files.annotations is not None:
-            annotations = {}
-            yield from read_annotations(files.annotations, annotations)
-        name, asked = files.questions.name, set[int]()
+        annotations = None if files.annotations is None else Annotations(files.annotations)
+        find = None if annotations is None else annotations.get
+        name = files.questions.name
         asking = JsonLists(source=files.questions, known=QUESTION_KEYS)
         for place, record in enumerate(asking.elements("questions")):
-            row = question_row(
-                record, annotations, numbers, split=files.split, source=version.source
-            )
+            row = question_row(record, find, numbers, split=files.split, source=version.source)
             picture: tuple[Picture, ...] = ()
+            if annotations is not None and annotations.faults:
+                yield from annotations.faults
+                annotations.faults.clear()
             if not isinstance(row, Drop):
-                asked.add(record["question_id"])
+                if annotations is not None:
+                    annotations.used(record["question_id"])
                 repeated = claims.claim(
                     record["question_id"], f"{row['image_id']} {row['question']}"
                 )
                 picture = (coco_picture(record["image_id"], files.split),)
                 row = repeated or row
             yield entry_of(f"{name}:{place}", name, row, picture)
-        for question_id in sorted((annotations or {}).keys() - asked):
-            assert files.annotations is not None
-            drop = Drop(Reason.BAD_REFERENCE, f"no question {question_id} in {name}")
-            yield entry_of(f"{files.annotations.name}:{question_id}", "", drop)
+        if annotations is not None:
+            annotations.end(name)
+            yield from annotations.faults
 
 
 def entry_of(
@@ -289,21 +219,6 @@ def entry_of(
     if isinstance(row, Drop):
         return Entry(key=key, group=group, rows=row)
     return Entry(key=key, group=group, rows=((QUESTIONS, row),), pictures=pictures)
-
-
-def read_annotations(source: Source, annotations: dict[int, Annotation]) -> Iterator[Entry]:
-    """Puts a file's annotations into ``annotations``; yields those that are none."""
-    file = JsonLists(source=source, known=ANNOTATION_KEYS)
-    for place, record in enumerate(file.elements("annotations")):
-        entry = annotation_of(record)
-        if not isinstance(entry, Drop) and entry[0] in annotations:
-            same = annotations[entry[0]] == entry[1]
-            reason = Reason.DUPLICATE if same else Reason.ID_CONFLICT
-            entry = Drop(reason, f"question {entry[0]} has an annotation before")
-        if isinstance(entry, Drop):
-            yield entry_of(f"{source.name}:{place}", "", entry)
-        else:
-            annotations[entry[0]] = entry[1]
 
 
 def coco_picture(image_id: int, split: str) -> Picture:

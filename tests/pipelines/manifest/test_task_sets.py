@@ -18,6 +18,7 @@ from tests.pipelines.manifest.task_layouts import (
     write_vqa,
 )
 
+from vlmill.models.convert import unpickling
 from vlmill.pipelines.manifest.job import main
 from vlmill.schemas.files.manifest import read_manifest, verify_folder
 from vlmill.schemas.files.reading import read_table
@@ -221,7 +222,9 @@ def test_refcoco_with_the_detections_of_mattnet(tmp_path: Path) -> None:
     assert manifest["notes"] == {"box_clipped": 2, "object_without_area": 1}
 
 
-def test_a_foreign_pickle_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_pickle_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Harmful:
         def __reduce__(self) -> Any:
             return (write, (tmp_path / "ran", "x"))
@@ -233,6 +236,10 @@ def test_a_foreign_pickle_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     error = capsys.readouterr().err
     assert "refs(unc).p is no pickle of plain data" in error and "task_layouts.write" in error
     assert not (tmp_path / "ran").exists()
+    monkeypatch.setattr(unpickling, "MEMORY", 32 << 20)
+    write(tmp_path / "refcoco" / "refs(unc).p", b"\x80\x02" + b"]" * 1_000_000)
+    assert main([*words, "--fresh"]) == 2
+    assert "refs(unc).p is no pickle of plain data (it needs more" in capsys.readouterr().err
     write(tmp_path / "refcoco" / "refs(google).p", b"")
     assert main([*words, "--fresh"]) == 2
     assert "splits of unc and google; say --split-by" in capsys.readouterr().err

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest import detections
+from vlmill.pipelines.manifest import detections, vcr_objects, vqa_answers
+from vlmill.pipelines.manifest import instances as of_coco
 from vlmill.pipelines.manifest.boxes import Frame
 from vlmill.pipelines.manifest.sets import glue, nlvr2, refcoco, vcr, vgqa, vqa
 from vlmill.schemas.rejects import Reason
@@ -31,15 +32,15 @@ ANNOTATION = {
 }
 
 
-def annotations(record: Any = ANNOTATION) -> dict[int, vqa.Annotation]:
-    entry = vqa.annotation_of(record)
+def annotations(record: Any = ANNOTATION) -> dict[int, vqa_answers.Annotation]:
+    entry = vqa_answers.annotation_of(record)
     assert not isinstance(entry, Drop)
     return dict([entry])
 
 
 def test_a_question_with_its_answers_and_soft_scores() -> None:
     numbers = {"bus": 17, "red bus": 402, "": 0}
-    row = vqa.question_row(QUESTION, annotations(), numbers, split="train2014", source="vqa2")
+    row = vqa.question_row(QUESTION, annotations().get, numbers, split="train2014", source="vqa2")
     assert isinstance(row, dict)
     assert row == {
         "question_id": "vqa2/203564000",
@@ -73,9 +74,11 @@ def test_questions_of_test_sets_have_no_answers() -> None:
     ],
 )
 def test_questions_that_are_none(change: dict[str, Any], expected: Reason) -> None:
-    row = vqa.question_row(QUESTION | change, annotations(), {}, split="val2014", source="vqa2")
+    row = vqa.question_row(QUESTION | change, annotations().get, {}, split="val2014", source="vqa2")
     assert reason(row) is expected
-    assert reason(vqa.question_row([], {}, {}, split="val2014", source="vqa2")) is Reason.BAD_ROW
+    assert (
+        reason(vqa.question_row([], {}.get, {}, split="val2014", source="vqa2")) is Reason.BAD_ROW
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_questions_that_are_none(change: dict[str, Any], expected: Reason) -> No
     [{"answers": []}, {"answers": [{}]}, {"question_id": "1"}, {"answers": [{"answer": 1}]}],
 )
 def test_annotations_that_are_none(change: dict[str, Any]) -> None:
-    assert reason(vqa.annotation_of(ANNOTATION | change)) is Reason.BAD_ROW
+    assert reason(vqa_answers.annotation_of(ANNOTATION | change)) is Reason.BAD_ROW
 
 
 VG_QUESTION = {"qa_id": 3, "image_id": 7, "question": "What color is it?", "answer": "Light Green."}
@@ -123,9 +126,9 @@ METADATA = {
 }
 
 
-def objects(change: dict[str, Any] | None = None) -> vcr.Objects:
-    made = vcr.objects_of(METADATA | (change or {}))
-    assert isinstance(made, vcr.Objects)
+def objects(change: dict[str, Any] | None = None) -> vcr_objects.Objects:
+    made = vcr_objects.objects_of(METADATA | (change or {}))
+    assert isinstance(made, vcr_objects.Objects)
     return made
 
 
@@ -193,11 +196,11 @@ def test_lines_of_vcr_that_are_none(change: dict[str, Any], expected: Reason) ->
     ],
 )
 def test_metadata_that_is_none(change: dict[str, Any], expected: Reason) -> None:
-    assert reason(vcr.objects_of(METADATA | change)) is expected
+    assert reason(vcr_objects.objects_of(METADATA | change)) is expected
 
 
 def test_boxes_and_polygons_are_turned_with_their_picture() -> None:
-    turned = vcr.upright(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
+    turned = vcr_objects.upright(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
     assert (turned.width, turned.height) == (1080, 1920)
     assert turned.boxes[1] == (1080 - 4, 1, 1080 - 2, 3)
     assert turned.segms == [[[[1060, 11], [1055, 90], [880, 60]]], []]
@@ -222,8 +225,8 @@ REF = {
 }
 
 
-def instances() -> dict[int, refcoco.Instance]:
-    entry = refcoco.instance_of(ANNOTATED, SIZES)
+def instances() -> dict[int, of_coco.Instance]:
+    entry = of_coco.instance_of(ANNOTATED, SIZES)
     assert not isinstance(entry, Drop)
     return dict([entry])
 
@@ -301,9 +304,9 @@ def test_refs_that_are_none(change: dict[str, Any], expected: Reason) -> None:
     ],
 )
 def test_boxes_that_are_none(bbox: list[Any], expected: Reason) -> None:
-    assert reason(refcoco.corners_of(bbox, Frame(640, 480))) is expected
-    assert reason(refcoco.instance_of(ANNOTATED | {"bbox": None}, SIZES)) is Reason.BAD_ROW
-    assert reason(refcoco.instance_of(ANNOTATED | {"image_id": 1}, SIZES)) is Reason.BAD_REFERENCE
+    assert reason(of_coco.corners_of(bbox, Frame(640, 480))) is expected
+    assert reason(of_coco.instance_of(ANNOTATED | {"bbox": None}, SIZES)) is Reason.BAD_ROW
+    assert reason(of_coco.instance_of(ANNOTATED | {"image_id": 1}, SIZES)) is Reason.BAD_REFERENCE
 
 
 def test_a_detection_is_of_a_listed_picture() -> None:

@@ -217,6 +217,48 @@ def test_remove_finds_pictures_by_digest_and_by_id_in_lists_too(tmp_path: Path) 
     assert ids(tmp_path / "q", STATEMENTS, "example_id") == ["e0", "e2"]
 
 
+def test_remove_says_what_is_nowhere_in_the_tables(
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = ["http://x/b.jpg", *(f"http://nowhere/<{n}>.jpg" for n in range(5))]
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"b", b"nothing")]
+    flags = []
+    for flag, lines in (
+        ("--urls", [*urls, urls[-1]]),
+        ("--sha256", digests),
+        ("--image-ids", ["z", "a"]),
+    ):
+        (tmp_path / flag[2:]).write_text("\n".join(lines))
+        flags += [flag, str(tmp_path / flag[2:])]
+    command = ["remove", mined, *flags, "--output", str(tmp_path / "out")]
+    for _ in range(2):  # a finished run says the same again
+        assert main(command) == 0
+        error = capsys.readouterr().err
+        first = ", ".join(urls[1:4])
+        assert f"warning: 5 of --urls nowhere in IN: {first}, ...; all of them: " in error
+        assert f"1 of --sha256 nowhere in IN: {digests[1]}; " in error
+        assert "1 of --image-ids nowhere in IN: z; " in error
+    absent = json.loads((tmp_path / "out/not_found.json").read_text())
+    assert absent == {"urls": urls[1:], "sha256": digests[1:], "image_ids": ["z"]}
+    assert "http://nowhere/&lt;0&gt;.jpg" in (tmp_path / "out/report.html").read_text()
+
+
+def test_remove_finds_a_url_by_its_alias_and_an_id_in_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alias = f"url-sha256/{hashlib.sha256(b'http://x/1').hexdigest()}"
+    statement = {"example_id": "e", "image_ids": ["d", "e"], "text_a": "t", "label_id": 1}
+    tables = {STATEMENTS: [[statement]], ALIASES: [[{"image_id": "c", "alias": alias}]]}
+    given = folder(tmp_path / "in", tables)
+    (tmp_path / "urls").write_text("http://x/1\n")
+    (tmp_path / "ids").write_text("e\n")
+    flags = ["--urls", str(tmp_path / "urls"), "--image-ids", str(tmp_path / "ids")]
+    assert main(["remove", given, *flags, "--output", str(tmp_path / "o")]) == 0
+    assert "nowhere" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "o/not_found.json").read_text()) == {"urls": [], "image_ids": []}
+    assert read_table(tmp_path / "o", ALIASES).num_rows == 0
+
+
 @pytest.mark.parametrize("asked", ["vg/1", "coco/9", "flickr/7", "flickr30k/7", "copy"])
 def test_remove_takes_a_picture_out_under_all_its_names(tmp_path: Path, asked: str) -> None:
     names = [("vg/1", "coco/9"), ("coco/9", "flickr/7"), ("flickr30k/7", "flickr/7"), ("vg/2", "x")]

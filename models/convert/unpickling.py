@@ -1,0 +1,130 @@
+"""Strangers' pickles, read in a process of their own whose memory and time are bounded.
+
+:mod:`~vlmill.models.convert.plain_pickle` refuses every name and bounds the number of
+instructions; what is left, as a small file that unfolds to far more than it has bytes, ends with
+the process. What was read comes back by :mod:`marshal`: texts, numbers and containers.
+"""
+
+import io
+import marshal
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vlmill.models.convert.plain_pickle import BadPickle, load
+
+MAX_PICKLE = 256 << 20  # bytes; published files have some 20 MB
+MEMORY = 2 << 30  # bytes beside those of Python itself; RefCOCO's need some 300 MB
+SECONDS = 600  # of processor time; RefCOCO's take some ten
+LIST, OTHER, ERROR, END = "list", "other", "error", "end"
+
+
+def unpickled_list(content: bytes, *, encoding: str = "latin1") -> Iterator[Any]:
+    """Yields the elements of the list that a pickle holds, as plain data, one at a time.
+
+    ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes. Raises BadPickle for
+    anything else than a list of plain data, or one that needs more than MEMORY or SECONDS.
+    """
+    with _reader(content, encoding) as answers:
+        kind, said = next(answers)
+        if kind == OTHER:
+            raise BadPickle(f"it holds a {said}, want a list")
+        for kind, element in answers:
+            if kind == END:
+                return
+            yield element
+
+
+def check_bounds(content: bytes) -> None:
+    """Raises BadPickle for a pickle that is no plain data, or needs more than MEMORY or SECONDS:
+    what passes may be read by :func:`~vlmill.models.convert.plain_pickle.load`.
+    """
+    with _reader(content, "latin1") as answers:
+        next(answers)
+
+
+@contextmanager
+def _reader(content: bytes, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Gives the answers of a process that reads the pickle; it ends with the block."""
+    if len(content) > MAX_PICKLE:
+        raise BadPickle(f"{len(content)} bytes, limit {MAX_PICKLE}")
+    command = [sys.executable, "-P", "-m", __name__, encoding, str(MEMORY), str(SECONDS)]
+    # What this process imports from, and not from the folder that it happens to run in.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            try:
+                child.stdin.write(content)
+                child.stdin.close()
+            except BrokenPipeError:
+                pass  # its end says why
+            yield _answers(child, child.stdout)
+        finally:
+            child.kill()
+
+
+def _answers(child: "subprocess.Popen[bytes]", output: Any) -> Iterator[tuple[str, Any]]:
+    while True:
+        try:
+            kind, said = marshal.load(output)
+        except (EOFError, ValueError, TypeError):
+            status = child.wait()
+            if status in (-signal.SIGXCPU, -signal.SIGKILL):
+                why = f"more than {SECONDS} seconds of processor time, or {MEMORY} bytes"
+                raise BadPickle(f"reading it takes {why}") from None
+            raise BadPickle(f"the process that read it ended with status {status}") from None
+        if kind == ERROR:
+            raise BadPickle(said)
+        yield kind, said
+
+
+def _limit(memory: int, seconds: int) -> None:
+    """Bounds this process."""
+    statm = Path("/proc/self/statm")  # of other systems the limit counts Python, too
+    own = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    for kind, most in ((resource.RLIMIT_AS, own + memory), (resource.RLIMIT_CPU, seconds)):
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, hard))
+
+
+def _answer(content: bytes, encoding: str, output: BinaryIO) -> None:
+    """Reads the pickle and writes what it holds."""
+    value = load(io.BytesIO(content), len(content), encoding=encoding)
+    if not isinstance(value, list):
+        marshal.dump((OTHER, type(value).__name__), output)
+        return
+    marshal.dump((LIST, None), output)
+    for element in value:
+        marshal.dump((LIST, element), output)
+    marshal.dump((END, None), output)
+
+
+def main(arguments: list[str]) -> int:
+    """The process: reads a pickle from standard input and writes answers to standard output."""
+    encoding, memory, seconds = arguments
+    output = sys.stdout.buffer
+    content = sys.stdin.buffer.read()
+    _limit(int(memory), int(seconds))
+    try:
+        _answer(content, encoding, output)
+    except BadPickle as error:
+        marshal.dump((ERROR, str(error)), output)
+    except MemoryError:
+        marshal.dump((ERROR, f"it needs more than {memory} bytes of memory"), output)
+    except ValueError as error:  # what marshal does not know, or that holds itself
+        marshal.dump((ERROR, f"an element is no plain data ({error})"), output)
+    output.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

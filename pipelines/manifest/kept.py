@@ -1,0 +1,231 @@
+"""What earlier rows have said, by 64-bit keys: the newest in memory, all else on the disk.
+
+A data set of any size takes the same memory: a bounded number of keys, a filter of fixed size that
+says of most keys that they are new, and 16 bytes for each 256 keys. Files lie in TMPDIR without a
+name, so that they end with the process.
+"""
+
+import marshal
+import os
+import tempfile
+import weakref
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+YOUNG = 1 << 15  # keys in memory, some 110 bytes each
+PAGE = 256  # keys of a page of a run
+FAN = 8  # runs that are merged into one
+FILTER_BITS = 26  # its size as a power of two: 8 MiB, two bits a key
+BLOCK = 4_096  # bytes that are read together
+CACHED = 2_048  # values that were used last; there may be twice as many
+_ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # multipliers that spread keys evenly
+_ALL = (1 << 64) - 1
+_SHIFT = 64 - FILTER_BITS
+_LENGTH_BITS = 30  # of a value's bytes
+Words = npt.NDArray[np.uint64]
+T = TypeVar("T")
+
+
+class _Run:
+    """Keys in ascending order with their numbers, in pages of a file."""
+
+    def __init__(self, pages: Iterator[tuple[Words, Words]]) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the run
+        self.close = weakref.finalize(self, self._file.close)  # gives the disk's space back
+        self._first, self._sizes = array("Q"), array("H")
+        self.last = 0
+        self._at, self._page = -1, memoryview(b"")  # read last: what comes next is often near
+        for keys, numbers in pages:
+            self._append(keys, numbers)
+
+    def _append(self, keys: Words, numbers: Words) -> None:
+        for at in range(0, len(keys), PAGE):
+            page = np.zeros(2 * PAGE, np.uint64)
+            size = len(keys[at : at + PAGE])
+            page[:size], page[PAGE : PAGE + size] = keys[at : at + PAGE], numbers[at : at + PAGE]
+            self._file.write(page.tobytes())
+            self._first.append(int(page[0]))
+            self._sizes.append(size)
+            self.last = int(page[size - 1])
+
+    def get(self, key: int) -> int | None:
+        """The number of a key, None if the run has it not."""
+        if not self._first[0] <= key <= self.last:
+            return None
+        number = bisect_right(self._first, key) - 1
+        if number != self._at:
+            self._at, self._page = number, memoryview(self._read(number)).cast("Q")
+        page, size = self._page, self._sizes[number]
+        at = bisect_left(page, key, 0, size)
+        return page[PAGE + at] if at < size and page[at] == key else None
+
+    def _read(self, number: int) -> bytes:
+        return os.pread(self._file.fileno(), 16 * PAGE, number * 16 * PAGE)
+
+    def pages(self) -> Iterator[tuple[Words, Words]]:
+        """Yields the keys and numbers of page after page."""
+        for number, size in enumerate(self._sizes):
+            page = np.frombuffer(self._read(number), np.uint64)
+            yield page[:size], page[PAGE : PAGE + size]
+
+
+def _blocks(run: _Run, pages: int) -> Iterator[tuple[Words, Words]]:
+    """Several pages of a run together."""
+    source = run.pages()
+    while taken := list(islice(source, pages)):
+        yield np.concatenate([p[0] for p in taken]), np.concatenate([p[1] for p in taken])
+
+
+def _merged(runs: Sequence[_Run]) -> Iterator[tuple[Words, Words]]:
+    """Yields the keys of all runs in order; of a key that several have, the last run's number."""
+    sources = [_blocks(run, 16) for run in runs]
+    heads = [next(source) for source in sources]
+    while heads:
+        bound = min(keys[-1] for keys, _ in heads)
+        cuts = [int(np.searchsorted(keys, bound, side="right")) for keys, _ in heads]
+        keys = np.concatenate([h[0][:cut] for h, cut in zip(heads, cuts, strict=True)])
+        numbers = np.concatenate([h[1][:cut] for h, cut in zip(heads, cuts, strict=True)])
+        order = np.argsort(keys, kind="stable")
+        keys, numbers = keys[order], numbers[order]
+        newest = np.append(keys[1:] != keys[:-1], True)
+        yield keys[newest], numbers[newest]
+        heads = [(h[0][cut:], h[1][cut:]) for h, cut in zip(heads, cuts, strict=True)]
+        refilled = [
+            (head if len(head[0]) else next(source, None), source)
+            for head, source in zip(heads, sources, strict=True)
+        ]
+        heads = [head for head, _ in refilled if head is not None]
+        sources = [source for head, source in refilled if head is not None]
+
+
+class KeptNumbers:
+    """64-bit numbers by 64-bit keys, any number of them in some 20 MB of memory."""
+
+    def __init__(self) -> None:
+        self._young: dict[int, int] = {}
+        self._runs: list[tuple[int, _Run]] = []  # with their levels, the oldest first
+        self._lowest, self._highest = _ALL, -1  # keys in runs
+        self._filter = bytearray()
+
+    def get(self, key: int) -> int | None:
+        """The number that a key was given last, None for a key that is new."""
+        number = self._young.get(key)
+        if number is None and self._lowest <= key <= self._highest:
+            return self._old(key)
+        return number
+
+    def put(self, key: int, number: int) -> None:
+        """Gives a key a number; what it was given before is forgotten."""
+        self._young[key] = number
+        if len(self._young) >= YOUNG:
+            self._spill()
+
+    def claim(self, key: int, number: int) -> int | None:
+        """Gives a new key its number; of one that came earlier returns what it was given."""
+        earlier = self._young.get(key)
+        if earlier is None and self._lowest <= key <= self._highest:
+            earlier = self._old(key)
+        if earlier is None:
+            self._young[key] = number
+            if len(self._young) >= YOUNG:
+                self._spill()
+        return earlier
+
+    def _old(self, key: int) -> int | None:
+        """The number of a key in a run; the range of keys has been looked at before the call."""
+        for odd in _ODD:
+            slot = (key * odd & _ALL) >> _SHIFT
+            if not self._filter[slot >> 3] >> (slot & 7) & 1:
+                return None
+        for _, run in reversed(self._runs):
+            if (number := run.get(key)) is not None:
+                return number
+        return None
+
+    def _spill(self) -> None:
+        """Puts the keys in memory to the disk."""
+        keys = np.fromiter(self._young.keys(), np.uint64, len(self._young))
+        numbers = np.fromiter(self._young.values(), np.uint64, len(self._young))
+        self._young = {}
+        order = np.argsort(keys)
+        keys, numbers = keys[order], numbers[order]
+        self._lowest = min(self._lowest, int(keys[0]))
+        self._highest = max(self._highest, int(keys[-1]))
+        self._mark(keys)
+        self._runs.append((0, _Run(iter([(keys, numbers)]))))
+        while len(self._runs) >= FAN and self._runs[-FAN][0] == self._runs[-1][0]:
+            level, runs = self._runs[-1][0], [run for _, run in self._runs[-FAN:]]
+            self._runs[-FAN:] = [(level + 1, _Run(_merged(runs)))]
+            for run in runs:
+                run.close()
+
+    def _mark(self, keys: Words) -> None:
+        if not self._filter:
+            self._filter = bytearray(1 << FILTER_BITS - 3)
+        bits = np.frombuffer(self._filter, np.uint8)
+        for odd in _ODD:
+            slots = keys * np.uint64(odd) >> np.uint64(_SHIFT)
+            of_byte = np.uint8(1) << (slots & np.uint64(7)).astype(np.uint8)
+            np.bitwise_or.at(bits, (slots >> np.uint64(3)).astype(np.int64), of_byte)
+
+
+class KeptValues(Generic[T]):
+    """Values by 64-bit keys: on the disk, but for those that were used last.
+
+    ``pack`` makes of a value what :mod:`marshal` writes (texts, numbers, tuples of them), and
+    ``unpack`` the value again.
+    """
+
+    def __init__(self, pack: Callable[[T], Any], unpack: Callable[[Any], T]) -> None:
+        self._pack, self._unpack = pack, unpack
+        self._places = KeptNumbers()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        weakref.finalize(self, self._file.close)
+        self._size = self._flushed = 0
+        self._start, self._block = 0, b""  # read last: what comes next is often near
+        self._used: dict[int, T] = {}
+        self._before: dict[int, T] = {}  # used before those
+
+    def put(self, key: int, value: T) -> None:
+        """Gives a key a value; what it was given before is forgotten."""
+        content = marshal.dumps(self._pack(value))
+        self._file.write(content)
+        self._places.put(key, self._size << _LENGTH_BITS | len(content))
+        self._size += len(content)
+        self._use(key, value)
+
+    def get(self, key: int) -> T | None:
+        """The value that a key was given last, None for a key that is new."""
+        value = self._used.get(key)
+        if value is not None:
+            return value
+        value = self._before.get(key)
+        if value is None:
+            place = self._places.get(key)
+            if place is None:
+                return None
+            value = self._read(place)
+        self._use(key, value)
+        return value
+
+    def _read(self, place: int) -> T:
+        start, length = place >> _LENGTH_BITS, place & ((1 << _LENGTH_BITS) - 1)
+        at = start - self._start
+        if at < 0 or at + length > len(self._block):
+            if start + length > self._flushed:
+                self._file.flush()
+                self._flushed = self._size
+            self._block = os.pread(self._file.fileno(), max(length, BLOCK), start)
+            self._start, at = start, 0
+        return self._unpack(marshal.loads(self._block[at : at + length]))
+
+    def _use(self, key: int, value: T) -> None:
+        if len(self._used) >= CACHED:
+            self._used, self._before = {}, self._used
+        self._used[key] = value
