@@ -1,4 +1,4 @@
-"""What the command takes and tells: recipes, files of them, the cost of a run, places in a store."""
+"""What the command takes and tells: recipes, files of them, a run's cost, places in a store."""
 
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def test_a_disk_that_is_too_small_is_refused(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vlmill.schemas.console.cost.free_bytes", lambda _: 1000)
-    with pytest.raises(InputError, match="1.0 kB are free"):
+    with pytest.raises(InputError, match=r"1\.0 kB are free"):
         train(shapes, tmp_path / "out")
     assert train(shapes, tmp_path / "forced", "--force", "steps=0") == 0
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.behaviour.test_machines import free_port
 from tests.extract.train.shapes import write_shapes
 from tests.extract.train.test_job import TINY, train
 
+from vlmill.extract import cli
 from vlmill.extract.detect.saved import read_saved
 from vlmill.schemas.console.log import read_log
+from vlmill.schemas.processes import process_context
 
 # Every process divides by its own examples, normalises by its own pictures and draws for itself:
 # the same comes out where constants normalise, all anchors and proposals are taken, and there are
@@ -35,15 +38,29 @@ def launched(shapes: Path, output: Path, *more: str, processes: int) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def of_two(rank: int, port: int, command: list[str]) -> None:
+    """Runs the command as one of two processes, as a launcher starts them."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    raise SystemExit(cli.command(command))
+
+
 @pytest.mark.slow
 def test_two_processes_are_one_with_the_pictures_of_both(tmp_path: Path) -> None:
-    shapes, start = write_shapes(tmp_path / "shapes", 8, held_out=2), tmp_path / "start"
-    fields = ("detector.num_attributes=0", "detector.batch_norm=trained", "steps=0")
-    assert train(shapes, start, *fields) == 0
+    shapes, start = write_shapes(tmp_path / "shapes", 8), tmp_path / "start"
+    assert train(shapes, start, "detector.num_attributes=0", "steps=0") == 0
     both, one = tmp_path / "both", tmp_path / "one"
-    same = ("--init", str(start), *TINY, *NOTHING_DRAWN)
-    launched(shapes, both, *same, processes=2)
-    assert train(shapes, one, *same[:2], *NOTHING_DRAWN) == 0
+    assert train(shapes, one, "--init", str(start), *NOTHING_DRAWN) == 0
+    tables = ["--boxes", str(shapes), "--images", str(shapes), "--output", str(both)]
+    command = ["train", *tables, "--recipe", "small", "--init", str(start), *TINY, *NOTHING_DRAWN]
+    context, port = process_context("vlmill.extract.train.run"), free_port()
+    processes = [context.Process(target=of_two, args=(rank, port, command)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
     logs = [read_log(output / "log.jsonl") for output in (both, one)]
     assert [[line["step"] for line in log] for log in logs] == [[1, 2], [1, 2]]
     for ours, theirs in zip(*logs, strict=True):
@@ -55,4 +72,15 @@ def test_two_processes_are_one_with_the_pictures_of_both(tmp_path: Path) -> None
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
         moved = max(moved, float((value - before[name]).abs().max()))
     assert moved > 1e-4  # or there was nothing to compare
-    launched(shapes, both, *same, processes=2)  # finished: all processes leave
+
+
+@pytest.mark.long
+def test_a_launcher_starts_processes_that_share_a_step(tmp_path: Path) -> None:
+    shapes = write_shapes(tmp_path / "shapes", 8, held_out=2)
+    for _ in range(2):  # once more: it is finished, and all processes leave
+        launched(shapes, tmp_path / "out", *TINY, "steps=2", processes=2)
+    log = read_log(tmp_path / "out" / "log.jsonl")
+    assert [line["step"] for line in log] == [1, 2]
+    weights = read_saved(tmp_path / "out").weights
+    assert all(torch.isfinite(value).all() for value in weights.values())
+    assert "validation/vg/map" in log[-1]
