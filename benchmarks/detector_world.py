@@ -5,7 +5,7 @@ as attributes), its regions of all pictures are extracted, and ImageBERT's small
 and ranked twice: on the regions that the world gives, and on the detector's. Prints lines of JSON:
 the detector's mean average precision and recall of proposals on held-out scenes, of whose
 combinations training shows none, and R@1 both ways with each kind of regions beside a matcher of
-colours alone; ``given/...`` lines have what the given regions make in the same run as ``peer``.
+colours alone, and last the detector's beside that of the given regions in the same run.
 The short form ends long before either has learned much: it shows that the circle closes.
 
     python benchmarks/detector_world.py
@@ -174,11 +174,9 @@ def parser() -> Parser:
     p.add_argument("--pairs", type=int, metavar="N", help="to train on")
     p.add_argument("--held-out", type=int, metavar="N", help="to rank")
     p.add_argument(
-        "--detector-steps", type=int, metavar="N", help="of the detector, 8 pictures each"
+        "--detector-steps", type=int, metavar="N", help="of 8 pictures, of the detector"
     )
-    p.add_argument(
-        "--validation", type=int, metavar="N", help="pictures the detector is measured on"
-    )
+    p.add_argument("--validation", type=int, metavar="N", help="held-out scenes to detect in")
     p.add_argument("--steps", type=int, metavar="N", help="of the recipe")
     p.add_argument("--seed", type=int, default=0, help="of the recipe (0)")
     return p
