@@ -18,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ def detect(tables: WorldTables, detector: Path) -> Path:
     chosen = ["--threshold", "0.2", "--min-boxes", "2", "--max-boxes", str(MAX_BOXES)]
     stored = ["--class-probs", "full", "--global-feature"]
     command = ["run", str(tables.plain), "--weights", str(detector), "--output", str(output)]
-    if extract_rois.command([*command, *sizes, *chosen, *stored]):
+    with redirect_stdout(sys.stderr):  # lines of JSON alone go to the other
+        status = extract_rois.command([*command, *sizes, *chosen, *stored])
+    if status:
         raise InputError(f"--output {output}: no picture has regions, see above")
     return output
 
@@ -173,9 +176,7 @@ def parser() -> Parser:
     )
     p.add_argument("--pairs", type=int, metavar="N", help="to train on")
     p.add_argument("--held-out", type=int, metavar="N", help="to rank")
-    p.add_argument(
-        "--detector-steps", type=int, metavar="N", help="of 8 pictures, of the detector"
-    )
+    p.add_argument("--detector-steps", type=int, metavar="N", help="of 8 pictures, of the detector")
     p.add_argument("--validation", type=int, metavar="N", help="held-out scenes to detect in")
     p.add_argument("--steps", type=int, metavar="N", help="of the recipe")
     p.add_argument("--seed", type=int, default=0, help="of the recipe (0)")
