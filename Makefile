@@ -80,7 +80,7 @@ run_benchmarks = set -e; for name in $(BENCHMARKS); do \
 bench: $(READY) ## benchmarks in their short form, as JSON lines (two minutes each at most)
 	@$(call run_benchmarks,)
 
-bench-full: $(READY) ## the same as in benchmarks/RESULTS.md (over an hour on two idle cores)
+bench-full: $(READY) ## the same as in benchmarks/RESULTS.md (over two hours on two idle cores)
 	@$(call run_benchmarks,--full)
 
 bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)
