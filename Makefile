@@ -81,14 +81,14 @@ test-flink: $(READY) ## the jobs on a Flink cluster of this machine, through kil
 test-flink-short: $(READY) ## web_pairs there, through one kill
 	$(FLINK)
 
-BENCHMARKS := world extract loader manifest models finetuning hard_negatives nearest_pictures search learning learning_tasks web_pairs workers crawl
+BENCHMARKS := world extract loader manifest models finetuning hard_negatives nearest_pictures search learning learning_tasks detector_world train_detector web_pairs workers crawl
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \
 	echo "\# benchmarks/$$name.py" >&2; $(BIN)/python benchmarks/$$name.py $(1); done
 
 bench: $(READY) ## benchmarks in their short form, as JSON lines (two minutes each at most)
 	@$(call run_benchmarks,)
 
-bench-full: $(READY) ## the same as in benchmarks/RESULTS.md (over an hour on two idle cores)
+bench-full: $(READY) ## the same as in benchmarks/RESULTS.md (over two hours on two idle cores)
 	@$(call run_benchmarks,--full)
 
 bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)

@@ -29,6 +29,7 @@ from vlmill.extract.formats.command import (
 from vlmill.extract.run.share import Share, share
 from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.extract.train.command import add_train, command_train
+from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_recipes
 from vlmill.schemas.console.command import (
     Parser,
     add_lock_seconds,
@@ -123,6 +124,9 @@ def parser() -> Parser:
         )
     )
     add_train(commands.add_parser("train", help="train a detector on boxes", epilog=TRAIN_EXAMPLES))
+    add_recipes(
+        commands.add_parser("recipes", help="list and show what `train` knows", epilog=RECIPES_HELP)
+    )
     add_show(commands.add_parser("show", help="draw regions on the pictures", epilog=SHOW_EXAMPLES))
     return top
 
@@ -353,10 +357,11 @@ def command(argv: Sequence[str]) -> int:
         "show": command_show,
         "compare": command_compare,
         "train": command_train,
+        "recipes": command_recipes,
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)
-    if arguments.command not in ("run", "show"):
+    if arguments.command not in ("run", "show", "train"):
         require_local("--output", getattr(arguments, "output", None))
     part: Share | None = getattr(arguments, "part", None)
     name = None if part is None or dry else part.name

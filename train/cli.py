@@ -2,16 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlmill.schemas.console.command import Parser, add_lock_seconds, place, run_command
 from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.console.memory import keep_freed_memory
+from vlmill.schemas.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
-from vlmill.schemas.plain_fields import from_plain, read_yaml, to_yaml
+from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
 from vlmill.train.recipes import (
@@ -76,6 +77,11 @@ examples:
   train-vl recipes show imagebert-small > mine.yaml
   train-vl pretrain --config mine.yaml --pairs demo/pairs --regions demo/regions --output runs/mine
 """
+NOTES = (
+    "In `model`, sizes of vocabulary and region features give way to the data's, and so does",
+    "the number of classes where the data have more.",
+    "train_splits, validation_splits: [] is by the splits' names (docs/training.md).",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,8 +148,7 @@ def _parser() -> Parser:
     add_convert_arguments(convert)
     add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
-    recipes.add_argument("action", nargs="?", choices=("list", "show"), default="list")
-    recipes.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")
+    add_recipes_arguments(recipes)
     return parser
 
 
@@ -237,23 +242,17 @@ def _recipe(config: str | None, words: list[str]) -> Recipe:
 
 
 def _recipes(args: argparse.Namespace) -> int:
-    if args.action == "list":
-        for make in [*RECIPES.values(), *task_recipes().values()]:
-            print("\n".join(describe(make())))
-        print(f"\n{HEAD}")
-        return 0
-    if args.name is None:
-        names = ", ".join([*RECIPES, *task_recipes()])
-        raise InputError(f"recipes show: name a recipe; there are {names}")
-    print(
-        "# In `model`, sizes of vocabulary and region features give way to the data's, and so does"
-    )
-    print("# the number of classes where the data have more.")
-    print("# train_splits, validation_splits: [] is by the splits' names (docs/training.md).")
-    of_task = args.name in task_recipes()
-    recipe = task_recipe_named(args.name) if of_task else recipe_named(args.name)
-    print(to_yaml(recipe), end="")
-    return 0
+    every: dict[str, Callable[[], Any]] = {**RECIPES, **task_recipes()}
+
+    def named(name: str) -> Any:
+        return task_recipe_named(name) if name in task_recipes() else recipe_named(name)
+
+    def described() -> Iterator[str]:
+        for make in every.values():
+            yield from describe(make())
+        yield f"\n{HEAD}"
+
+    return run_recipes(args, every, named, described, NOTES)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,31 @@ from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 
+import torch
 import torch.multiprocessing
 from peers.official_models import Step
 from torch import nn
 
+from vlmill.train.devices.memory import peak_memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Holds wall and CPU seconds."""
+    """Holds wall and CPU seconds, and the most memory of the process so far."""
 
     wall_s: float
     cpu_s: float
+    peak_bytes: int = 0  # of the device, where it is a GPU
 
 
 def timed(work: Callable[[], object]) -> Timing:
     """Returns the seconds that a step takes in this process."""
     started, cpu_started = time.perf_counter(), time.process_time()
     work()
-    return Timing(wall_s=time.perf_counter() - started, cpu_s=time.process_time() - cpu_started)
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    (peak_bytes,) = peak_memory(device).values()
+    return Timing(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=peak_bytes)
 
 
 def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str, Timing]:
@@ -37,7 +44,9 @@ def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str,
                 measured[name].append(timing)
     return {
         name: Timing(
-            wall_s=median(one.wall_s for one in timings), cpu_s=median(one.cpu_s for one in timings)
+            wall_s=median(one.wall_s for one in timings),
+            cpu_s=median(one.cpu_s for one in timings),
+            peak_bytes=max(one.peak_bytes for one in timings),
         )
         for name, timings in measured.items()
     }

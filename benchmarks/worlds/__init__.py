@@ -6,6 +6,7 @@ how well a matcher could do that sees only a part, ``writing.py`` writes tables,
 whose captions went astray.
 """
 
+from worlds.annotated import write_boxes
 from worlds.captions import MOST
 from worlds.detector import Detector
 from worlds.noise import NOISY, write_noisy_pairs
@@ -24,6 +25,7 @@ __all__ = [
     "oracles",
     "views",
     "word_groups",
+    "write_boxes",
     "write_noisy_pairs",
     "write_world",
 ]

@@ -49,15 +49,25 @@ class Sample:
     regions: RegionRow
 
 
+def rng_of_scene(world: World, split: Split, index: int) -> np.random.Generator:
+    """Returns what a picture is drawn with, from the first number on."""
+    return np.random.default_rng([world.seed, split == "test", index, 1])
+
+
+def image_id_of_scene(split: Split, index: int) -> str:
+    """Names the picture of a scene."""
+    return f"world/{split}/{index:06d}"
+
+
 def make_sample(
     world: World, detector: Detector, split: Split, index: int, scene: Scene, count: int = 1
 ) -> Sample:
     """Draw a scene with ``count`` captions and detect its things: the same for any number of other
     samples.
     """
-    rng = np.random.default_rng([world.seed, split == "test", index, 1])
+    rng = rng_of_scene(world, split, index)
     pixels, boxes = draw(world, scene, rng)
-    image_id = f"world/{split}/{index:06d}"
+    image_id = image_id_of_scene(split, index)
     regions = detector.detect(world, scene, pixels, boxes, image_id, rng)
     return Sample(
         image_id=image_id,

@@ -1,22 +1,27 @@
 """``extract-rois train``: its arguments, and what they mean."""
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmill.extract.config import require_weights
-from vlmill.extract.train.recipes import DEFAULT_RECIPE, RECIPES
+from vlmill.extract.config import DETECTOR, require_weights
+from vlmill.extract.train.recipes import DEFAULT_RECIPE, RECIPES, recipe_named
 from vlmill.extract.train.settings import TrainingSettings
 from vlmill.schemas.console.command import add_lock_seconds, place
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_fields import override
+from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
+from vlmill.schemas.files.remote import path_of
+from vlmill.schemas.plain_fields import from_plain, override, read_yaml
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # beside a table that `manifest` wrote
 EXAMPLES = """examples:
   python -m vlmill.pipelines.manifest vg-detector --input vg/ --output vg-boxes/
   extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/
   extract-rois train --recipe small --boxes mine/ --images mine/ --output detector/ steps=1200
+  extract-rois train --config mine.yaml --boxes mine/ --images mine/ --output s3://bucket/detector
   torchrun --nproc-per-node 8 -m vlmill.extract.cli train --boxes vg-boxes/ --images vg-boxes/ \\
       --init R-101.pkl --output detector/ precision=bf16
   extract-rois run pictures/ --weights detector/ --output regions/
@@ -27,7 +32,8 @@ are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of th
 the same losses bit for bit on the same machine. Boxes outside their picture are cut, those without
 an area, of an unknown class or around a crowd are left out; each is counted. A picture without a
 box is a negative. A loss that is not finite stops the run with its step and pictures.
-The rows of --boxes are kept in memory, the pictures are not."""
+The rows of --boxes are kept in memory, the pictures are not. With --dry-run it tells what it would
+cost, and writes nothing. An --output in a store is filled at each checkpoint, from one process."""
 
 
 def add_train(train: argparse.ArgumentParser) -> None:
@@ -44,11 +50,11 @@ def add_train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--recipe",
         choices=RECIPES,
-        default=DEFAULT_RECIPE,
         help="vg-r101-c4: Visual Genome as MILVLG trains it; vg-r101-caffe: by the original's "
         "rules; coco-r101-c4: Detectron2's; tao-r101: 33 classes of goods; small: minutes on a CPU "
-        "(default: %(default)s)",
+        f"(default: {DEFAULT_RECIPE}; `extract-rois recipes` says more)",
     )
+    train.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of --recipe")
     train.add_argument(
         "--init",
         type=Path,
@@ -67,19 +73,22 @@ def add_train(train: argparse.ArgumentParser) -> None:
         )
     train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
     add_lock_seconds(train)
+    add_cost_arguments(train)
 
 
 def command_train(arguments: argparse.Namespace) -> int:
     """``extract-rois train``."""
-    settings = settings_of(arguments.recipe, arguments.assignments)
+    settings = settings_of(arguments.recipe, arguments.config, arguments.assignments)
+    require_one_process(arguments.output)
     if arguments.init is not None:
         require_weights(arguments.init, "--init")
     classes = names_of(arguments.classes, arguments.boxes, CLASSES, "--classes")
     attributes = names_of(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.train.examples import counted_classes
-    from vlmill.extract.train.job import TrainJob, train
+    from vlmill.extract.train.job import TrainJob
     from vlmill.extract.train.loop import NonFiniteLoss
+    from vlmill.extract.train.run import train
     from vlmill.extract.train.settings import for_classes
     from vlmill.extract.train.start import Names
 
@@ -88,29 +97,40 @@ def command_train(arguments: argparse.Namespace) -> int:
         attributes, num_attributes = [], 0
     settings = for_classes(settings, len(classes) or num_classes, len(attributes) or num_attributes)
     job = TrainJob(
-        boxes=arguments.boxes,
-        images=arguments.images,
+        boxes=str(named_from(arguments.output, arguments.boxes)),
+        images=str(named_from(arguments.output, arguments.images)),
         output=arguments.output,
         settings=settings,
         names=Names(classes=classes, attributes=attributes),
         init=arguments.init,
     )
+    if arguments.dry_run:
+        from vlmill.extract.train.cost import estimate_run
+
+        return print_estimate(estimate_run(job), arguments.output)
     try:
-        print(train(job, fresh=arguments.fresh))
+        with mirrored(arguments.output, last=DETECTOR) as output:
+            job = dataclasses.replace(job, output=output)
+            print(as_given(train(job, fresh=arguments.fresh, force=arguments.force)))
     except NonFiniteLoss as error:
         print(f"{arguments.output}: diverged at {error}")
         return 1
     return 0
 
 
-def settings_of(recipe: str, assignments: Sequence[str]) -> TrainingSettings:
-    """Returns a recipe with other fields; ``recipe=NAME`` among them names another recipe."""
+def settings_of(
+    recipe: str | None, config: str | None, assignments: Sequence[str]
+) -> TrainingSettings:
+    """Returns a recipe, or that of a file, with other fields; ``recipe=NAME`` among them names
+    another recipe.
+    """
     named = [text.partition("=")[2] for text in assignments if text.startswith("recipe=")]
-    name = named[-1] if named else recipe
-    if name not in RECIPES:
-        raise InputError(f"recipe={name}: there are {', '.join(RECIPES)}")
     fields = [text for text in assignments if not text.startswith("recipe=")]
-    return override(RECIPES[name](), fields)
+    if config is None:
+        return override(recipe_named([recipe or DEFAULT_RECIPE, *named][-1]), fields)
+    if recipe is not None or named:
+        raise InputError(f"--config {config}: give it, or a recipe's name, not both")
+    return override(from_plain(TrainingSettings, read_yaml(config)), fields)
 
 
 def names_of(given: Path | None, boxes: str, name: str, flag: str) -> list[str]:
@@ -118,8 +138,8 @@ def names_of(given: Path | None, boxes: str, name: str, flag: str) -> list[str]:
 
     Raises InputError for a file that cannot be read or has an empty line.
     """
-    folder = Path(boxes) if Path(boxes).is_dir() else Path(boxes).parent
-    path = given or folder / name
+    table = path_of(boxes)
+    path = given or (table if table.is_dir() else table.parent) / name
     if given is None and not path.is_file():
         return []
     try:

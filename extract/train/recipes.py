@@ -11,6 +11,7 @@ from vlmill.extract.train.settings import (
     TrainingSettings,
 )
 from vlmill.models.detector.config import DetectorConfig, caffe, detectron2, milvlg_d2
+from vlmill.schemas.errors import InputError
 
 # The original's rules (bottom-up-attention: faster_rcnn_end2end_resnet.yml, train.prototxt).
 CAFFE_RPN = RpnRules(
@@ -33,6 +34,7 @@ def vg_r101_c4() -> TrainingSettings:
     """Visual Genome's 1600 classes and 400 attributes as MILVLG trains them (train-d2-r101)."""
     return TrainingSettings(
         name="vg-r101-c4",
+        about="Visual Genome's 1600 classes and 400 attributes, as MILVLG trains them",
         detector=milvlg_d2(frozen_stages=2),
         rpn=RpnRules(border=0.0, beta=0.1111),
         roi=RoiRules(beta=1.0),
@@ -52,6 +54,7 @@ def vg_r101_caffe() -> TrainingSettings:
     """
     return TrainingSettings(
         name="vg-r101-caffe",
+        about="the same data by the original's targets, sampling and losses",
         detector=caffe(frozen_stages=3, box_weights=(10.0, 10.0, 5.0, 5.0)),
         rpn=CAFFE_RPN,
         roi=CAFFE_ROI,
@@ -69,6 +72,7 @@ def coco_r101_c4() -> TrainingSettings:
     """COCO's 80 classes as Detectron2 trains them (faster_rcnn_R_101_C4_3x)."""
     return TrainingSettings(
         name="coco-r101-c4",
+        about="COCO's 80 classes as Detectron2 trains them (R101-C4, 3x)",
         detector=detectron2(frozen_stages=2),
         solver=Solver(drops=(210_000, 250_000)),
         empty_pictures=False,
@@ -85,6 +89,7 @@ def tao_r101() -> TrainingSettings:
     return dataclasses.replace(
         base,
         name="tao-r101",
+        about="33 classes of goods, for InterBERT's data; settings are ours",
         detector=dataclasses.replace(base.detector, num_classes=33, num_attributes=0),
         solver=Solver(lr=0.01, drops=(30_000, 40_000)),
         steps=45_000,
@@ -99,6 +104,7 @@ def small() -> TrainingSettings:
     """
     return TrainingSettings(
         name="small",
+        about="a narrow ResNet-50 on small pictures: minutes on a CPU",
         detector=small_detector(),
         rpn=RpnRules(
             matching=Matching(thresholds=(0.3, 0.7), labels=(0, -1, 1), batch=64, positives=0.5),
@@ -151,3 +157,10 @@ RECIPES: dict[str, Callable[[], TrainingSettings]] = {
     "small": small,
 }
 DEFAULT_RECIPE = "vg-r101-c4"
+
+
+def recipe_named(name: str) -> TrainingSettings:
+    """Returns a recipe. Raises InputError with the names there are."""
+    if name not in RECIPES:
+        raise InputError(f"recipe={name}: there are {', '.join(RECIPES)}")
+    return RECIPES[name]()

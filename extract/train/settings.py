@@ -109,6 +109,7 @@ class TrainingSettings:
     """Says everything that a run of ``extract-rois train`` is."""
 
     name: str
+    about: str = ""  # a line for the list of recipes
     detector: DetectorConfig
     rpn: RpnRules = RpnRules()
     roi: RoiRules = RoiRules()
@@ -140,7 +141,7 @@ class TrainingSettings:
 
 
 # What may differ when a run goes on, or has no part in its numbers.
-NO_EFFECT = ("workers", "keep_checkpoints", "log_every", "trackers", "save_every")
+NO_EFFECT = ("about", "workers", "keep_checkpoints", "log_every", "trackers", "save_every")
 
 
 def for_classes(

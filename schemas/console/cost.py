@@ -8,7 +8,7 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,14 @@ def require_room(least_bytes: int, folder: str | Path, *, force: bool) -> None:
         f"--output {folder}: the run writes at least {size_words(least_bytes)}, {size_words(free)} "
         "are free there; give another disk, or --force to try"
     )
+
+
+def rate_of_times(times: Sequence[float], unit: str) -> Rate:
+    """The rate of items that ended at ``times[1:]``; the first one, which loads what is needed,
+    counts where there is no other.
+    """
+    start = 1 if len(times) > 2 else 0
+    return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit=unit)
 
 
 def measured_rate(

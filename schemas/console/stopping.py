@@ -3,7 +3,10 @@
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm sends either
 
@@ -38,3 +41,13 @@ class StopRequest:
     def came(self) -> bool:
         """Says whether any process was asked; all processes have to call this."""
         return self._any_of(self._came)
+
+
+def any_of(accelerator: "Accelerator", ours: bool) -> bool:
+    """Says whether something holds in any process; all processes have to call this."""
+    if accelerator.num_processes == 1:
+        return ours
+    import torch  # of the runs that train, which have loaded it
+
+    said = torch.tensor([float(ours)], device=accelerator.device)
+    return bool(accelerator.reduce(said, reduction="sum").item())

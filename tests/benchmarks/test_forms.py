@@ -21,7 +21,7 @@ SCRIPTS = sorted(
     for path in (ROOT / "benchmarks").glob("*.py")
     if "__main__" in path.read_text() and path.stem != OF_LABELS
 )
-TRAINING = {"learning", "learning_tasks"}  # which have tests of their own
+TRAINING = {"learning", "learning_tasks", "detector_world"}  # which have tests of their own
 # Less than even the short form.
 SMALLEST = {
     "crawl": ["--urls", "60", "--rounds", "1", "--growth", "1", "--lines", "40"],
@@ -33,6 +33,10 @@ SMALLEST = {
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
     "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
+    "train_detector": [
+        *["--narrow", "--pictures", "1", "--height", "64", "--width", "80"],
+        *["--regions", "8", "--rounds", "1"],
+    ],
     "web_pairs": ["--pages", "12", "--rounds", "1", "--growth", "1"],
     "workers": ["--pages", "12"],
     "world": ["--pairs", "6", "--held-out", "4", "--output", "out"],

@@ -18,6 +18,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.extract.train.shapes import write_shapes
+from tests.extract.train.test_job import TINY as DETECTOR
 from tests.factories import NO_MODELS, Tables, caption, write_images
 from tests.pipelines.conftest import make_picture, write_archive
 from tests.train.tasks.questions import TINY as TASK_MODELS
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CLOCK = {
     "samples_per_second",
+    "pictures_per_second",
     "mfu",
     "data_wait",
     "process_memory_bytes",
@@ -78,6 +81,11 @@ def command_of(name: str, inputs: Path) -> list[str]:
             *[f"{pipeline}regions", "--images", str(inputs / "images"), *TINY],
         ],
         "extract": ["vlmill.extract.cli", "run", str(inputs / "pictures"), *TINY],
+        "train": [
+            *["vlmill.extract.cli", "train", "--boxes", str(inputs / "shapes")],
+            *["--images", str(inputs / "shapes"), "--recipe", "small", *DETECTOR],
+            *["steps=24", "save_every=6"],
+        ],
         "pretrain": [
             *["vlmill.train.cli", "pretrain", "imagebert-small", *pairs, *regions, *MODEL, *RUN]
         ],
@@ -91,7 +99,7 @@ def command_of(name: str, inputs: Path) -> list[str]:
 
 JOBS = (
     *("web_pairs", "hard_negatives", "nearest_pictures", "manifest", "crawl"),
-    *("regions", "extract", "pretrain", "finetune"),
+    *("regions", "extract", "train", "pretrain", "finetune"),
 )
 
 
@@ -119,6 +127,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "own.csv").write_text("\n".join(rows) + "\n")
     write_images(folder / "images", PICTURES)
     Tables(folder).write(24)
+    write_shapes(folder / "shapes", PICTURES, held_out=2)
     write_questions(folder, [question(number) for number in range(48)])
     with serve_site(None) as served:
         plain = [host for host, kind in served.site.kinds.items() if kind == "plain"]
@@ -220,4 +229,5 @@ def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> N
     }
     for name, table in names.items():
         assert any(file.startswith(table) for file in tables[name])
+    assert len(tables["train"]["log.jsonl"]) == 24
     assert len(tables["pretrain"]["log.jsonl"]) == len(tables["finetune"]["log.jsonl"]) == 24

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -32,14 +31,6 @@ class _Gather(torch.autograd.Function):
 def world_size() -> int:
     """Processes that train together; 1 without any set up."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def any_of(accelerator: Accelerator, ours: bool) -> bool:
-    """Whether something holds in any process; all processes have to call this."""
-    if accelerator.num_processes == 1:
-        return ours
-    said = torch.tensor([float(ours)], device=accelerator.device)
-    return bool(accelerator.reduce(said, reduction="sum").item())
 
 
 def is_shared(local: Shaped[Tensor, " B *rest"]) -> bool:

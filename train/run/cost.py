@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate
+from vlmill.schemas.console.cost import SECONDS_MEASURED, Rate, rate_of_times
 from vlmill.schemas.console.log import Log
 from vlmill.schemas.console.progress import Progress
 from vlmill.train.optim.groups import is_trained
@@ -76,5 +76,4 @@ def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) ->
         )
         with suppress(Stopped):  # at its limit
             run_stage(run, runner.batches.of_training(run, 0), training, events, done=0)
-    start = 1 if len(times) > 2 else 0
-    return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit="steps")
+    return rate_of_times(times, "steps")

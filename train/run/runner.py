@@ -13,12 +13,11 @@ from torch import nn
 from vlmill.schemas.console.command import say
 from vlmill.schemas.console.log import Log, read_log
 from vlmill.schemas.console.progress import Progress
-from vlmill.schemas.console.stopping import StopRequest
+from vlmill.schemas.console.stopping import StopRequest, any_of
 from vlmill.schemas.plain_fields import flatten, to_plain
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import restore_training_state
 from vlmill.train.checkpoints.trained_on import TrainedOn
-from vlmill.train.devices.gather import any_of
 from vlmill.train.devices.setup import COMPUTED_IN, compiled, recompute_activations, wrapped
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage

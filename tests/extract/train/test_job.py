@@ -185,6 +185,7 @@ def test_bad_boxes_and_pictures_are_counted(
     said = capsys.readouterr()
     for words in (
         "1 without a box, kept as negatives",
+        "1 with a single one",
         "1 inverted or empty",
         "1 outside the picture",
         "1 of an unknown class",

@@ -13,6 +13,7 @@ from vlmill.schemas.console.cost import (
     estimate_lines,
     free_bytes,
     measured_rate,
+    rate_of_times,
     require_room,
     size_words,
     time_words,
@@ -103,3 +104,9 @@ def test_a_disk_that_is_too_small_is_refused_unless_forced(
 def test_a_remote_place_is_never_refused() -> None:
     assert free_bytes("s3://bucket/out") is None
     require_room(1 << 60, "s3://bucket/out", force=False)
+
+
+def test_the_first_item_counts_only_where_it_is_alone() -> None:
+    assert rate_of_times([0.0, 10.0, 11.0, 12.0], "steps") == Rate(items=2, seconds=2, unit="steps")
+    assert rate_of_times([0.0, 10.0], "steps") == Rate(items=1, seconds=10, unit="steps")
+    assert rate_of_times([0.0], "steps").seconds_for(5) is None

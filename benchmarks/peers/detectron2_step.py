@@ -1,0 +1,233 @@
+"""A training step of our detector and Detectron2's, on the same weights and pictures.
+
+N pictures, M true boxes. Detectron2 is no dependency: where it cannot be imported, our step alone
+is there (docs/install.md says how to install it).
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmill.extract.pictures.resize import normalised
+from vlmill.extract.train.batches import padded_batch
+from vlmill.extract.train.loop import drawing
+from vlmill.extract.train.recipes import recipe_named
+from vlmill.extract.train.settings import TrainingSettings
+from vlmill.extract.train.solver import make_optimizer, set_rate
+from vlmill.extract.train.start import new_model
+from vlmill.extract.train.step import Batch, DetectorStep, Truth
+from vlmill.models.detector.config import DetectorConfig
+
+Step = Callable[[bool], dict[str, float]]  # whether the weights move, too; the losses
+# What Detectron2 calls our losses.
+LOSSES = {
+    "rpn_class": "loss_rpn_cls",
+    "rpn_box": "loss_rpn_loc",
+    "class": "loss_cls",
+    "box": "loss_box_reg",
+}
+BOXES_OF_PICTURE = 7  # COCO's mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Says what a step computes: pictures of noise, all of one size, with boxes anywhere."""
+
+    depth: int
+    pictures: int
+    height: int
+    width: int
+    regions: int  # sampled of each picture
+    seed: int = 0
+    device: str = "cpu"
+    narrow: bool = False  # an eighth of the channels: for tests
+    precision: str = "float32"  # bfloat16: of the forward pass alone
+
+    def settings(self) -> TrainingSettings:
+        """Returns Detectron2's recipe for COCO, with as many regions."""
+        recipe = recipe_named("coco-r101-c4")
+        channels = {"stem_channels": 16, "res2_channels": 32, "res2_width": 8, "rpn_channels": 128}
+        detector = replace(recipe.detector, depth=self.depth, **(channels if self.narrow else {}))
+        matching = replace(recipe.roi.matching, batch=self.regions)
+        return replace(recipe, detector=detector, roi=replace(recipe.roi, matching=matching))
+
+    def pixels(self) -> list[Tensor]:
+        """Returns the pictures, uint8 blue-green-red [H, W, 3]."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.height, self.width, 3)
+        return [
+            torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+            for _ in range(self.pictures)
+        ]
+
+    def truths(self, config: DetectorConfig) -> list[Truth]:
+        """Returns what is in the pictures."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        limits = torch.tensor([self.width, self.height] * 2, dtype=torch.float32)
+        found = []
+        for _ in range(self.pictures):
+            ends = torch.rand(2, BOXES_OF_PICTURE, 2, generator=generator)
+            low, high = ends.amin(0) * 0.8, ends.amax(0)
+            boxes = torch.cat((low, torch.maximum(high, low + 0.1)), dim=1) * limits
+            classes = torch.randint(config.num_classes, (BOXES_OF_PICTURE,), generator=generator)
+            found.append(
+                Truth(
+                    boxes=boxes,
+                    classes=classes,
+                    attributes=torch.full((BOXES_OF_PICTURE, 0), -1),
+                )
+            )
+        return found
+
+
+def batch_of(work: Work, config: DetectorConfig) -> Batch:
+    """Returns the work as our step takes it."""
+    sizes = (work.height, work.width)
+    pictures = [
+        normalised(pixels.numpy(), 1.0, sizes, config).permute(2, 0, 1) for pixels in work.pixels()
+    ]
+    names = [str(number) for number in range(work.pictures)]
+    scales = [1.0] * work.pictures
+    return padded_batch(names, pictures, work.truths(config), scales, config)
+
+
+def computing(work: Work) -> Any:
+    """Returns the context of the forward pass."""
+    wanted = work.precision != "float32"
+    return torch.autocast(work.device, dtype=torch.bfloat16, enabled=wanted)
+
+
+def our_step(work: Work) -> tuple[nn.Module, Step]:
+    """Returns our network and its step."""
+    settings = work.settings()
+    device = torch.device(work.device)
+    model = new_model(settings).to(device)
+    step, optimizer = DetectorStep(model, settings), make_optimizer(model, settings.solver)
+    set_rate(optimizer, 0, settings.steps, settings.solver)
+    batch, draw = batch_of(work, settings.detector), drawing(work.seed, 1, 0)
+
+    def take(moving: bool) -> dict[str, float]:
+        with computing(work):
+            losses = step(batch.to(device), draw)
+        return moved(losses, optimizer if moving else None)
+
+    return model, take
+
+
+def moved(losses: dict[str, Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, float]:
+    """Computes gradients, and moves the weights where there is an optimiser; the losses."""
+    torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {name: float(loss) for name, loss in losses.items()}
+
+
+def is_there() -> bool:
+    """Says whether Detectron2 can be imported."""
+    return importlib.util.find_spec("detectron2") is not None
+
+
+def their_step(work: Work) -> tuple[nn.Module, Step]:
+    """Returns Detectron2's network with our weights, and its step. Raises ImportError without it.
+
+    Permutations are drawn by our rule, so that both sides sample alike.
+    """
+    structures = importlib.import_module("detectron2.structures")
+    settings = work.settings()
+    cfg = their_configuration(settings, work.device)
+    model = importlib.import_module("detectron2.modeling").build_model(cfg).train()
+    ours = new_model(settings).state_dict()
+    model.load_state_dict({name: ours[name] for name in model.state_dict() if name in ours})
+    optimizer = importlib.import_module("detectron2.solver").build_optimizer(cfg, model)
+    for group in optimizer.param_groups:
+        group["lr"] = settings.solver.lr * settings.solver.warmup_from
+    inputs = []
+    for pixels, truth in zip(work.pixels(), work.truths(settings.detector), strict=True):
+        instances = structures.Instances((work.height, work.width))
+        instances.gt_boxes = structures.Boxes(truth.boxes)
+        instances.gt_classes = truth.classes
+        inputs.append({"image": pixels.permute(2, 0, 1), "instances": instances})
+    draw = drawing(work.seed, 1, 0)
+
+    def take(moving: bool) -> dict[str, float]:
+        with computing(work), drawn_by(draw):
+            theirs = model(inputs)
+        losses = {name: theirs[loss] for name, loss in LOSSES.items()}
+        return moved(losses, optimizer if moving else None)
+
+    return model, take
+
+
+@contextmanager
+def drawn_by(draw: Callable[[int], Tensor]) -> Iterator[None]:
+    """Has ``torch.randperm`` return our permutations."""
+    real = torch.randperm
+
+    def permutation(count: int, *, device: Any = None, generator: Any = None) -> Tensor:
+        if generator is not None:  # it is the rule itself that asks
+            return real(count, generator=generator)
+        return draw(count).to(device or "cpu")
+
+    torch.randperm = permutation  # type: ignore[assignment]
+    try:
+        # Detectron2's own storage of what it counts in a step.
+        events = importlib.import_module("detectron2.utils.events")
+        with events.EventStorage():
+            yield
+    finally:
+        torch.randperm = real
+
+
+def their_configuration(settings: TrainingSettings, device: str) -> Any:
+    """Returns Detectron2's configuration of a recipe that is made after one of its own."""
+    detector, rpn, roi, solver = settings.detector, settings.rpn, settings.roi, settings.solver
+    cfg = importlib.import_module("detectron2.config").get_cfg()
+    sizes = [scale * detector.stride for scale in detector.anchor_scales]
+    stage = {"RPN": rpn.matching, "ROI_HEADS": roi.matching}
+    keys: dict[str, Any] = {
+        "MODEL.DEVICE": device,
+        "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
+        "MODEL.PIXEL_MEAN": list(detector.pixel_mean),
+        "MODEL.PIXEL_STD": list(detector.pixel_std),
+        "MODEL.BACKBONE.FREEZE_AT": detector.frozen_stages,
+        "MODEL.RESNETS.DEPTH": detector.depth,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": detector.stem_channels,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": detector.res2_channels,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": detector.res2_width,
+        "MODEL.RESNETS.STRIDE_IN_1X1": detector.stride_in_1x1,
+        "MODEL.ANCHOR_GENERATOR.SIZES": [sizes],
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [list(detector.anchor_ratios)],
+        "MODEL.ANCHOR_GENERATOR.OFFSET": detector.anchor_offset,
+        "MODEL.RPN.CONV_DIMS": [detector.rpn_channels],
+        "MODEL.RPN.PRE_NMS_TOPK_TRAIN": rpn.pre_nms_top,
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN": rpn.post_nms_top,
+        "MODEL.RPN.NMS_THRESH": detector.rpn_nms_threshold,
+        "MODEL.RPN.SMOOTH_L1_BETA": rpn.beta,
+        "MODEL.RPN.BOUNDARY_THRESH": -1 if rpn.border is None else rpn.border,
+        "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
+        "MODEL.ROI_HEADS.NUM_CLASSES": detector.num_classes,
+        "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": roi.append_truth,
+        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": detector.pool_size,
+        "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": detector.sampling_ratio,
+        "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": list(detector.box_weights),
+        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": roi.beta,
+        "SOLVER.BASE_LR": solver.lr,
+        "SOLVER.MOMENTUM": solver.momentum,
+        "SOLVER.WEIGHT_DECAY": solver.weight_decay,
+    }
+    for name, matching in stage.items():
+        keys |= {
+            f"MODEL.{name}.IOU_THRESHOLDS": list(matching.thresholds),
+            f"MODEL.{name}.IOU_LABELS": list(matching.labels),
+            f"MODEL.{name}.BATCH_SIZE_PER_IMAGE": matching.batch,
+            f"MODEL.{name}.POSITIVE_FRACTION": matching.positives,
+        }
+    cfg.merge_from_list([part for pair in keys.items() for part in pair])
+    return cfg

@@ -1,0 +1,259 @@
+"""``extract-rois train``: tables of boxes and pictures to a detector, resumable by checkpoint."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from accelerate import Accelerator
+
+from vlmill.extract.config import saved_steps
+from vlmill.extract.train.batches import Loaded, Pictures, step_pictures
+from vlmill.extract.train.checkpoints import (
+    LOG,
+    METRICS,
+    REPORT,
+    keep,
+    publish,
+    remove_partial,
+    remove_run,
+    restored,
+    save_checkpoint,
+)
+from vlmill.extract.train.evaluation import evaluated
+from vlmill.extract.train.examples import STAGE, Examples, read_examples, read_rows, say_examples
+from vlmill.extract.train.job import JOB, TrainJob, make_accelerator
+from vlmill.extract.train.loop import Events, Stopped, Training, run_steps
+from vlmill.extract.train.report import write_report
+from vlmill.extract.train.solver import make_optimizer
+from vlmill.extract.train.start import new_model, start_from
+from vlmill.extract.train.step import DetectorStep
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.cost import require_room
+from vlmill.schemas.console.log import Log
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.console.stopping import StopRequest, any_of
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import write_json
+from vlmill.schemas.files.inputs import Input
+from vlmill.schemas.files.manifest import write_manifest
+from vlmill.schemas.files.mirror import push
+from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.plain_fields import to_plain
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.rejects import reject
+from vlmill.schemas.tables import REJECTS
+
+
+def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
+    """Trains, or goes on; returns what to say at the end.
+
+    Raises InputError, for a disk that is too small unless ``force`` is set, and ArithmeticError.
+    """
+    settings = job.settings
+    accelerator = make_accelerator(settings)
+    main = accelerator.is_main_process
+    inputs, finished = job.inputs(), False
+    if main:
+        if fresh:
+            remove_run(job.output)
+        state = prepare_output(job.output, job=JOB, settings=job.plan(inputs), fresh=fresh)
+        finished = state is State.FINISHED
+        if not finished:
+            remove_partial(job.output)
+    if any_of(accelerator, finished):  # all wait here until the folder is ready
+        return f"{job.output}: finished before; --fresh starts over"
+    run = Run(job, accelerator)
+    if main:
+        require_room(run.least_bytes(), job.output, force=force)
+        say_examples(run.examples, settings.detector.num_classes)
+    try:
+        run.train()
+    except Stopped:
+        return f"{job.output}: stopped; the same command goes on"
+    if main:
+        run.finish(inputs)
+    accelerator.wait_for_everyone()
+    return f"{job.output}: {settings.name}, {settings.steps} steps; {run.said()}"
+
+
+class Run:
+    """Holds a run's network, examples and checkpoints."""
+
+    def __init__(self, job: TrainJob, accelerator: Accelerator) -> None:
+        self.job, self.settings, self.accelerator = job, job.settings, accelerator
+        self.images = ImageReader(job.images)
+        self.examples, self.validation = self.read()
+        self.undecodable: dict[str, tuple[str, str]] = {}
+        self.metrics: dict[str, float] = {}
+        steps = saved_steps(job.output)
+        self.done = max(steps, default=0)
+        self.model = FasterRCNN(self.settings.detector) if steps else self.start()
+        momenta = restored(self.model, steps[self.done]) if steps else {}
+        step = accelerator.prepare(DetectorStep(self.model, self.settings))
+        self.optimizer = make_optimizer(self.model, self.settings.solver)
+        for name, parameter in self.model.named_parameters():
+            if (momentum := momenta.get(name)) is not None:
+                self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
+        self.training = Training(
+            step=step,
+            optimizer=self.optimizer,
+            accelerator=accelerator,
+            settings=self.settings,
+        )
+
+    def read(self) -> tuple[Examples, Examples]:
+        """Reads the examples to train and to validate on. Raises InputError where none is left."""
+        settings, rows = self.settings, list(read_rows(self.job.boxes))
+        examples = read_examples(
+            rows, self.images, settings, settings.splits, empty_pictures=settings.empty_pictures
+        )
+        if not any(len(example.boxes) for example in examples.examples):
+            raise InputError(
+                f"--boxes {self.job.boxes}: no box of the splits {', '.join(settings.splits)} in a "
+                f"picture of --images is left ({len(rows)} rows); give others, or splits=[...]"
+            )
+        splits = (settings.validation_split,)
+        held_out = read_examples(rows, self.images, settings, splits, empty_pictures=True)
+        most = settings.validation_pictures or len(held_out.examples)
+        return examples, dataclasses.replace(held_out, examples=held_out.examples[:most])
+
+    def start(self) -> FasterRCNN:
+        """Builds the network of step 0."""
+        settings, job = self.settings, self.job
+        if job.init is None and (
+            settings.detector.frozen_stages or settings.detector.batch_norm == "frozen"
+        ):
+            raise InputError(
+                f"{settings.name} keeps its normalisations, and the first "
+                f"{settings.detector.frozen_stages} stages, as they are: give --init FILE (an "
+                "ImageNet ResNet or a detector), or train all of it with "
+                "detector.frozen_stages=0 detector.batch_norm=trained"
+            )
+        model = new_model(settings)
+        if job.init is not None:
+            origins = start_from(model, job.init, job.names)
+            if self.accelerator.is_main_process:
+                for line in origins.lines():
+                    say(f"--init {job.init}: {line}")
+        return model
+
+    def train(self) -> None:
+        """Runs the steps that are left."""
+        settings, accelerator = self.settings, self.accelerator
+        main = accelerator.is_main_process
+        log = Log(
+            self.job.output / LOG,
+            after=self.done,
+            active=main,
+            trackers=settings.trackers,
+            settings=to_plain(settings),
+        )
+        progress = Progress(
+            total=settings.steps, unit="step", label=settings.name, done=self.done, visible=main
+        )
+        with log, progress, StopRequest(partial(any_of, accelerator)) as stop:
+            events = Events(
+                log=log,
+                progress=progress,
+                save=partial(self.save, log),
+                stopping=stop.came,
+                validate=self.validate,
+                reject=self.reject,
+            )
+            if not settings.steps and not self.done:
+                self.save(log, 0)
+                self.validate(0)
+            run_steps(self.pictures(), self.training, events, done=self.done)
+        if self.done and self.done == settings.steps:  # it was killed after its last checkpoint
+            self.validate(settings.steps)
+
+    def pictures(self) -> Iterator[list[Loaded]]:
+        """Yields this process's pictures of each step that is left."""
+        settings, accelerator = self.settings, self.accelerator
+        return step_pictures(
+            Pictures(self.examples.examples, self.images, settings),
+            settings,
+            done=self.done,
+            rank=accelerator.process_index,
+            processes=accelerator.num_processes,
+        )
+
+    def least_bytes(self) -> int:
+        """Returns what checkpoints the run still adds: weights and momenta, where most lie there.
+
+        One more than is kept while the newest is written.
+        """
+        state = self.model.state_dict().values()
+        momenta = [p for p in self.model.parameters() if p.requires_grad]
+        one = sum(tensor.nbytes for tensor in [*state, *momenta])
+        settings, there = self.settings, len(saved_steps(self.job.output))
+        saves = max(1, -(-settings.steps // settings.save_every))
+        return one * max(0, min(max(settings.keep_checkpoints, 1) + 1, saves) - there)
+
+    def reject(self, seen: Sequence[Loaded]) -> int:
+        """Keeps the pictures that could not be used, each once; returns how many there are."""
+        for one in seen:
+            if one.reject is not None:
+                self.undecodable.setdefault(one.image_id, one.reject)
+        return len(self.undecodable)
+
+    def save(self, log: Log, step: int) -> None:
+        """Writes a checkpoint whole, or not at all; the first process does."""
+        if not self.accelerator.is_main_process:
+            return
+        log.flush()
+        save_checkpoint(
+            self.job.output,
+            step,
+            self.model,
+            self.optimizer,
+            classes=self.job.names.classes,
+            attributes=self.job.names.attributes,
+            recipe=self.settings.name,
+        )
+        keep(self.job.output, self.settings.keep_checkpoints)
+        push(self.job.output)
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Measures the held-out pictures, in the first process; nothing where there are none."""
+        if self.validation.examples and self.accelerator.is_main_process:
+            evaluation = evaluated(self.model, self.validation.examples, self.images)
+            self.metrics = evaluation.metrics
+            write_json(self.job.output / METRICS, {"step": step, **self.metrics})
+            write_report(
+                self.job.output / REPORT,
+                evaluation,
+                self.validation.examples,
+                self.images,
+                self.job.names.classes,
+                to_plain(self.settings),
+                title=f"{self.settings.name}, step {step}",
+            )
+        self.accelerator.wait_for_everyone()
+        return {f"validation/{name}": value for name, value in self.metrics.items()}
+
+    def finish(self, inputs: Sequence[Input]) -> None:
+        """Leaves the last checkpoint's detector at the top, the rejects and the manifest."""
+        publish(self.job.output, self.settings.steps)
+        rejects = [
+            *self.examples.rejects,
+            *(reject(STAGE, key, *why) for key, why in sorted(self.undecodable.items())),  # type: ignore[arg-type]
+        ]
+        shard = write_shard(self.job.output, REJECTS, rejects)
+        write_manifest(
+            self.job.output,
+            [shard],
+            job=JOB,
+            settings=self.job.plan(inputs),
+            inputs=inputs,
+            about={"metrics": self.metrics, "boxes_left_out": dict(self.examples.dropped)},
+        )
+
+    def said(self) -> str:
+        """Returns what was used and left out, in a line."""
+        count = len(self.examples.examples)
+        rejects = len(self.examples.rejects) + len(self.undecodable)
+        shown = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
+        return "; ".join([f"{count} pictures, {rejects} rejects", *shown])
