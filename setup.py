@@ -51,6 +51,12 @@ REQUIRES = [
 ]
 
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
+SERVICE = [
+    "fastapi>=0.115",
+    "prometheus-client>=0.21",
+    "python-multipart>=0.0.20",
+    "uvicorn>=0.34",
+]
 
 EXTRAS = {
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
@@ -58,10 +64,12 @@ EXTRAS = {
     "demo": ["scikit-image>=0.25", "warcio>=1.7"],
     "coco": ["pycocotools>=2.0.8"],
     "mlflow": ["mlflow-skinny>=3.1"],
+    "service": SERVICE,
     "wandb": ["wandb>=0.19"],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "test": [
         *CLOUD,
+        *SERVICE,
         "beartype>=0.20",
         "cryptography>=43",
         # Stores on 127.0.0.1: moto's S3 server with what it needs of its extra "server".
@@ -81,6 +89,8 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "ruff>=0.11",
         "scipy-stubs>=1.15",
+        # Drives the Chromium of the system through the services' page.
+        "selenium>=4.27",
         "sparse-dot-topn>=1.1",
         "transformers>=4.48",
         "types-pyyaml>=6.0",
@@ -112,5 +122,5 @@ setup(
         *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS])),
     ],
     package_dir={"": "src", **{f"vlmill.{f}": f for f in FOLDERS}},
-    package_data={"": ["py.typed", "*.html", "*.toml", "*.txt"]},
+    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.toml", "*.txt"]},
 )

@@ -27,6 +27,8 @@ from vlmill.extract.formats.command import (
     command_import,
 )
 from vlmill.extract.run.share import Share, share
+from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
+from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.extract.train.command import add_train, command_train
 from vlmill.schemas.console.command import (
@@ -102,6 +104,9 @@ def parser() -> Parser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="extract regions", epilog=RUN_EXAMPLES))
+    serve = commands.add_parser("serve", help="answer requests over HTTP", epilog=SERVE_EXAMPLES)
+    add_serve(serve)
+    add_engine(serve)
     verify = commands.add_parser(
         "verify", help="check every row and checksum of tables", epilog=VERIFY_EXAMPLES
     )
@@ -289,6 +294,14 @@ def command_run(arguments: argparse.Namespace) -> int:
     return 0 if regions or not rejects else 1
 
 
+def command_serve(arguments: argparse.Namespace) -> int:
+    """``extract-rois serve``."""
+    config = config_of(arguments)
+    check_detector(arguments)
+    warn_of_random_weights(arguments)
+    return serve_regions(arguments, config, functools.partial(detector_on, arguments))
+
+
 def command_compare(arguments: argparse.Namespace) -> int:
     """``extract-rois compare``."""
     weights, file, device = arguments.weights, arguments.config, arguments.device
@@ -347,6 +360,7 @@ def command(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     commands = {
         "run": command_run,
+        "serve": command_serve,
         "verify": command_verify,
         "import": command_import,
         "export": command_export,

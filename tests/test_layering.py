@@ -42,6 +42,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tables rejects answers labels splits",
         "files pictures",
         "readers console net",
+        "service",
         "__init__",
     ),
     "models": (
@@ -62,6 +63,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pictures whole",
         "detect formats",
         "run show verify compare train",
+        "service",
         "flags",
         "cli",
         "__init__",
