@@ -43,6 +43,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.service.settings import require_packages
 
 EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth
@@ -90,7 +91,9 @@ the largest. A configuration that was misread shows as differences of another si
 proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
+  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --serve
 
+--serve prints the address of a page to look at all of them, on this machine alone, until Ctrl-C.
 A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
 SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
 
@@ -207,14 +210,28 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.description = "Draws the highest-scoring regions on their pictures."
     show.add_argument("regions", metavar="REGIONS", help="a table of regions: folder, file or glob")
     show.add_argument(
-        "--images", nargs="+", required=True, metavar="INPUT", help="as the INPUT of run"
+        "--images",
+        nargs="+",
+        default=[],
+        metavar="INPUT",
+        help="as the INPUT of run; without, boxes are shown alone (--serve)",
     )
-    show.add_argument(
+    where = show.add_mutually_exclusive_group(required=True)
+    where.add_argument(
         "--output",
-        required=True,
         type=place,
         metavar="PATH",
         help="one .html file with the pictures inside, or a folder of PNGs",
+    )
+    where.add_argument(
+        "--serve", action="store_true", help="a page of all rows, in the browser (docs/serving.md)"
+    )
+    show.add_argument(
+        "--port",
+        type=count,
+        default=0,
+        metavar="N",
+        help="of --serve (default: a free one)",
     )
     show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
     show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
@@ -343,6 +360,13 @@ def command_show(arguments: argparse.Namespace) -> int:
         classes=first_names(arguments.classes, "--classes"),
         attributes=first_names(arguments.attributes, "--attributes"),
     )
+    if arguments.serve:
+        require_packages()
+        from vlmill.extract.service.viewer import serve_table
+
+        return serve_table(arguments.regions, arguments.images, names, arguments.port)
+    if not arguments.images:
+        raise InputError("--images is missing: the pictures that --output draws on")
     drawn, said = show(
         arguments.regions,
         arguments.images,
@@ -382,7 +406,7 @@ def command(argv: Sequence[str]) -> int:
 def appears_whole(arguments: argparse.Namespace) -> bool:
     """Whether the output is renamed into its place: a file, or a folder that must not be there."""
     if arguments.command == "show":
-        return bool(arguments.output.suffix.lower() == PAGE)
+        return arguments.output is not None and arguments.output.suffix.lower() == PAGE
     return bool(arguments.command == "export")
 
 

@@ -85,7 +85,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "optim objectives checkpoints",
         "run convert show",
         "tasks",
-        "pretrained cli",
+        "pretrained",
+        "service",
+        "cli",
         "__init__",
     ),
 }

@@ -66,32 +66,32 @@ class ServiceClient:
 
     def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> list[list[float]]:
         """Returns the score of each picture with each text."""
-        scores: list[list[float]] = self.json("/v1/score", pictures, {"texts": texts})["scores"]
+        scores: list[list[float]] = self.said("/v1/score", pictures, {"texts": texts})["scores"]
         return scores
 
     def embed(
         self, pictures: Sequence[Picture] = (), texts: Sequence[str] = ()
     ) -> dict[str, list[list[float]]]:
         """Returns the vectors of ``pictures`` and of ``texts``."""
-        said = self.json("/v1/embed", pictures, {"texts": texts})
-        return {name: said[name] for name in ("pictures", "texts")}
+        vectors = self.said("/v1/embed", pictures, {"texts": texts})
+        return {name: vectors[name] for name in ("pictures", "texts")}
 
     def search(
         self, *, text: str | None = None, picture: Picture | None = None, top: int = 10
     ) -> list[dict[str, Any]]:
         """Returns the nearest rows of the service's index."""
         words = {"top": [str(top)], "text": [] if text is None else [text]}
-        answers: list[dict[str, Any]] = self.json(
+        answers: list[dict[str, Any]] = self.said(
             "/v1/search", [] if picture is None else [picture], words
         )["answers"]
         return answers
 
     def answer(self, picture: Picture, question: str) -> str:
         """Returns the answer to a question about a picture."""
-        said = self.json("/v1/answer", [picture], {"question": [question]})
-        return str(said["answer"])
+        words = {"question": [question]}
+        return str(self.said("/v1/answer", [picture], words)["answer"])
 
-    def json(
+    def said(
         self, path: str, pictures: Sequence[Picture], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         """Asks, and returns the JSON of the answer."""

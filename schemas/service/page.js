@@ -55,7 +55,7 @@ function named(list, number, kind) { return (list && list[number]) || `${kind} $
 function readRow(row, arrays) {
   const read = (name) => (row[name] && arrays[name] ? numbers(row[name], arrays[name].dtype) : null);
   return { row, features: read("features"), probs: read("class_probs"),
-    ids: read("class_prob_ids"), width: arrays.features.dim,
+    ids: read("class_prob_ids"), width: arrays.features ? arrays.features.dim : 0,
     classes: arrays.class_probs ? arrays.class_probs.dim : 0 };
 }
 

@@ -232,7 +232,7 @@ def new_application(
     async def readyz() -> Response:
         if shell.is_draining:
             return JSONResponse({"status": "stopping"}, status_code=503)
-        if not shell.num_ready:
+        if shell.workers and not shell.num_ready:
             return JSONResponse({"status": "no worker is ready"}, status_code=503)
         return JSONResponse({"status": "ready"})
 
