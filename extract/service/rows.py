@@ -56,8 +56,11 @@ class Answer:
         if self.rows or not self.rejects:
             return
         first = next(iter(self.rejects.values()))
-        whole = f"{first.reason.value}: {first.detail}"
-        message = whole if len(self.names) == 1 else f"all pictures are rejected; the first {whole}"
+        message = f"the picture is rejected: {first.detail}"
+        if len(self.names) > 1:
+            message = (
+                f"all pictures are rejected, the first as {first.reason.value}: {first.detail}"
+            )
         status = STATUSES.get(first.reason, 422)
         again = 1 if status == 503 else None
         more = {"rejects": self.listed()}

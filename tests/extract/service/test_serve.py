@@ -105,6 +105,12 @@ def large() -> bytes:
     return image.getvalue()
 
 
+def cut() -> bytes:
+    image = io.BytesIO()
+    Image.new("RGB", (30, 20)).save(image, "PNG")
+    return image.getvalue()[:-30]
+
+
 @pytest.mark.parametrize(
     ("content", "status", "reason"),
     [
@@ -112,10 +118,10 @@ def large() -> bytes:
         (b"no picture at all", 415, "unsupported_format"),
         (bomb(), 413, "too_large"),
         (large(), 413, "too_large"),
-        (b"GIF89a" + bytes(20), 422, "unreadable_image"),
+        (cut(), 422, "unreadable_image"),
         (b"x" * 300_001, 413, "too_large"),
     ],
-    ids=["empty", "text", "bomb", "pixels", "gif", "bytes"],
+    ids=["empty", "text", "bomb", "pixels", "cut", "bytes"],
 )
 def test_bad_pictures_are_refused_in_one_line(
     service: Served, content: bytes, status: int, reason: str
@@ -160,7 +166,9 @@ def test_the_client(service: Served, shared_pictures: Path, rows: pa.Table) -> N
     pictures = [shared_pictures / "0.jpg", (shared_pictures / "1.jpg").read_bytes()]
     assert client.regions(pictures)["features"].equals(rows["features"].slice(0, 2))
     assert pq.read_table(io.BytesIO(client.regions_parquet(pictures))).num_rows == 2
-    with pytest.raises(ServiceError, match="415 unsupported_format: none of JPEG"):
+    with pytest.raises(
+        ServiceError, match="415 unsupported_format: the picture is rejected: none of"
+    ):
         client.regions([b"text"])
 
 

@@ -89,7 +89,7 @@ def test_what_cannot_be_answered_is_said(service: Served, pictures: list[bytes])
         client.answer(pictures[0], "what?")
     with pytest.raises(ServiceError, match="422 no_text"):
         client.search(text="  ")
-    with pytest.raises(ServiceError, match="422 .*cannot be read"):
+    with pytest.raises(ServiceError, match=r"422 .*cannot be read"):
         client.search(picture=b"no picture")
     body, kind = form([("a.jpg", pictures[0])])
     assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
