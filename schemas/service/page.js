@@ -65,7 +65,7 @@ function labels(regions, at) {
   return { name: row.class_ids ? named(about.classes, row.class_ids[at], "class") : `region ${at}`,
     score, attribute: row.attribute_ids
       ? `${named(about.attributes, row.attribute_ids[at], "attribute")}`
-        + ` ${row.attribute_scores[at].toFixed(2)}` : "" };
+        + ` (${row.attribute_scores[at].toFixed(2)})` : "" };
 }
 
 function distribution(regions, at) {
@@ -119,7 +119,8 @@ function drawBoxes(figure, shown, onPick) {
     button.dataset.at = at;
     const extra = shown.extra ? `, alike ${shown.extra[at].toFixed(3)}` : "";
     button.setAttribute("aria-label",
-      `region ${at}: ${attribute} ${name}${score === null ? "" : ` ${score.toFixed(2)}`}${extra}`);
+      `region ${at}: ${name}${score === null ? "" : ` ${score.toFixed(2)}`}`
+      + `${attribute && `, ${attribute}`}${extra}`);
     if (shown.hot && shown.hot.has(at)) {
       button.classList.add("on");
       const tag = document.createElement("span");
@@ -176,7 +177,8 @@ function pick(at) {
     element.classList.toggle("on", Number(element.dataset.at) === at);
   }
   $("region-name").textContent =
-    `Region ${at}: ${attribute} ${name}${score === null ? "" : `, score ${score.toFixed(3)}`}`;
+    `Region ${at}: ${name}${score === null ? "" : `, score ${score.toFixed(3)}`}`
+    + `${attribute && `; ${attribute}`}`;
   const listed = distribution(state.first, at);
   $("distribution").replaceChildren(...listed.flatMap(({ name: word, value }) => {
     const term = document.createElement("dt"), told = document.createElement("dd");

@@ -67,7 +67,7 @@ class Worker:
     ) -> None:
         self.plan, self._queue, self._batch, self._wait = plan, queue, batch, wait
         self._watcher = watcher
-        self._stopping = False
+        self._stopped = threading.Event()
         self.is_ready, self.restarts = False, 0
         self.process: BaseProcess | None = None
         self.about: Mapping[str, Any] = {}
@@ -109,17 +109,21 @@ class Worker:
 
     def stop(self) -> None:
         """Ends the process, and what it was computing."""
-        self._stopping = True
+        self._stopped.set()
         self._queue.wake()
+        self._end()
+        if self._thread is not None:
+            self._thread.join()
+        self._end()  # one that was just being started
+
+    def _end(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.join()
-        if self._thread is not None:
-            self._thread.join()
 
     def _keep(self, connection: Connection) -> None:
         pause = FIRST_PAUSE
-        while not self._stopping:
+        while not self._stopped.is_set():
             begin = time.monotonic()
             self._serve(connection)
             self.is_ready = False
@@ -128,15 +132,14 @@ class Worker:
             assert process is not None
             process.kill()
             process.join()
-            while not self._stopping:
+            while not self._stopped.is_set():
                 ran = time.monotonic() - begin
                 pause = FIRST_PAUSE if ran > LONGEST_PAUSE else pause
                 status = process.exitcode
                 self._watcher.event("worker_ended", {"worker": self.plan.name, "status": status})
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                if self._stopping:
+                if self._stopped.wait(pause):
                     return
+                pause = min(2 * pause, LONGEST_PAUSE)
                 begin = time.monotonic()
                 connection = self.start()
                 process = self.process
@@ -180,7 +183,7 @@ class Worker:
         receiver.start()
 
         def has_ended() -> bool:
-            return ended.is_set() or self._stopping
+            return ended.is_set() or self._stopped.is_set()
 
         while not has_ended():
             room.acquire()
