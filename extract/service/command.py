@@ -33,6 +33,14 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``extract-rois serve`` beside those of the detector."""
     serve.description = "Answers requests for the regions of pictures, over HTTP."
     add_service_arguments(serve)
+    serve.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes a device that decode and resize (default: %(default)s, the one that "
+        "computes does); a fast GPU needs some",
+    )
     names = serve.add_argument_group("names, for the page")
     names.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
     names.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
@@ -45,6 +53,8 @@ def serve_regions(
 ) -> int:
     """Serves until a stop is asked for; returns the exit status. Raises InputError."""
     settings = settings_of(arguments, batch=config.batch_size)
+    if arguments.workers < 0:
+        raise InputError(f"--workers {arguments.workers}: give 0 or more")
     require_packages()
     devices = [name.strip() for name in arguments.device.split(",")]
     if len(set(devices)) < len(devices) and any(name != "cpu" for name in devices):
@@ -63,7 +73,7 @@ def serve_regions(
             producer = shell.about["producer"]
             require_number(names, producer, what, flag=f"--{what}", regions="--weights")
 
-    plans = [engine_plan(open_detector, name, config) for name in devices]
+    plans = [engine_plan(open_detector, name, config, arguments.workers) for name in devices]
     return run_service(shell, application, plans, "extract-rois serve", check=check)
 
 

@@ -17,9 +17,12 @@ from vlmill.schemas.service.workers import Opened
 
 
 def open_engine(
-    open_detector: Callable[[str], Detector], device: str, config: ExtractConfig
+    open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
 ) -> Opened:
-    """Opens the detector of a device: what computes rows, and what they say of their making."""
+    """Opens the detector of a device: what computes rows, and what they say of their making.
+
+    Pictures are decoded here, or by ``workers`` further processes.
+    """
     detector = open_detector(device)
     crops = detector.whole.crops if detector.whole is not None else ()
     # Open for as long as the process lives.
@@ -27,7 +30,8 @@ def open_engine(
         source_of(
             detector.model.config,
             config.limits,
-            workers=0,
+            workers,
+            config.batch_size,
             resize=not resizes_pixels(detector),
             crops=crops,
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
+from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.queue import BatchQueue, Item
 from vlmill.schemas.service.refused import Refused
 
@@ -245,20 +246,29 @@ def work(connection: Connection, open_: Callable[[], Opened]) -> None:
         connection.send(("failed", str(error)))
         return
     connection.send(("ready", dict(opened.about)))
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, BrokenPipeError):
         while True:
             payloads = connection.recv()
             begin = time.perf_counter()
-            results = computed(opened.compute, payloads)
+            try:
+                results = computed(opened.compute, payloads)
+            except OSError as error:  # the device is gone, say: another process may have it again
+                log("worker_failed", error=str(error))
+                return
             connection.send((results, time.perf_counter() - begin))
 
 
 def computed(
     compute: Callable[[Sequence[Any]], Sequence[Any]], payloads: Sequence[Any]
 ) -> list[Any]:
-    """Computes a batch; if that fails, each by itself, so that one costs only itself."""
+    """Computes a batch; if that fails, each by itself, so that one costs only itself.
+
+    Raises OSError where nothing can be computed any more.
+    """
     try:
         return list(compute(payloads))
+    except OSError:
+        raise
     except Exception:
         if len(payloads) == 1:
             return [Failure(trace=traceback.format_exc())]

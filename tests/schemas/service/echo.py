@@ -1,7 +1,7 @@
 """A service without networks, run as ``python -m``: its workers do what a request says.
 
-``echo WORD`` gives the word back, ``sleep S`` takes so long, ``raise`` is an error of ours, ``die``
-ends the worker.
+``echo WORD`` gives the word back, ``sleep S`` takes so long, ``raise`` is an error of ours, ``lose``
+loses the device, ``die`` ends the worker.
 """
 
 import os
@@ -27,6 +27,8 @@ def compute(words: Sequence[str]) -> list[str]:
             time.sleep(float(rest))
         if verb == "raise":
             raise RuntimeError("/etc/secret is broken")
+        if verb == "lose":
+            raise OSError("the device is gone")
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         answers.append(f"{len(words)} {rest}")

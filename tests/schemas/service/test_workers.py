@@ -154,6 +154,8 @@ def test_one_that_fails_costs_only_itself() -> None:
         assert reply.status == 500 and b"secret" not in reply.body
         assert service.count("vlmill_worker_restarts_total") == 0
         assert echo(service, "echo a").status == 200
+        assert echo(service, "lose").json()["reason"] == "worker_lost"
+        assert echo(service, "echo a").status == 200
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
