@@ -1,6 +1,5 @@
 """Rows of regions as a request wants them: an Arrow stream, a Parquet file, or JSON."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from vlmill.schemas.files.shards import file_metadata, write_shard
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.client import ARROW, JSON, PARQUET
+from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.refused import Refused
 from vlmill.schemas.tables import REGIONS
 
@@ -148,12 +148,3 @@ def parquet_file(table: pa.Table, about: Mapping[str, Any]) -> bytes:
             compression=about["compression"],
         )
         return (folder / shard.name).read_bytes()
-
-
-def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of JSON values: bytes in base64, as ``arrays`` says how to read them."""
-    return {
-        name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        for name, value in row.items()
-        if value is not None
-    }

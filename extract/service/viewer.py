@@ -18,11 +18,11 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.plan import Picture, plan_pictures
 from vlmill.extract.pictures.reader import PictureReader
-from vlmill.extract.service.rows import plain_row
 from vlmill.extract.show import MAX_SIDE_PX, Vocabulary, check_names, encoded, row_named
 from vlmill.schemas.readers.regions import RegionReader, encode_regions
 from vlmill.schemas.rejects import Rejected
 from vlmill.schemas.service.guard import Guard
+from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.refused import Refused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.shell import Shell, guarded, new_application, require_query

@@ -117,7 +117,7 @@ function drawBoxes(figure, shown, onPick) {
     const button = document.createElement("button");
     button.type = "button";
     button.dataset.at = at;
-    const extra = shown.extra ? `, alike ${shown.extra[at].toFixed(3)}` : "";
+    const extra = shown.extra ? `, ${shown.what || "alike"} ${shown.extra[at].toFixed(3)}` : "";
     button.setAttribute("aria-label",
       `region ${at}: ${name}${score === null ? "" : ` ${score.toFixed(2)}`}`
       + `${attribute && `, ${attribute}`}${extra}`);
@@ -314,8 +314,22 @@ async function score() {
   if (!text || !state.blob) { $("said").textContent = "Choose a picture and type a text."; return; }
   const said = await (await ask("/v1/score",
     { method: "POST", body: words({ texts: text }) })).json();
-  $("said").textContent = `Score: ${said.scores[0][0].toFixed(4)}`;
+  const value = said.scores[0][0];
+  $("said").textContent = value === null ? "The picture or the text cannot be read."
+    : `Score: ${value.toFixed(4)}`;
+  if (state.about.methods.includes("attend") && value !== null) await attend(text);
   say("Scored.");
+}
+
+async function attend(text) { // what the score loses without each region
+  const said = await (await ask("/v1/attend", { method: "POST", body: words({ text }) })).json();
+  const regions = readRow(said.regions[0], said.arrays), losses = said.losses;
+  const list = losses.map((_, at) => at).sort((a, b) => losses[b] - losses[a]);
+  const hot = new Set(list.slice(0, 3));
+  drawBoxes($("first"), { regions, list, extra: losses, hot, what: "the score loses" }, null);
+  const told = [...hot].map((at) => `region ${at} (${losses[at].toFixed(3)})`).join(", ");
+  $("first").querySelector("figcaption").textContent =
+    `The score rests most on ${told}: so much it loses without them.`;
 }
 
 async function search() {

@@ -10,7 +10,7 @@ from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.refused import Refused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.shell import Shell, guarded, new_application
-from vlmill.train.service.engine import ANSWER, EMBED, SCORE, SEARCH, NoAnswer, Question
+from vlmill.train.service.engine import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
 
 DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
 MOST_TEXTS, MOST_TOP = 256, 1_000
@@ -29,6 +29,12 @@ HELP = {
         "Form: files, and `texts` once or more. Gives `scores`, a list for each picture; null "
         "where a picture or text cannot be read.",
         sample('client.score(["picture.jpg"], ["a red kite", "two dogs"])'),
+    ),
+    ATTEND: (
+        "Which regions a score rests on",
+        "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: what the "
+        "score loses without each region.",
+        sample('client.said("/v1/attend", ["picture.jpg"], {"text": ["a red kite"]})["losses"]'),
     ),
     EMBED: (
         "Vectors of pictures and texts",
@@ -86,6 +92,12 @@ def answer_question(form: Form) -> Question:
     return Question(method=ANSWER, pictures=[picture.content], texts=[form.one("question")])
 
 
+def attend_question(form: Form) -> Question:
+    """Reads a picture and a text. Raises Refused."""
+    picture = form.picture()
+    return Question(method=ATTEND, pictures=[picture.content], texts=[form.one("text")])
+
+
 def contents(form: Form) -> list[bytes]:
     """Returns the pictures' bytes."""
     return [picture.content for picture in form.pictures]
@@ -100,6 +112,7 @@ def few(texts: Sequence[str]) -> Sequence[str]:
 
 READERS = {
     SCORE: (("texts",), score_question),
+    ATTEND: (("text",), attend_question),
     EMBED: (("texts",), embed_question),
     SEARCH: (("text", "top"), search_question),
     ANSWER: (("question",), answer_question),

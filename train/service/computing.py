@@ -8,11 +8,15 @@ from typing import Any
 
 from vlmill.schemas.console.progress import without_progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.regions import encode_regions
+from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.workers import Opened
 from vlmill.train.pretrained.answering import TASK
+from vlmill.train.pretrained.left_out import left_out, reads_regions
 from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained
 from vlmill.train.service.engine import (
     ANSWER,
+    ATTEND,
     EMBED,
     SCORE,
     SEARCH,
@@ -57,6 +61,8 @@ def methods_of(model: Pretrained, index: Path | None) -> dict[str, Method]:
     methods: dict[str, Method] = {}
     if holds(lambda: ranking_of(model.loaded)):
         methods[SCORE] = lambda question: score(model, question)
+        if reads_regions(model):
+            methods[ATTEND] = lambda question: attend(model, question)
     if embeds(model):
         methods[EMBED] = lambda question: embed(model, question)
     if model.loaded.task is not None and model.loaded.task.name == TASK:
@@ -86,6 +92,24 @@ def embeds(model: Pretrained) -> bool:
 def score(model: Pretrained, question: Question) -> Answer:
     """Scores every picture with every text; null where one of the two cannot be read."""
     return {"scores": plain(model.score(question.pictures, question.texts))}
+
+
+def attend(model: Pretrained, question: Question) -> Answer:
+    """Scores a text with a picture, and tells what the score loses without each region."""
+    try:
+        found = left_out(model, question.pictures[0], question.texts[0])
+    except InputError:
+        return NoAnswer(
+            reason="unreadable",
+            message="the text has no word, or no two regions are found in the picture",
+        )
+    (row,) = encode_regions([found.row], dtype=found.arrays["features"]["dtype"]).to_pylist()
+    return {
+        "score": found.score,
+        "losses": found.without.tolist(),
+        "regions": [plain_row(row)],
+        "arrays": dict(found.arrays),
+    }
 
 
 def embed(model: Pretrained, question: Question) -> Answer:

@@ -9,6 +9,7 @@ from vlmill.schemas.service.workers import Opened, Plan
 
 MODULE = "vlmill.train.service.computing"  # what workers are forked from
 SCORE, EMBED, SEARCH, ANSWER = "score", "embed", "search", "answer"
+ATTEND = "attend"
 
 
 @dataclass(frozen=True, kw_only=True)

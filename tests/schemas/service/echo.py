@@ -1,6 +1,6 @@
 """A service without networks, run as ``python -m``: its workers do what a request says.
 
-``echo WORD`` gives the word back, ``sleep S`` takes so long, ``raise`` is an error of ours, ``lose``
+``echo WORD`` gives the word back, ``sleep S`` takes so long, ``raise`` is our error, ``lose``
 loses the device, ``die`` ends the worker.
 """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.serving import Served, form, served
+from tests.train.pretrained.test_load import photographs, save
 from tests.train.tasks.search.test_embed import Shop
 
 import vlmill
@@ -16,11 +17,13 @@ from vlmill.schemas.service.bodies import Form, Sent
 from vlmill.schemas.service.client import ServiceClient, ServiceError
 from vlmill.schemas.service.refused import Refused
 from vlmill.train.cli import main
+from vlmill.train.pretrained.left_out import left_out, without
 from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.service.app import answer_question, search_question
 from vlmill.train.service.computing import methods_of, open_model
-from vlmill.train.service.engine import ModelOptions, Question
+from vlmill.train.service.engine import ModelOptions, NoAnswer, Question
 
+__all__ = ["photographs"]  # a fixture
 TEXTS = ["a dog", "two red kites"]
 
 
@@ -130,3 +133,29 @@ def test_a_checkpoint_serves_what_it_has_heads_for(
     opened = open_model(ModelOptions(checkpoint=shop.folder / "checkpoint"), "cpu")
     (said,) = opened.compute([Question(method="embed", texts=TEXTS)])
     assert len(said["texts"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the detector of:UserWarning")
+def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
+    """The score is that of the whole picture, and a loss is the difference to one region less."""
+    checkpoint = save(tmp_path / "vilbert", "vilbert", photographs)
+    opened = open_model(ModelOptions(checkpoint=checkpoint), "cpu")
+    assert opened.about["methods"] == ["attend", "score"]
+    picture = (photographs / "picture-0.jpg").read_bytes()
+    asked = Question(method="attend", pictures=[picture], texts=["a dog"])
+    bad = Question(method="attend", pictures=[b"no picture"], texts=["a dog"])
+    said, refused = opened.compute([asked, bad])
+    assert isinstance(refused, NoAnswer)
+    model = vlmill.load(checkpoint)
+    (scores,) = model.score([picture], ["a dog"])
+    np.testing.assert_allclose(said["score"], scores[0], atol=1e-5)
+    count = said["regions"][0]["num_boxes"]
+    assert count == len(said["losses"]) > 1 and np.isfinite(said["losses"]).all()
+    assert len(set(said["losses"])) > 1
+    found = left_out(model, picture, "a dog")
+    less = without(found.row, 1)
+    assert len(less.boxes) == count - 1
+    np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])
+    np.testing.assert_array_equal(less.features[0], found.row.features[0])  # type: ignore[index]
+    assert less.class_ids is not None and len(less.class_ids) == count - 1
