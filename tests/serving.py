@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 180
+START_SECONDS = 900  # on a machine with much other work
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,14 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from vlmill.schemas.console.command import say
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.logs import log, log_libraries
@@ -144,6 +146,9 @@ def run_service(
     an address that cannot be had, and what ``check`` raises and workers that cannot start.
     """
     opened = listening(shell.settings)
+    host = opened.getsockname()[0]
+    if shell.settings.token is None and not ip_address(host).is_loopback:
+        say(f"WARNING: {host} is reached from other machines, and no token is asked for")
     try:
         shell.start(plans)
         check()
