@@ -7,6 +7,7 @@ compute and that no stop was asked for, ``/metrics`` what was counted, ``/v1/abo
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -32,6 +33,7 @@ PAGE_RULES = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
+FETCHERS = 8
 URLS = "urls"  # the field that names pictures
 
 
@@ -46,6 +48,7 @@ class Shell:
 
     def __post_init__(self) -> None:
         self.queue = BatchQueue(self.settings.queue)
+        self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetching")
         watch = self.metrics.watch
         watch("queue_items", "Pictures or questions that wait.", lambda: len(self.queue))
         watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
@@ -123,7 +126,9 @@ class Shell:
         if not self.settings.allow_urls:
             raise Refused(403, "urls_off", "this service fetches no URLs; send the pictures")
         require_few(urls, self.settings.max_pictures)
-        return await asyncio.to_thread(fetch, urls, self.settings)
+        # Threads of their own: slow servers elsewhere must not take those that read and encode.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._fetchers, fetch, urls, self.settings)
 
     async def ask(self, request: Request, payloads: Sequence[Any]) -> list[Any]:
         """Lets the workers compute, and gives their results in order.
