@@ -52,6 +52,12 @@ REQUIRES = [
 ]
 
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
+SERVICE = [
+    "fastapi>=0.115",
+    "prometheus-client>=0.21",
+    "python-multipart>=0.0.20",
+    "uvicorn>=0.34",
+]
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
 
@@ -62,11 +68,13 @@ EXTRAS = {
     "docs": DOCS,
     "coco": ["pycocotools>=2.0.8"],
     "mlflow": ["mlflow-skinny>=3.1"],
+    "service": SERVICE,
     "wandb": ["wandb>=0.19"],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "test": [
         *CLOUD,
         *DOCS,
+        *SERVICE,
         "beartype>=0.20",
         "build>=1.2",
         "check-jsonschema>=0.33",
@@ -90,6 +98,8 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "ruff>=0.11",
         "scipy-stubs>=1.15",
+        # Drives the Chromium of the system through the services' page.
+        "selenium>=4.27",
         "sparse-dot-topn>=1.1",
         "transformers>=4.48",
         "types-pyyaml>=6.0",
@@ -121,5 +131,5 @@ setup(
         *(f"vlmill.{p}" for p in find_packages(include=[f"{f}*" for f in FOLDERS])),
     ],
     package_dir={"": "src", **{f"vlmill.{f}": f for f in FOLDERS}},
-    package_data={"": ["py.typed", "*.html", "*.toml", "*.txt"]},
+    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.toml", "*.txt"]},
 )

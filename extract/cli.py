@@ -27,6 +27,8 @@ from vlmill.extract.formats.command import (
     command_import,
 )
 from vlmill.extract.run.share import Share, share
+from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
+from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.train.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.extract.train.command import add_train, command_train
 from vlmill.extract.train.describe import RECIPES_HELP, add_recipes, command_recipes
@@ -42,6 +44,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.lock import locked
 from vlmill.schemas.files.remote import require_local
 from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.service.settings import require_packages
 
 EXAMPLES = """examples:
   extract-rois run pictures/ --output regions/ --weights detector.pth
@@ -89,7 +92,9 @@ the largest. A configuration that was misread shows as differences of another si
 proposals and regions, and the first column that differs says where it begins."""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --output regions.html
+  extract-rois show regions/ --images pictures/ --classes objects_vocab.txt --serve
 
+--serve prints the address of a page to look at all of them, on this machine alone, until Ctrl-C.
 A picture is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
 SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
 
@@ -103,6 +108,9 @@ def parser() -> Parser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="extract regions", epilog=RUN_EXAMPLES))
+    serve = commands.add_parser("serve", help="answer requests over HTTP", epilog=SERVE_EXAMPLES)
+    add_serve(serve)
+    add_engine(serve)
     verify = commands.add_parser(
         "verify", help="check every row and checksum of tables", epilog=VERIFY_EXAMPLES
     )
@@ -206,14 +214,28 @@ def add_show(show: argparse.ArgumentParser) -> None:
     show.description = "Draws the highest-scoring regions on their pictures."
     show.add_argument("regions", metavar="REGIONS", help="a table of regions: folder, file or glob")
     show.add_argument(
-        "--images", nargs="+", required=True, metavar="INPUT", help="as the INPUT of run"
+        "--images",
+        nargs="+",
+        default=[],
+        metavar="INPUT",
+        help="as the INPUT of run; without, boxes are shown alone (--serve)",
     )
-    show.add_argument(
+    where = show.add_mutually_exclusive_group(required=True)
+    where.add_argument(
         "--output",
-        required=True,
         type=place,
         metavar="PATH",
         help="one .html file with the pictures inside, or a folder of PNGs",
+    )
+    where.add_argument(
+        "--serve", action="store_true", help="a page of all rows, in the browser (docs/serving.md)"
+    )
+    show.add_argument(
+        "--port",
+        type=count,
+        default=0,
+        metavar="N",
+        help="of --serve (default: a free one)",
     )
     show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
     show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
@@ -293,6 +315,14 @@ def command_run(arguments: argparse.Namespace) -> int:
     return 0 if regions or not rejects else 1
 
 
+def command_serve(arguments: argparse.Namespace) -> int:
+    """``extract-rois serve``."""
+    config = config_of(arguments)
+    check_detector(arguments)
+    warn_of_random_weights(arguments)
+    return serve_regions(arguments, config, functools.partial(detector_on, arguments))
+
+
 def command_compare(arguments: argparse.Namespace) -> int:
     """``extract-rois compare``."""
     weights, file, device = arguments.weights, arguments.config, arguments.device
@@ -334,6 +364,13 @@ def command_show(arguments: argparse.Namespace) -> int:
         classes=first_names(arguments.classes, "--classes"),
         attributes=first_names(arguments.attributes, "--attributes"),
     )
+    if arguments.serve:
+        require_packages()
+        from vlmill.extract.service.viewer import serve_table
+
+        return serve_table(arguments.regions, arguments.images, names, arguments.port)
+    if not arguments.images:
+        raise InputError("--images is missing: the pictures that --output draws on")
     drawn, said = show(
         arguments.regions,
         arguments.images,
@@ -351,6 +388,7 @@ def command(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     commands = {
         "run": command_run,
+        "serve": command_serve,
         "verify": command_verify,
         "import": command_import,
         "export": command_export,
@@ -373,7 +411,7 @@ def command(argv: Sequence[str]) -> int:
 def appears_whole(arguments: argparse.Namespace) -> bool:
     """Whether the output is renamed into its place: a file, or a folder that must not be there."""
     if arguments.command == "show":
-        return bool(arguments.output.suffix.lower() == PAGE)
+        return arguments.output is not None and arguments.output.suffix.lower() == PAGE
     return bool(arguments.command == "export")
 
 

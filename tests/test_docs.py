@@ -120,8 +120,14 @@ def test_the_front_page_has_the_steps_of_the_demo(monkeypatch: pytest.MonkeyPatc
     [
         *(name for name in COMMANDS),
         "python -m vlmill.pipelines.manifest own",
-        *(f"extract-rois {c}" for c in ("run", "verify", "import", "export", "show", "compare")),
-        *(f"train-vl {c}" for c in ("pretrain", "finetune", "evaluate", "convert", "recipes")),
+        *(
+            f"extract-rois {c}"
+            for c in ("run", "serve", "verify", "import", "export", "show", "compare")
+        ),
+        *(
+            f"train-vl {c}"
+            for c in ("pretrain", "finetune", "evaluate", "convert", "recipes", "serve")
+        ),
     ],
 )
 def test_every_help_has_an_example_of_its_command(

@@ -44,6 +44,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tables rejects answers labels splits",
         "files pictures",
         "readers console net",
+        "service",
         "__init__",
     ),
     "models": (
@@ -64,6 +65,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pictures whole",
         "detect formats",
         "run show verify compare train",
+        "service",
         "flags",
         "cli",
         "__init__",
@@ -85,7 +87,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "optim objectives checkpoints",
         "run convert show",
         "tasks",
-        "pretrained cli",
+        "pretrained",
+        "service",
+        "cli",
         "__init__",
     ),
 }

@@ -24,6 +24,7 @@ from vlmill.train.recipes import (
 )
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
+from vlmill.train.service.command import SERVE_HELP, add_serve_arguments, run_serve
 from vlmill.train.show.command import add_show_arguments, run_show
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.finetuning.command import HELP as FINETUNE_HELP
@@ -120,6 +121,8 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return run_embed(args)
     if args.command == "search":
         return run_search(args)
+    if args.command == "serve":
+        return run_serve(args)
     return run_evaluate(args)
 
 
@@ -144,6 +147,8 @@ def _parser() -> Parser:
     add_embed_arguments(embed)
     search = commands.add_parser("search", help="the nearest vectors", description=SEARCH_HELP)
     add_search_arguments(search)
+    serve = commands.add_parser("serve", help="answer requests over HTTP", description=SERVE_HELP)
+    add_serve_arguments(serve)
     convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
     add_convert_arguments(convert)
     add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))

@@ -29,7 +29,7 @@ from vlmill.schemas.tables import IMAGES, PAIRS
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed: refused
 HASH = re.compile("[0-9a-f]{64}")
-FILE, ROW, MEMBER = "file", "row", "member"
+FILE, ROW, MEMBER, HELD = "file", "row", "member", "held"
 BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 
@@ -52,6 +52,14 @@ class Picture:
     def key(self) -> str:
         """Returns the name by which rejects call the picture."""
         return self.path if self.image_id is None else self.image_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldPicture(Picture):
+    """Holds a picture whose bytes are at hand: one that was sent. ``path`` is only its name."""
+
+    data: bytes
+    kind: str = HELD
 
 
 def plan_pictures(arguments: Sequence[str], ids: str = "auto") -> list[Picture]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmill.extract.pictures.plan import Picture
+from vlmill.extract.pictures.plan import HeldPicture, Picture
 from vlmill.extract.pictures.tar import BrokenArchive, read_member
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.remote import path_of, readable
@@ -28,6 +28,8 @@ class PictureReader:
 
     def data_of(self, picture: Picture) -> bytes:
         """Returns a picture's bytes."""
+        if isinstance(picture, HeldPicture):
+            return picture.data
         match picture.kind:
             case "row":
                 return self.read_row(picture)

@@ -80,9 +80,9 @@ class Pretrained:
         contents, texts = self._contents(pictures), listed(texts, "texts")
         if ranking_of(self.loaded) == "contrast":
             return self._image_vectors(contents) @ self.encode_texts(texts).T
-        tokens, good_texts = self._tokens(texts)
+        tokens, good_texts = self.tokens(texts)
         scores = np.full((len(contents), len(texts)), np.nan, dtype=np.float32)
-        scorer = scorer_of(self.loaded.model, room_of(self._feeding))
+        scorer = scorer_of(self.loaded.model, room_of(self.feeding))
         faults = dict[int, Reason]()
         for start in range(0, len(contents), PICTURES_AT_ONCE):
             with self._tables(contents[start : start + PICTURES_AT_ONCE]) as tables:
@@ -110,7 +110,7 @@ class Pretrained:
         """Returns unit vectors of texts, float32 [T, D]; products with pictures' rank."""
         self._require_dual("encode_texts")
         texts = listed(texts, "texts")
-        tokens, good = self._tokens(texts)
+        tokens, good = self.tokens(texts)
         vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
         vectors[good] = text_vectors(
             self.loaded.model,
@@ -126,10 +126,10 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
         cannot be read, and for a question without a word.
         """
-        if not self._tokens([question])[1]:
+        if not self.tokens([question])[1]:
             raise InputError(f"question {question!r} has no word; give one")
         with temporary_folder() as folder, without_progress():
-            faults = self._write([encoded(picture)], folder)
+            faults = self.write_tables([encoded(picture)], folder)
             if faults:
                 raise InputError(f"the picture has no answer: {faults['0']}; give another")
             tables = {name: str(folder / name) for name in ("images", "regions")}
@@ -137,7 +137,8 @@ class Pretrained:
             return answer_of(self.loaded, str(self.device), folder, question, there)
 
     @cached_property
-    def _feeding(self) -> Feeding:
+    def feeding(self) -> Feeding:
+        """Says what the model is fed."""
         return feeding_of(self.loaded)
 
     @cached_property
@@ -154,9 +155,9 @@ class Pretrained:
                 "vector of one alone; use score, or `train-vl embed` for vectors of pairs"
             )
 
-    def _tokens(self, texts: Sequence[str]) -> tuple[Sequence[Any], list[int]]:
+    def tokens(self, texts: Sequence[str]) -> tuple[Sequence[Any], list[int]]:
         """Returns the texts' tokens, and the numbers of those that have a word."""
-        longest = longest_text(self.loaded, self._feeding)
+        longest = longest_text(self.loaded, self.feeding)
         encoded_texts = encode_texts(self.loaded.tokenizer, texts, longest)
         if encoded_texts.cut and "cut" not in self._said:
             self._said.add("cut")
@@ -178,7 +179,7 @@ class Pretrained:
                 embedded = image_vectors(
                     self.loaded.model,
                     [str(at) for at in range(len(block))],
-                    PixelPictures(ImageReader(folder), self._feeding),
+                    PixelPictures(ImageReader(folder), self.feeding),
                     device=self.device,
                     batch_size=self.batch_size,
                 )
@@ -193,27 +194,27 @@ class Pretrained:
         """Has the pictures as the tables that the model reads, for as long as they are needed."""
         names = [str(at) for at in range(len(contents))]
         with temporary_folder() as folder:
-            faults = self._write(contents, folder)
+            faults = self.write_tables(contents, folder)
             pictures: RegionPictures | PixelPictures
-            if self._feeding.kind == "pixels":
-                pictures = PixelPictures(ImageReader(folder / "images"), self._feeding)
+            if self.feeding.kind == "pixels":
+                pictures = PixelPictures(ImageReader(folder / "images"), self.feeding)
             else:
                 whole = bool(global_widths_of(body_config(self.loaded)))
                 reader = RegionReader(folder / "regions")
-                pictures = RegionPictures(reader, self._feeding, global_features=whole)
+                pictures = RegionPictures(reader, self.feeding, global_features=whole)
             faults |= pictures.missing([name for name in names if name not in faults])
             left = [name for name in names if name not in faults]
             faults |= {name: why for name in left if (why := pictures.fault(name)) is not None}
             good = [name for name in names if name not in faults]
             yield Tables(pictures=pictures, good=good, faults=faults)
 
-    def _write(self, contents: Sequence[bytes], folder: Path) -> dict[str, Reason]:
+    def write_tables(self, contents: Sequence[bytes], folder: Path) -> dict[str, Reason]:
         """Writes the tables of pictures and, where the model reads them, of regions; returns what
         the detector could not read.
         """
         write_images(folder / "images", contents)
-        if self._feeding.kind == "pixels":
-            pictures = PixelPictures(ImageReader(folder / "images"), self._feeding)
+        if self.feeding.kind == "pixels":
+            pictures = PixelPictures(ImageReader(folder / "images"), self.feeding)
             names = [str(at) for at in range(len(contents))]
             return {name: why for name in names if (why := pictures.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")

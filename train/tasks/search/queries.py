@@ -133,7 +133,14 @@ def asker_of(
     folder = index.settings["checkpoint"] if checkpoint is None else checkpoint
     if folder is None:
         raise InputError("--checkpoint is missing: the vectors do not say which one made them")
-    loaded = load_checkpoint(folder)
+    return asker_with(index, load_checkpoint(folder), device, flag=flag)
+
+
+def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, flag: str) -> Asker:
+    """Checks that a checkpoint made the index's vectors, and can embed what is asked.
+
+    Raises InputError otherwise.
+    """
     if (way := way_of(loaded)) != "dual":
         raise InputError(
             f"{flag}: the vectors are of {way}s, as a {loaded.variant} reads text and picture "
@@ -141,8 +148,8 @@ def asker_of(
         )
     if weights_digest(loaded) != index.settings["weights_sha256"]:
         raise InputError(
-            f"--checkpoint {folder} is not the one that made the vectors; give that one, or embed "
-            "again with this one"
+            f"--checkpoint {loaded.path} is not the one that made the vectors; give that one, or "
+            "embed again with this one"
         )
     loaded.model.to(device_named(device))
     return Asker(loaded=loaded, device=device)

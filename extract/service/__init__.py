@@ -1,0 +1,5 @@
+"""Regions over HTTP: ``extract-rois serve``, and the viewer of tables that ``show --serve`` is.
+
+Reading order: ``command``, ``engine`` (in the worker processes), ``rows`` (what is answered),
+``app``.
+"""

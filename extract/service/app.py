@@ -1,0 +1,130 @@
+"""The endpoint of regions, and what the page is told."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from vlmill.extract.service.rows import KINDS, answer_of, encoded, kind_wanted
+from vlmill.schemas.service.client import PARQUET
+from vlmill.schemas.service.guard import Guard
+from vlmill.schemas.service.refused import bad_request
+from vlmill.schemas.service.settings import ServiceSettings
+from vlmill.schemas.service.shell import Shell, account, guarded, new_application
+
+DESCRIPTION = "Regions of pictures: the rows that `extract-rois run` writes."
+HOW = """One picture as the body, or several as the files of a multipart form, up to a limit that
+`/v1/about` tells. `Accept` chooses an Arrow stream, a Parquet file (both are the regions table) or
+JSON, where features are base64 of the type in `arrays`. A picture that is rejected has no row: JSON
+lists it, and the header `vlmill-rejects` has the numbers and reasons. Where all are rejected the
+status is 413, 415 or 422."""
+SAMPLES = [
+    {
+        "lang": "Shell",
+        "label": "one picture, JSON",
+        "source": "curl --fail --silent --data-binary @picture.jpg --header 'content-type: "
+        "image/jpeg' http://127.0.0.1:8080/v1/regions",
+    },
+    {
+        "lang": "Shell",
+        "label": "several pictures, Parquet",
+        "source": "curl --fail --silent --form pictures=@picture.jpg --form pictures=@other.jpg "
+        "--header 'accept: application/vnd.apache.parquet' --output regions.parquet "
+        "http://127.0.0.1:8080/v1/regions",
+    },
+    {
+        "lang": "Python",
+        "label": "a table",
+        "source": "from vlmill.schemas.service.client import ServiceClient\n"
+        'client = ServiceClient("http://127.0.0.1:8080")\n'
+        'table = client.regions(["picture.jpg", "other.jpg"])\n'
+        "print(table.num_rows)\n",
+    },
+]
+OPENAPI = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/*": {"schema": {"type": "string", "format": "binary"}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "pictures": {
+                            "type": "array",
+                            "items": {"type": "string", "format": "binary"},
+                        }
+                    },
+                }
+            },
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "pictures": {"type": "array", "items": {"type": "string"}},
+                        "urls": {"type": "array", "items": {"type": "string"}},
+                    },
+                }
+            },
+        },
+    },
+    "responses": {
+        "200": {
+            "description": "rows of the regions table",
+            "content": {kind: {} for kind in KINDS},
+        },
+        "4XX": {"description": "JSON: `error`, one line, and `reason`"},
+        "429": {"description": "too much is waiting; `Retry-After` says how long"},
+        "503": {"description": "not computed in time, or a worker was lost"},
+    },
+    "x-codeSamples": SAMPLES,
+}
+
+
+def regions_service(
+    settings: ServiceSettings, classes: Sequence[str], attributes: Sequence[str]
+) -> tuple[Shell, Guard]:
+    """Makes the service; ``classes`` and ``attributes`` are the names that its page shows."""
+    shell = Shell(settings=settings)
+
+    def about() -> Mapping[str, Any]:
+        producer = shell.about["producer"]
+        return {
+            "service": "regions",
+            "title": "Regions of pictures",
+            "detector_fingerprint": producer["detector_fingerprint"],
+            "weights": producer["weights"],
+            "random": "random" in producer["weights"],
+            "arrays": shell.about["arrays"],
+            "classes": list(classes),
+            "attributes": list(attributes),
+            "limits": {"bytes": settings.max_bytes, "pictures": settings.max_pictures},
+        }
+
+    application = new_application(shell, "vlmill regions", DESCRIPTION, about)
+
+    @application.post(
+        "/v1/regions", summary="Regions of pictures", description=HOW, openapi_extra=OPENAPI
+    )
+    async def regions(request: Request) -> Response:
+        kind = kind_wanted(request.headers.get("accept", ""))
+        form = await shell.form(request)
+        if not form.pictures:
+            raise bad_request("no picture; send one as the body, or several as files of a form")
+        outcomes = await shell.ask(request, [picture.content for picture in form.pictures])
+        answer = answer_of(outcomes, [picture.name for picture in form.pictures])
+        for why in answer.rejects.values():
+            shell.metrics.rejects.labels(reason=why.reason.value).inc()
+        account(request)["rejects"] = len(answer.rejects)
+        answer.require_rows()
+        content = await asyncio.to_thread(encoded, answer, kind, shell.about)
+        rejects = [[at, why.reason.value] for at, why in answer.rejects.items()]
+        headers = {"vlmill-rejects": json.dumps(rejects)}
+        if kind == PARQUET:
+            headers["content-disposition"] = 'attachment; filename="regions.parquet"'
+        return Response(content, media_type=kind, headers=headers)
+
+    return shell, guarded(shell, application)

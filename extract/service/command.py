@@ -1,0 +1,85 @@
+"""``extract-rois serve``: its arguments, and what runs it."""
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vlmill.extract.config import ExtractConfig
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.service.settings import (
+    add_service_arguments,
+    require_packages,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from vlmill.extract.detect.detector import Detector
+
+EXAMPLES = """examples:
+  extract-rois serve --weights detector.pth --port 8080 --class-probs topk:10 \\
+      --classes objects_vocab.txt --attributes attributes_vocab.txt
+  extract-rois serve --arch tiny --short-side 240 --long-side 400 --port 0
+  extract-rois serve --weights detector.pth --device cuda:0,cuda:1 --token-file token --host 0.0.0.0
+  curl --data-binary @a.jpg --header 'content-type: image/jpeg' http://127.0.0.1:8080/v1/regions
+
+The address is printed when requests can be computed; a page for trying stands at /. The rows are
+those of `run` with the same flags. One process accepts requests, and one a device computes;
+batches are formed over requests. SIGTERM ends the service when all accepted requests are answered.
+The log is lines of JSON on standard error. Memory: the networks', the queue's pictures, and 16
+times --max-bytes. docs/serving.md says more."""
+
+
+def add_serve(serve: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``extract-rois serve`` beside those of the detector."""
+    serve.description = "Answers requests for the regions of pictures, over HTTP."
+    add_service_arguments(serve)
+    serve.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes a device that decode and resize (default: %(default)s, the one that "
+        "computes does); a fast GPU needs some",
+    )
+    names = serve.add_argument_group("names, for the page")
+    names.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
+    names.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
+
+
+def serve_regions(
+    arguments: argparse.Namespace,
+    config: ExtractConfig,
+    open_detector: "Callable[[str], Detector]",
+) -> int:
+    """Serves until a stop is asked for; returns the exit status. Raises InputError."""
+    settings = settings_of(arguments, batch=config.batch_size)
+    if arguments.workers < 0:
+        raise InputError(f"--workers {arguments.workers}: give 0 or more")
+    require_packages()
+    devices = [name.strip() for name in arguments.device.split(",")]
+    if len(set(devices)) < len(devices) and any(name != "cpu" for name in devices):
+        raise InputError(f"--device {arguments.device}: names a device twice")
+    # What serves and what reads names take their time: not before the arguments are known good.
+    from vlmill.extract.service.app import regions_service
+    from vlmill.extract.service.engine import engine_plan
+    from vlmill.schemas.readers.class_names import require_number
+    from vlmill.schemas.service.server import run_service
+
+    listed = {name: first_names(arguments, name) for name in ("classes", "attributes")}
+    shell, application = regions_service(settings, **listed)
+
+    def check() -> None:
+        for what, names in listed.items():
+            producer = shell.about["producer"]
+            require_number(names, producer, what, flag=f"--{what}", regions="--weights")
+
+    plans = [engine_plan(open_detector, name, config, arguments.workers) for name in devices]
+    return run_service(shell, application, plans, "extract-rois serve", check=check)
+
+
+def first_names(arguments: argparse.Namespace, what: str) -> list[str]:
+    """Reads the names that a flag gives; of synonyms the first."""
+    from vlmill.schemas.readers.class_names import read_names
+
+    path = getattr(arguments, what)
+    return [] if path is None else [names[0] for names in read_names(path, f"--{what}")]

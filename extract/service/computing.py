@@ -1,0 +1,62 @@
+"""A worker's network: pictures that were sent become rows by the code of ``extract-rois run``."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from vlmill.extract.config import ExtractConfig
+from vlmill.extract.detect.detector import Detector
+from vlmill.extract.pictures.plan import HeldPicture
+from vlmill.extract.run.batches import Extracted, extract_windows, resizes_pixels
+from vlmill.extract.run.job import Job
+from vlmill.extract.run.workers import source_of
+from vlmill.extract.service.rows import Outcome, RejectedPicture
+from vlmill.schemas.ids import image_id_of
+from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.service.workers import Opened
+
+
+def open_engine(
+    open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
+) -> Opened:
+    """Opens the detector of a device: what computes rows, and what they say of their making.
+
+    Pictures are decoded here, or by ``workers`` further processes.
+    """
+    detector = open_detector(device)
+    crops = detector.whole.crops if detector.whole is not None else ()
+    # Open for as long as the process lives.
+    source = ExitStack().enter_context(
+        source_of(
+            detector.model.config,
+            config.limits,
+            workers,
+            config.batch_size,
+            resize=not resizes_pixels(detector),
+            crops=crops,
+        )
+    )
+
+    def compute(contents: Sequence[bytes]) -> list[Outcome]:
+        pictures = [
+            HeldPicture(path="", data=data, image_id=image_id_of(data)) for data in contents
+        ]
+        (results,) = extract_windows([source(pictures)], detector, config, None)
+        return [outcome_of(result) for result in results]
+
+    job = Job(plan=[], output=Path(), detector=detector, config=config)
+    about = {
+        "producer": job.producer(),
+        "arrays": job.arrays(),
+        "dtype": config.storage.dtype,
+        "compression": config.storage.compression,
+    }
+    return Opened(compute=compute, about=about)
+
+
+def outcome_of(extracted: Extracted) -> Outcome:
+    """Returns a row, or why there is none, without anything that needs torch to be read."""
+    result = extracted.result
+    if isinstance(result, Rejected):
+        return RejectedPicture(reason=result.reason, detail=result.detail)
+    return result

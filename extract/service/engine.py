@@ -1,0 +1,33 @@
+"""What a worker process of ``extract-rois serve`` is, said without loading torch."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vlmill.extract.config import ExtractConfig
+from vlmill.schemas.service.workers import Opened, Plan
+
+if TYPE_CHECKING:
+    from vlmill.extract.detect.detector import Detector
+
+MODULE = "vlmill.extract.service.computing"  # what workers are forked from
+
+
+def engine_plan(
+    open_detector: "Callable[[str], Detector]", device: str, config: ExtractConfig, workers: int
+) -> Plan:
+    """Plans the worker of a device; ``open_detector`` has to be picklable.
+
+    ``workers`` are its own processes that decode.
+    """
+    opener = functools.partial(open_there, open_detector, device, config, workers)
+    return Plan(name=device, module=MODULE, open=opener)
+
+
+def open_there(
+    open_detector: "Callable[[str], Detector]", device: str, config: ExtractConfig, workers: int
+) -> Opened:
+    """Opens the detector in the worker."""
+    from vlmill.extract.service.computing import open_engine
+
+    return open_engine(open_detector, device, config, workers)

@@ -1,0 +1,150 @@
+"""Rows of regions as a request wants them: an Arrow stream, a Parquet file, or JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.files.shards import file_metadata, write_shard
+from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.service.client import ARROW, JSON, PARQUET
+from vlmill.schemas.service.plain import plain_row
+from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.tables import REGIONS
+
+KINDS = (JSON, ARROW, PARQUET)  # the first is what is given unless another is asked for
+# Statuses of a request all of whose pictures are rejected; others are 422.
+STATUSES = {
+    Reason.TOO_LARGE: 413,
+    Reason.UNSUPPORTED_FORMAT: 415,
+    Reason.NETWORK_FAILED: 503,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedPicture:
+    """Says why a picture has no row."""
+
+    reason: Reason
+    detail: str
+
+
+Outcome = RegionRow | RejectedPicture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What becomes of a request's pictures: rows in their order, and the others by number."""
+
+    rows: Sequence[RegionRow]
+    rejects: Mapping[int, RejectedPicture]
+    names: Sequence[str]
+
+    def listed(self) -> list[dict[str, object]]:
+        """Returns the rejects as plain values."""
+        return [
+            {"picture": at, "name": self.names[at], "reason": why.reason.value, "why": why.detail}
+            for at, why in self.rejects.items()
+        ]
+
+    def require_rows(self) -> None:
+        """Raises Refused where every picture is rejected."""
+        if self.rows or not self.rejects:
+            return
+        first = next(iter(self.rejects.values()))
+        message = f"the picture is rejected: {first.detail}"
+        if len(self.names) > 1:
+            message = (
+                f"all pictures are rejected, the first as {first.reason.value}: {first.detail}"
+            )
+        status = STATUSES.get(first.reason, 422)
+        again = 1 if status == 503 else None
+        more = {"rejects": self.listed()}
+        raise Refused(status, first.reason.value, message, retry_after=again, more=more)
+
+
+def answer_of(outcomes: Sequence[Outcome], names: Sequence[str]) -> Answer:
+    """Tells rows from rejects; of equal pictures the first one has the row, as in a run."""
+    rows: dict[str, RegionRow] = {}
+    rejects: dict[int, RejectedPicture] = {}
+    for at, outcome in enumerate(outcomes):
+        if isinstance(outcome, RejectedPicture):
+            rejects[at] = outcome
+        elif outcome.image_id in rows:
+            why = f"{outcome.image_id} came earlier"
+            rejects[at] = RejectedPicture(reason=Reason.DUPLICATE, detail=why)
+        else:
+            rows[outcome.image_id] = outcome
+    return Answer(rows=list(rows.values()), rejects=rejects, names=names)
+
+
+def kind_wanted(accept: str) -> str:
+    """Returns the best of :data:`KINDS` that an Accept header takes. Raises Refused for none."""
+    if not accept.strip():
+        return JSON
+    wishes: list[tuple[float, int, str]] = []
+    for order, part in enumerate(accept.lower().split(",")):
+        name, *parameters = (word.strip() for word in part.split(";"))
+        wishes.append((-quality(parameters), order, name))
+    for weight, _, name in sorted(wishes):
+        if name in ("*/*", "application/*") and weight < 0:
+            return JSON
+        if name in KINDS and weight < 0:
+            return name
+    raise Refused(406, "not_acceptable", f"accept: there is {', '.join(KINDS)}")
+
+
+def quality(parameters: Sequence[str]) -> float:
+    """Returns the weight of one wish of an Accept header; 0 of one that is none."""
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name == "q":
+            try:
+                return max(0.0, min(1.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def encoded(answer: Answer, kind: str, about: Mapping[str, Any]) -> bytes:
+    """Encodes the rows; ``about`` is what the worker said of their making."""
+    table = encode_regions(answer.rows, dtype=about["dtype"])
+    if kind == ARROW:
+        return arrow_stream(table, about)
+    if kind == PARQUET:
+        return parquet_file(table, about)
+    said = {
+        "regions": [plain_row(row) for row in table.to_pylist()],
+        "rejects": answer.listed(),
+        "arrays": about["arrays"],
+    }
+    return json.dumps(said, allow_nan=False).encode()
+
+
+def arrow_stream(table: pa.Table, about: Mapping[str, Any]) -> bytes:
+    """Encodes a table with the metadata that a shard of it has."""
+    metadata = file_metadata(REGIONS, about["producer"], about["arrays"])
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata(metadata)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def parquet_file(table: pa.Table, about: Mapping[str, Any]) -> bytes:
+    """Encodes a table as a run's shard of it."""
+    with temporary_folder() as folder:
+        shard = write_shard(
+            folder,
+            REGIONS,
+            table,
+            producer=about["producer"],
+            arrays=about["arrays"],
+            compression=about["compression"],
+        )
+        return (folder / shard.name).read_bytes()

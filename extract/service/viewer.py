@@ -1,0 +1,165 @@
+"""``extract-rois show --serve``: the page of the services over a table of regions.
+
+Nothing is computed, so there is no worker: rows and pictures are read when they are looked at.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from PIL import Image
+
+from vlmill.extract.config import InputLimits
+from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.plan import Picture, plan_pictures
+from vlmill.extract.pictures.reader import PictureReader
+from vlmill.extract.show import MAX_SIDE_PX, Vocabulary, check_names, encoded, row_named
+from vlmill.schemas.readers.regions import RegionReader, encode_regions
+from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.service.guard import Guard
+from vlmill.schemas.service.plain import plain_row
+from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.settings import ServiceSettings
+from vlmill.schemas.service.shell import Shell, guarded, new_application, require_query
+
+MOST_A_PAGE = 100
+
+
+@dataclass(kw_only=True)
+class Viewed:
+    """Holds a table of regions and the pictures that are found for its rows."""
+
+    reader: RegionReader
+    pictures: Mapping[int, Picture]
+    names: Vocabulary
+    source: PictureReader = field(default_factory=lambda: PictureReader(InputLimits().max_bytes))
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
+
+    def page(self, page: int, size: int) -> dict[str, Any]:
+        """Returns what one page lists."""
+        counts, ids = self.reader.box_counts(), self.reader.image_ids
+        numbers = range(page * size, min((page + 1) * size, len(self.reader)))
+        rows = [
+            {
+                "number": number,
+                "image_id": ids[number],
+                "num_boxes": int(counts[number]),
+                "has_picture": number in self.pictures,
+            }
+            for number in numbers
+        ]
+        return {"total": len(self.reader), "rows": rows}
+
+    def row(self, number: int) -> bytes:
+        """Returns a row as the service of regions answers it."""
+        with self.lock:
+            row = self.reader.row(number)
+        dtype = self.reader.arrays.get("features", {}).get("dtype", "float32")
+        (plain,) = encode_regions([row], dtype=dtype).to_pylist()
+        said = {"regions": [plain_row(plain)], "rejects": [], "arrays": self.reader.arrays}
+        return json.dumps(said, allow_nan=False).encode()
+
+    def picture(self, number: int) -> bytes:
+        """Returns a row's picture as a JPEG of a page's size. Raises Refused."""
+        if number not in self.pictures:
+            raise Refused(404, "no_picture", "--images has no picture of this row")
+        limits = InputLimits()
+        try:
+            with self.lock:
+                _, data = self.source.read(self.pictures[number])
+            pixels = decode(data, limits)
+        except Rejected as why:
+            raise Refused(404, why.reason.value, "the picture cannot be read") from None
+        image = Image.fromarray(pixels[:, :, ::-1].copy())
+        image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
+        return encoded(image, "JPEG")
+
+
+def view(regions: str, images: Sequence[str], names: Vocabulary) -> Viewed:
+    """Opens a table, and finds its rows' pictures by their names, else by their content.
+
+    Raises InputError for names that are not the detector's, and for a picture that may be two rows.
+    """
+    reader = RegionReader(regions, flag="REGIONS")
+    check_names(names, reader.producer)
+    viewed = Viewed(reader=reader, pictures={}, names=names)
+    pictures: dict[int, Picture] = {}
+    for picture in plan_pictures(images):
+        image_id = row_named(reader.index, picture)
+        if image_id is None:
+            try:
+                image_id, _ = viewed.source.read(picture)
+            except Rejected:
+                continue
+        if image_id in reader:
+            pictures.setdefault(int(reader.find([image_id])[0]), picture)
+    viewed.pictures = pictures
+    return viewed
+
+
+def viewer_service(settings: ServiceSettings, viewed: Viewed) -> tuple[Shell, Guard]:
+    """Makes the service of the page."""
+    shell = Shell(settings=settings)
+    reader = viewed.reader
+
+    def about() -> Mapping[str, Any]:
+        weights = str(reader.producer.get("weights", "unknown"))
+        return {
+            "service": "table",
+            "title": "A table of regions",
+            "random": "random" in weights,
+            "weights": weights,
+            "detector_fingerprint": reader.detector_fingerprint,
+            "arrays": reader.arrays,
+            "classes": list(viewed.names.classes),
+            "attributes": list(viewed.names.attributes),
+        }
+
+    application = new_application(shell, "vlmill table", "Looks at a table of regions.", about)
+
+    @application.get("/v1/rows", summary="The rows of a page")
+    async def rows(request: Request) -> dict[str, Any]:
+        require_query(request, ("page", "per_page"))
+        page = number_of(request.query_params.get("page", "0"))
+        size = number_of(request.query_params.get("per_page", "24"))
+        if not 1 <= size <= MOST_A_PAGE:
+            raise bad_request(f"per_page: want 1 to {MOST_A_PAGE}")
+        return viewed.page(page, size)
+
+    @application.get("/v1/rows/{number}", summary="A row")
+    async def row(number: str) -> Response:
+        content = await asyncio.to_thread(viewed.row, place_of(number))
+        return Response(content, media_type="application/json")
+
+    @application.get("/v1/rows/{number}/picture", summary="A row's picture")
+    async def picture(number: str) -> Response:
+        content = await asyncio.to_thread(viewed.picture, place_of(number))
+        return Response(content, media_type="image/jpeg")
+
+    def place_of(number: str) -> int:
+        place = number_of(number)
+        if place >= len(reader):
+            raise Refused(404, "no_row", f"the table has {len(reader)} rows, from 0")
+        return place
+
+    return shell, guarded(shell, application)
+
+
+def number_of(text: str) -> int:
+    """Reads a number from 0. Raises Refused."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise bad_request("want a number from 0")
+    return int(text)
+
+
+def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: int) -> int:
+    """Serves the page on this machine alone, until a stop is asked for; gives the exit status."""
+    from vlmill.schemas.service.server import run_service
+
+    shell, application = viewer_service(ServiceSettings(port=port), view(regions, images, names))
+    return run_service(shell, application, [], "extract-rois show")

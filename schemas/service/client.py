@@ -1,0 +1,157 @@
+"""A small client for the services, of the standard library and pyarrow::
+
+    client = ServiceClient("http://127.0.0.1:8080")
+    table = client.regions(["a.jpg", "b.jpg"])
+
+Pictures are paths or bytes. A service that is busy (429), or lost a worker (503), is asked again
+when it says; what it refuses raises :class:`ServiceError`.
+"""
+
+import json
+import os
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Picture = str | os.PathLike[str] | bytes
+ARROW = "application/vnd.apache.arrow.stream"
+PARQUET = "application/vnd.apache.parquet"
+JSON = "application/json"
+AGAIN = (429, 503)
+
+
+class ServiceError(Exception):
+    """Tells that a service has refused a request: its status, its reason and its line."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """What a service has answered."""
+
+    content: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ServiceClient:
+    """Asks the service at ``url``; ``token`` is what it wants to be borne."""
+
+    url: str
+    token: str | None = None
+    timeout: float = 120.0
+    tries: int = 5
+
+    def regions(self, pictures: Sequence[Picture]) -> "pa.Table":
+        """Returns the rows of the regions table; a picture that was rejected has none."""
+        import pyarrow as pa
+
+        answer = self.ask("/v1/regions", pictures=pictures, accept=ARROW)
+        return pa.ipc.open_stream(answer.content).read_all()
+
+    def regions_parquet(self, pictures: Sequence[Picture]) -> bytes:
+        """Returns a shard of the regions table, as `extract-rois run` writes it."""
+        return self.ask("/v1/regions", pictures=pictures, accept=PARQUET).content
+
+    def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> list[list[float]]:
+        """Returns the score of each picture with each text."""
+        scores: list[list[float]] = self.said("/v1/score", pictures, {"texts": texts})["scores"]
+        return scores
+
+    def embed(
+        self, pictures: Sequence[Picture] = (), texts: Sequence[str] = ()
+    ) -> dict[str, list[list[float]]]:
+        """Returns the vectors of ``pictures`` and of ``texts``."""
+        vectors = self.said("/v1/embed", pictures, {"texts": texts})
+        return {name: vectors[name] for name in ("pictures", "texts")}
+
+    def search(
+        self, *, text: str | None = None, picture: Picture | None = None, top: int = 10
+    ) -> list[dict[str, Any]]:
+        """Returns the nearest rows of the service's index."""
+        words = {"top": [str(top)], "text": [] if text is None else [text]}
+        answers: list[dict[str, Any]] = self.said(
+            "/v1/search", [] if picture is None else [picture], words
+        )["answers"]
+        return answers
+
+    def answer(self, picture: Picture, question: str) -> str:
+        """Returns the answer to a question about a picture."""
+        words = {"question": [question]}
+        return str(self.said("/v1/answer", [picture], words)["answer"])
+
+    def said(
+        self, path: str, pictures: Sequence[Picture], words: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """Asks, and returns the JSON of the answer."""
+        answer = self.ask(path, pictures=pictures, words=words, accept=JSON)
+        said: dict[str, Any] = json.loads(answer.content)
+        return said
+
+    def ask(
+        self,
+        path: str,
+        *,
+        pictures: Sequence[Picture] = (),
+        words: Mapping[str, Sequence[str]] | None = None,
+        accept: str = JSON,
+    ) -> Response:
+        """Sends a form, again where the service says when. Raises ServiceError and OSError."""
+        body, content_type = encode_form(pictures, words or {})
+        headers = {"content-type": content_type, "accept": accept}
+        if self.token is not None:
+            headers["authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(self.url.rstrip("/") + path, body, headers)
+        for tries_left in reversed(range(self.tries)):
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                    return Response(content=answer.read(), headers=dict(answer.headers))
+            except urllib.error.HTTPError as error:
+                pause = error.headers.get("retry-after", "")
+                if error.code not in AGAIN or not tries_left or not pause.isdecimal():
+                    raise refusal(error) from None
+                time.sleep(int(pause))
+        raise AssertionError
+
+
+def refusal(error: urllib.error.HTTPError) -> ServiceError:
+    """Makes the error of an answer that is none."""
+    try:
+        said = json.loads(error.read())
+        return ServiceError(error.code, said["reason"], said["error"])
+    except (ValueError, KeyError, TypeError):
+        return ServiceError(error.code, "unknown", str(error.reason))
+
+
+def encode_form(
+    pictures: Sequence[Picture], words: Mapping[str, Sequence[str]]
+) -> tuple[bytes, str]:
+    """Returns a multipart form and its content-type."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        (f'form-data; name="{name}"', "text/plain; charset=utf-8", word.encode())
+        for name, listed in words.items()
+        for word in listed
+    ]
+    for number, picture in enumerate(pictures):
+        content = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+        about = f'form-data; name="pictures"; filename="{number}"'
+        parts.append((about, "application/octet-stream", content))
+    body = b"".join(
+        f"--{boundary}\r\ncontent-disposition: {about}\r\ncontent-type: {kind}\r\n\r\n".encode()
+        + content
+        + b"\r\n"
+        for about, kind, content in parts
+    )
+    return body + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"

@@ -1,0 +1,70 @@
+"""Pictures that requests name by URLs, through the client that reaches no address inside."""
+
+from collections.abc import Sequence
+
+from vlmill.schemas.net.addresses import parse_networks
+from vlmill.schemas.net.client import Client
+from vlmill.schemas.net.exchange import Answer, ClientSettings, Request
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.service.bodies import Sent
+from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.settings import ServiceSettings
+
+MOST_REDIRECTS = 3
+SECONDS = 20.0
+
+
+def client_settings(settings: ServiceSettings) -> ClientSettings:
+    """Says how the client behaves for a service."""
+    return ClientSettings(
+        contact=settings.contact,
+        connections=settings.max_pictures,
+        connect_seconds=5.0,
+        seconds=min(SECONDS, settings.seconds),
+        max_bytes=settings.max_bytes,
+        allowed=parse_networks("--allow-address", settings.allowed_addresses),
+    )
+
+
+def fetch(urls: Sequence[str], settings: ServiceSettings) -> list[Sent]:
+    """Fetches the pictures, at once; redirects are followed by the same client.
+
+    Raises Refused for one that cannot be had; what it says names no address inside.
+    """
+    contents: dict[int, bytes] = {}
+    with Client(client_settings(settings)) as client:
+        places: dict[str, list[int]] = {}
+        for place, url in enumerate(urls):
+            places.setdefault(url, []).append(place)
+        # What is asked, for which of them, after how many redirects.
+        asked = {url: [(url, 0)] for url in places}
+        for url in places:
+            client.start(Request(url=url))
+        total = 0
+        while client.num_running:
+            for answer in client.wait(timeout=1.0):
+                for origin, redirects in asked.pop(answer.request.url):
+                    if answer.failure is None and 300 <= answer.status < 400:
+                        if answer.location is None or redirects == MOST_REDIRECTS:
+                            raise bad_request(f"{origin[:200]}: too many redirects", "not_fetched")
+                        if answer.location not in asked:
+                            client.start(Request(url=answer.location))
+                        asked.setdefault(answer.location, []).append((origin, redirects + 1))
+                        continue
+                    require_content(origin, answer)
+                    total += len(answer.content)
+                    if total > settings.max_bytes:
+                        raise Refused(413, "too_large", f"over {settings.max_bytes} bytes fetched")
+                    contents |= dict.fromkeys(places[origin], answer.content)
+    return [Sent(name=url, content=contents[place]) for place, url in enumerate(urls)]
+
+
+def require_content(url: str, answer: Answer) -> None:
+    """Raises Refused unless there is a whole response of status 200."""
+    short = url[:200]
+    if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
+        raise bad_request(f"{short}: no address of the web", "bad_address")
+    if answer.failure is not None:
+        raise bad_request(f"{short}: not fetched ({answer.failure.value})", "not_fetched")
+    if answer.status != 200:
+        raise bad_request(f"{short}: answers with status {answer.status}", "not_fetched")

@@ -1,0 +1,69 @@
+"""What a service counts, as Prometheus reads it.
+
+All counters stand in the front process: workers tell it with each batch what they did, so that the
+sums are those of all processes, and a worker that dies takes none along.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """Holds the counters of one service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests answered.", ("path", "status"))
+        self.request_seconds = Histogram(
+            "vlmill_request_seconds",
+            "From a request's headers to the end of its answer.",
+            ("path",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.items = self._counter("items", "Pictures or questions computed.")
+        self.rejects = self._counter("rejects", "Pictures without a row, by reason.", ("reason",))
+        self.compute_seconds = self._counter("compute_seconds", "Seconds spent in workers.")
+        self.batch_items = Histogram(
+            "vlmill_batch_items",
+            "Pictures or questions of a batch.",
+            buckets=SIZES,
+            registry=self.registry,
+        )
+        self.restarts = self._counter("worker_restarts", "Workers that were started again.")
+        self.errors = self._counter("errors", "Errors of the server itself.")
+
+    def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"vlmill_{name}", what, labels, registry=self.registry)
+
+    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """Adds a number that is asked for whenever the metrics are read."""
+        Gauge(f"vlmill_{name}", what, registry=self.registry).set_function(value)
+
+    def computed(self, items: int, seconds: float) -> None:
+        """Counts a batch."""
+        self.items.inc(items)
+        self.compute_seconds.inc(seconds)
+        self.batch_items.observe(items)
+
+    def text(self) -> bytes:
+        """Returns everything in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+def resident_bytes(processes: Iterable[int | None]) -> float:
+    """Returns the memory that these processes and this one hold, summed."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for process in (os.getpid(), *processes):
+        try:
+            total += page * int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            continue  # it has just ended
+    return float(total)

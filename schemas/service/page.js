@@ -1,0 +1,436 @@
+"use strict";
+// The page of the services: it asks the paths of /v1 alone, and draws what they answer.
+const $ = (id) => document.getElementById(id);
+const state = { about: null, token: "", first: null, second: null, chosen: -1, page: 0 };
+const PER_PAGE = 24;
+
+function say(text) { $("status").textContent = text; }
+
+async function ask(path, options = {}) {
+  const headers = { ...(options.headers || {}) };
+  if (state.token) headers.authorization = `Bearer ${state.token}`;
+  const reply = await fetch(path, { ...options, headers });
+  if (reply.status === 401) $("bearer").hidden = false;
+  if (!reply.ok) {
+    let said = { error: `status ${reply.status}` };
+    try { said = await reply.json(); } catch (_) { /* no JSON: the status says it */ }
+    throw new Error(said.error);
+  }
+  return reply;
+}
+
+async function trying(what, task) {
+  say(`${what} …`);
+  try { await task(); } catch (error) { say(`${what}: ${error.message}`); }
+}
+
+// --- numbers of the rows ---------------------------------------------------------------------
+
+function bytesOf(text) {
+  const plain = atob(text);
+  const bytes = new Uint8Array(plain.length);
+  for (let i = 0; i < plain.length; i++) bytes[i] = plain.charCodeAt(i);
+  return bytes;
+}
+
+function half(bits) {
+  const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, rest = bits & 1023;
+  if (exponent === 0) return sign * rest * 2 ** -24;
+  return sign * (1 + rest / 1024) * 2 ** (exponent - 15);
+}
+
+function numbers(text, dtype) {
+  const bytes = bytesOf(text);
+  if (dtype === "float32") return new Float32Array(bytes.buffer);
+  const bits = new Uint16Array(bytes.buffer);
+  if (dtype === "uint16") return bits;
+  if (dtype === "float16") return Float32Array.from(bits, half);
+  const wide = new Uint32Array(bits.length); // bfloat16: the upper half of a float32
+  for (let i = 0; i < bits.length; i++) wide[i] = bits[i] << 16;
+  return new Float32Array(wide.buffer);
+}
+
+function named(list, number, kind) { return (list && list[number]) || `${kind} ${number}`; }
+
+function readRow(row, arrays) {
+  const read = (name) => (row[name] && arrays[name] ? numbers(row[name], arrays[name].dtype) : null);
+  return { row, features: read("features"), probs: read("class_probs"),
+    ids: read("class_prob_ids"), width: arrays.features ? arrays.features.dim : 0,
+    classes: arrays.class_probs ? arrays.class_probs.dim : 0 };
+}
+
+function labels(regions, at) {
+  const { row } = regions, about = state.about;
+  const score = row.class_scores ? row.class_scores[at] : null;
+  return { name: row.class_ids ? named(about.classes, row.class_ids[at], "class") : `region ${at}`,
+    score, attribute: row.attribute_ids
+      ? `${named(about.attributes, row.attribute_ids[at], "attribute")}`
+        + ` (${row.attribute_scores[at].toFixed(2)})` : "" };
+}
+
+function distribution(regions, at) {
+  const { probs, ids, classes } = regions;
+  if (!probs) return [];
+  const own = probs.subarray(at * classes, (at + 1) * classes);
+  const column = (k) => (ids ? ids[at * classes + k] : k);
+  const order = [...own.keys()].sort((a, b) => own[b] - own[a]).slice(0, 10);
+  return order.map((k) => ({ value: own[k],
+    name: column(k) === 0 ? "background" : named(state.about.classes, column(k) - 1, "class") }));
+}
+
+function alike(one, at, other) {
+  const vector = (regions, n) =>
+    regions.features.subarray(n * regions.width, (n + 1) * regions.width);
+  const length = (v) => Math.sqrt(v.reduce((sum, x) => sum + x * x, 0)) || 1;
+  const ours = vector(one, at);
+  return other.row.boxes.map((_, n) => {
+    const theirs = vector(other, n);
+    let sum = 0;
+    for (let i = 0; i < ours.length; i++) sum += ours[i] * theirs[i];
+    return sum / length(ours) / length(theirs);
+  });
+}
+
+// --- drawing -----------------------------------------------------------------------------------
+
+function threshold() { return Number($("threshold").value); }
+
+function visible(regions) {
+  const scores = regions.row.class_scores;
+  const all = regions.row.boxes.map((_, at) => at);
+  const kept = scores ? all.filter((at) => scores[at] >= threshold()) : all;
+  return scores ? kept.sort((a, b) => scores[b] - scores[a]) : kept;
+}
+
+function place(element, box, row) {
+  element.style.left = `${(100 * box[0]) / row.width}%`;
+  element.style.top = `${(100 * box[1]) / row.height}%`;
+  element.style.width = `${(100 * (box[2] - box[0])) / row.width}%`;
+  element.style.height = `${(100 * (box[3] - box[1])) / row.height}%`;
+}
+
+function drawBoxes(figure, shown, onPick) {
+  const canvas = figure.querySelector(".canvas");
+  canvas.querySelectorAll("button").forEach((button) => button.remove());
+  for (const at of shown.list) {
+    const { name, score, attribute } = labels(shown.regions, at);
+    const button = document.createElement("button");
+    button.type = "button";
+    button.dataset.at = at;
+    const extra = shown.extra ? `, ${shown.what || "alike"} ${shown.extra[at].toFixed(3)}` : "";
+    button.setAttribute("aria-label",
+      `region ${at}: ${name}${score === null ? "" : ` ${score.toFixed(2)}`}`
+      + `${attribute && `, ${attribute}`}${extra}`);
+    if (shown.hot && shown.hot.has(at)) {
+      button.classList.add("on");
+      const tag = document.createElement("span");
+      tag.textContent = shown.extra ? `${name} ${shown.extra[at].toFixed(2)}` : name;
+      button.append(tag);
+    }
+    place(button, shown.regions.row.boxes[at], shown.regions.row);
+    if (onPick) {
+      button.addEventListener("mouseenter", () => onPick(at));
+      button.addEventListener("focus", () => onPick(at));
+      button.addEventListener("click", () => onPick(at));
+    }
+    canvas.append(button);
+  }
+}
+
+function draw() {
+  const regions = state.first;
+  if (!regions) return;
+  const list = visible(regions);
+  $("threshold-value").textContent = threshold().toFixed(2);
+  $("shown").textContent = `${list.length} of ${regions.row.boxes.length} regions`;
+  drawBoxes($("first"), { regions, list }, pick);
+  $("rows").replaceChildren(...list.map((at) => {
+    const { name, score, attribute } = labels(regions, at);
+    const line = document.createElement("tr");
+    line.dataset.at = at;
+    for (const text of [at, name, score === null ? "" : score.toFixed(3), attribute]) {
+      const cell = document.createElement("td");
+      cell.textContent = text;
+      line.append(cell);
+    }
+    line.addEventListener("mouseenter", () => pick(at));
+    return line;
+  }));
+  if (state.second) drawSecond();
+}
+
+function drawSecond() {
+  const { first, second, chosen } = state;
+  const list = visible(second);
+  const extra = chosen < 0 ? null : alike(first, chosen, second);
+  const hot = new Set(extra ? [...list].sort((a, b) => extra[b] - extra[a]).slice(0, 3) : []);
+  drawBoxes($("second"), { regions: second, list, extra, hot }, null);
+  $("second").querySelector("figcaption").textContent = extra
+    ? `Most alike: ${[...hot].map((at) => `region ${at} (${extra[at].toFixed(3)})`).join(", ")}`
+    : "Choose a region of the first picture.";
+}
+
+function pick(at) {
+  state.chosen = at;
+  const { name, score, attribute } = labels(state.first, at);
+  for (const element of document.querySelectorAll("#first button, #rows tr")) {
+    element.classList.toggle("on", Number(element.dataset.at) === at);
+  }
+  $("region-name").textContent =
+    `Region ${at}: ${name}${score === null ? "" : `, score ${score.toFixed(3)}`}`
+    + `${attribute && `; ${attribute}`}`;
+  const listed = distribution(state.first, at);
+  $("distribution").replaceChildren(...listed.flatMap(({ name: word, value }) => {
+    const term = document.createElement("dt"), told = document.createElement("dd");
+    const meter = document.createElement("meter");
+    term.textContent = word;
+    meter.value = value;
+    told.append(meter, value.toFixed(3));
+    return [term, told];
+  }));
+  if (!listed.length) {
+    const none = document.createElement("dt");
+    none.textContent = "No distribution is stored; --class-probs topk:10 keeps one.";
+    $("distribution").append(none);
+  }
+  if (state.second) drawSecond();
+}
+
+function show(figure, regions, url, caption) {
+  const image = figure.querySelector("img");
+  image.src = url;
+  image.alt = caption;
+  figure.querySelector("figcaption").textContent = caption;
+  figure.hidden = false;
+  $("result").hidden = false;
+}
+
+// --- pictures ----------------------------------------------------------------------------------
+
+async function regionsOf(blob) {
+  const reply = await ask("/v1/regions", { method: "POST", body: blob,
+    headers: { "content-type": blob.type || "image/jpeg", accept: "application/json" } });
+  const said = await reply.json();
+  return readRow(said.regions[0], said.arrays);
+}
+
+async function open(blob, name) {
+  const regions = await regionsOf(blob);
+  Object.assign(state, { first: regions, second: null, chosen: -1, blob });
+  $("second").hidden = true;
+  show($("first"), regions, URL.createObjectURL(blob),
+    `${name}, ${regions.row.width} × ${regions.row.height}`);
+  draw();
+  say(`${regions.row.boxes.length} regions of ${name}.`);
+}
+
+async function openSecond(blob, name) {
+  state.second = await regionsOf(blob);
+  show($("second"), state.second, URL.createObjectURL(blob), name);
+  drawSecond();
+  say(`${state.second.row.boxes.length} regions of ${name}.`);
+}
+
+function sample(seed) { // a drawn scene: no picture of others has to come along
+  const canvas = document.createElement("canvas");
+  canvas.width = 320; canvas.height = 240;
+  const pen = canvas.getContext("2d");
+  const sky = pen.createLinearGradient(0, 0, 0, 240);
+  sky.addColorStop(0, seed ? "#f4a261" : "#74c0fc"); sky.addColorStop(1, "#fff3bf");
+  pen.fillStyle = sky; pen.fillRect(0, 0, 320, 240);
+  pen.fillStyle = "#2b8a3e"; pen.fillRect(0, 170, 320, 70);
+  pen.fillStyle = "#c92a2a"; pen.fillRect(60 + 90 * seed, 100, 90, 80);
+  pen.fillStyle = "#5c3d2e"; pen.beginPath();
+  pen.moveTo(50 + 90 * seed, 100); pen.lineTo(105 + 90 * seed, 55);
+  pen.lineTo(160 + 90 * seed, 100); pen.fill();
+  pen.fillStyle = "#ffd43b"; pen.beginPath(); pen.arc(265 - 200 * seed, 50, 26, 0, 7); pen.fill();
+  pen.fillStyle = "#1864ab"; pen.beginPath(); pen.arc(230 - 150 * seed, 195, 20, 0, 7); pen.fill();
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+}
+
+async function download() {
+  const reply = await ask("/v1/regions", { method: "POST", body: state.blob,
+    headers: { "content-type": state.blob.type || "image/jpeg",
+      accept: "application/vnd.apache.parquet" } });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await reply.blob());
+  link.download = "regions.parquet";
+  link.click();
+  say("Saved regions.parquet.");
+}
+
+// --- a table's pictures ------------------------------------------------------------------------
+
+async function turn(page) {
+  const reply = await ask(`/v1/rows?page=${page}&per_page=${PER_PAGE}`);
+  const said = await reply.json();
+  state.page = page;
+  const last = Math.max(1, Math.ceil(said.total / PER_PAGE));
+  $("page-number").textContent = `page ${page + 1} of ${last}, ${said.total} pictures`;
+  $("previous").disabled = page === 0;
+  $("next").disabled = page + 1 >= last;
+  $("pictures").replaceChildren(...said.rows.map((row) => {
+    const item = document.createElement("li"), button = document.createElement("button");
+    button.type = "button";
+    if (row.has_picture) {
+      const image = document.createElement("img");
+      image.loading = "lazy"; image.alt = ""; image.src = `/v1/rows/${row.number}/picture`;
+      button.append(image);
+    }
+    button.append(`${row.image_id} (${row.num_boxes})`);
+    button.addEventListener("click", () => trying("Opening", () => openRow(row)));
+    item.append(button);
+    return item;
+  }));
+  say(`Page ${page + 1} of ${last}.`);
+}
+
+async function openRow(row) {
+  const said = await (await ask(`/v1/rows/${row.number}`)).json();
+  const regions = readRow(said.regions[0], said.arrays);
+  Object.assign(state, { first: regions, second: null, chosen: -1 });
+  show($("first"), regions, row.has_picture ? `/v1/rows/${row.number}/picture` : blank(regions.row),
+    `${row.image_id}, ${regions.row.width} × ${regions.row.height}`);
+  draw();
+  say(`${regions.row.boxes.length} regions of ${row.image_id}.`);
+}
+
+function blank(row) {
+  return `data:image/svg+xml,${encodeURIComponent(
+    `<svg xmlns="http://www.w3.org/2000/svg" width="${row.width}" height="${row.height}"/>`)}`;
+}
+
+// --- a model's answers -------------------------------------------------------------------------
+
+function words(extra) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(extra)) form.append(name, value);
+  if (state.blob) form.append("pictures", state.blob, "picture");
+  return form;
+}
+
+async function score() {
+  const text = $("text").value.trim();
+  if (!text || !state.blob) { $("said").textContent = "Choose a picture and type a text."; return; }
+  const said = await (await ask("/v1/score",
+    { method: "POST", body: words({ texts: text }) })).json();
+  const value = said.scores[0][0];
+  $("said").textContent = value === null ? "The picture or the text cannot be read."
+    : `Score: ${value.toFixed(4)}`;
+  if (state.about.methods.includes("attend") && value !== null) await attend(text);
+  say("Scored.");
+}
+
+async function attend(text) { // what the score loses without each region
+  const said = await (await ask("/v1/attend", { method: "POST", body: words({ text }) })).json();
+  const regions = readRow(said.regions[0], said.arrays), losses = said.losses;
+  const list = losses.map((_, at) => at).sort((a, b) => losses[b] - losses[a]);
+  const hot = new Set(list.slice(0, 3));
+  drawBoxes($("first"), { regions, list, extra: losses, hot, what: "the score loses" }, null);
+  const told = [...hot].map((at) => `region ${at} (${losses[at].toFixed(3)})`).join(", ");
+  $("first").querySelector("figcaption").textContent =
+    `The score rests most on ${told}: so much it loses without them.`;
+}
+
+async function search() {
+  const text = $("text").value.trim();
+  const form = new FormData();
+  form.append("text", text);
+  const said = await (await ask("/v1/search", { method: "POST", body: form })).json();
+  $("answers").replaceChildren(...said.answers.map((row) => {
+    const item = document.createElement("li");
+    item.textContent = `${row.score.toFixed(4)} ${row.text || row.image_id || row.pair_id}`;
+    return item;
+  }));
+  $("said").textContent = `${said.answers.length} answers, the nearest first`;
+  say("Searched.");
+}
+
+async function answer() {
+  const said = await (await ask("/v1/answer",
+    { method: "POST", body: words({ question: $("text").value.trim() }) })).json();
+  $("said").textContent = `Answer: ${said.answer}`;
+  say("Answered.");
+}
+
+async function openPicture(blob, name) {
+  if (state.about.methods && !state.about.methods.includes("regions")) {
+    state.blob = blob;
+    $("result").hidden = false;
+    $("compare-bar").hidden = true;
+    for (const part of document.querySelectorAll("#result .bar, #result table, aside")) {
+      part.hidden = true;
+    }
+    show($("first"), null, URL.createObjectURL(blob), name);
+    say(`${name} is ready.`);
+  } else await open(blob, name);
+}
+
+// --- beginning ---------------------------------------------------------------------------------
+
+async function begin() {
+  const about = await (await ask("/v1/about")).json();
+  state.about = about;
+  $("bearer").hidden = true;
+  $("title").textContent = about.title || "vlmill";
+  document.title = $("title").textContent;
+  if (about.random) {
+    $("notice").textContent = "Random weights: boxes and names mean nothing.";
+    $("notice").hidden = false;
+  }
+  if (about.service === "table") {
+    $("pager").hidden = false;
+    $("compare-bar").hidden = true;
+    $("download").hidden = true;
+    await turn(0);
+    return;
+  }
+  $("choose").hidden = false;
+  if (about.service === "model") {
+    $("model").hidden = false;
+    for (const name of ["score", "search", "answer"]) {
+      $(name).hidden = !about.methods.includes(name);
+    }
+  }
+  say("Ready.");
+}
+
+function connect() {
+  const picked = (input, task) => input.addEventListener("change", () => {
+    const [file] = input.files;
+    if (file) trying("Looking", () => task(file, file.name));
+  });
+  picked($("file"), openPicture);
+  picked($("other"), openSecond);
+  $("sample").addEventListener("click", () =>
+    trying("Looking", async () => openPicture(await sample(0), "the sample")));
+  $("other-sample").addEventListener("click", () =>
+    trying("Looking", async () => openSecond(await sample(1), "the second sample")));
+  $("threshold").addEventListener("input", draw);
+  $("download").addEventListener("click", () => trying("Downloading", download));
+  $("previous").addEventListener("click", () => trying("Turning", () => turn(state.page - 1)));
+  $("next").addEventListener("click", () => trying("Turning", () => turn(state.page + 1)));
+  $("words").addEventListener("submit", (event) => {
+    event.preventDefault();
+    trying("Scoring", score);
+  });
+  $("search").addEventListener("click", () => trying("Searching", search));
+  $("answer").addEventListener("click", () => trying("Answering", answer));
+  $("bearer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    state.token = $("token").value.trim();
+    trying("Loading", begin);
+  });
+  const zone = $("drop");
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    zone.addEventListener(name, (event) => {
+      event.preventDefault();
+      zone.classList.toggle("over", name === "dragover");
+      const file = name === "drop" && event.dataTransfer.files[0];
+      if (file) trying("Looking", () => openPicture(file, file.name));
+    });
+  }
+}
+
+connect();
+trying("Loading", begin);

@@ -1,0 +1,14 @@
+"""Rows of tables as JSON has them."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of JSON values: bytes in base64, what is null left out."""
+    return {
+        name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        for name, value in row.items()
+        if value is not None
+    }

@@ -1,0 +1,97 @@
+"""A bounded queue that gives workers batches formed over requests."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True, eq=False)
+class Item:
+    """One thing to compute, and where its result goes."""
+
+    payload: Any
+    future: "Future[Any]" = field(default_factory=Future)
+
+
+class BatchQueue:
+    """Holds up to ``limit`` items in the order of their coming; for any threads.
+
+    An item whose future was cancelled is dropped when its turn comes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: deque[Item] = deque()
+        self._idle: set[object] = set()  # of those that wait: who computes nothing
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, items: Sequence[Item]) -> bool:
+        """Adds all of the items; none, and False, where there is no room for all."""
+        with self._changed:
+            if len(self._items) + len(items) > self._limit:
+                self._drop_cancelled()
+            if len(self._items) + len(items) > self._limit:
+                return False
+            self._items.extend(items)
+            self._changed.notify_all()
+            return True
+
+    def take(
+        self, most: int, wait: float, *, ahead: Callable[[], bool], ended: Callable[[], bool]
+    ) -> list[Item]:
+        """Waits for an item, then up to ``wait`` seconds for ``most``, and takes them.
+
+        Who computes already, which ``ahead()`` says, gets only a batch of ``most``, and only what
+        those that do not compute leave. Returns nothing once ``ended()``. Both are asked again
+        whenever :meth:`wake` is called.
+        """
+        waiting = object()
+
+        def has_turn() -> bool:
+            if ended():
+                return True
+            if ahead():
+                self._idle.discard(waiting)
+                return len(self._items) >= most * (1 + len(self._idle))
+            self._idle.add(waiting)
+            return bool(self._items)
+
+        with self._changed:
+            try:
+                while True:
+                    self._changed.wait_for(has_turn)
+                    self._changed.wait_for(lambda: ended() or len(self._items) >= most, wait)
+                    if ended():
+                        return []
+                    if batch := self._taken(most):
+                        return batch
+            finally:
+                self._idle.discard(waiting)
+
+    def _taken(self, most: int) -> list[Item]:
+        batch: list[Item] = []
+        while self._items and len(batch) < most:
+            item = self._items.popleft()
+            if item.future.set_running_or_notify_cancel():
+                batch.append(item)
+        return batch
+
+    def wake(self) -> None:
+        """Lets those who wait look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def drain(self) -> list[Item]:
+        """Takes everything that waits."""
+        with self._changed:
+            items, self._items = list(self._items), deque()
+            return items
+
+    def _drop_cancelled(self) -> None:
+        self._items = deque(item for item in self._items if not item.future.cancelled())

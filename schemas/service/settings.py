@@ -1,0 +1,177 @@
+"""The limits of a service, and the flags that set them."""
+
+import argparse
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+
+MEBIBYTE = 2**20
+TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """Says where a service listens, and what it takes on at most."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str | None = None  # what a request has to bear
+    max_bytes: int = 32 * MEBIBYTE  # of a request's body
+    max_pictures: int = 32  # of a request
+    max_connections: int = 512
+    queue: int = 256  # pictures, or questions, that wait for a worker
+    batch: int = 1  # of these that a worker is given at once
+    batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
+    seconds: float = 60.0  # from the end of a request's headers to the end of its answer
+    header_seconds: float = 10.0  # for the headers alone
+    allow_urls: bool = False
+    contact: str | None = None  # how site owners reach who runs the service
+    allowed_addresses: tuple[str, ...] = ()  # private networks that URLs may lead to: for tests
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_pictures", "queue", "batch", "seconds", "header_seconds"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"--{flag_of(name)} {getattr(self, name)}: must be above 0")
+        if self.max_pictures > self.queue:
+            raise InputError(
+                f"--queue {self.queue}: must hold a request's pictures, up to --max-pictures "
+                f"{self.max_pictures}"
+            )
+        if not 0 <= self.port < 65_536:
+            raise InputError(f"--port {self.port}: give 0 (any free one) to 65535")
+        if self.allow_urls and self.contact is None:
+            raise InputError(
+                "--allow-urls: give --contact too, an e-mail address or a URL that site owners can "
+                "write to"
+            )
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """How many bytes of bodies are held at once, over all requests."""
+        return 16 * self.max_bytes
+
+
+def flag_of(name: str) -> str:
+    """Spells a field as the flag that sets it."""
+    return name.replace("_", "-")
+
+
+def add_service_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of :class:`ServiceSettings`."""
+    usual = ServiceSettings()
+    serving = parser.add_argument_group("serving")
+    add = serving.add_argument
+    add("--host", default=usual.host, help="to listen at (default: %(default)s, this machine only)")
+    add("--port", type=int, default=usual.port, help="0: a free one (default: %(default)s)")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the token that requests must bear; without, VLMILL_TOKEN counts, and "
+        "without both anyone may ask",
+    )
+    add("--allow-urls", action="store_true", help="fetch pictures that requests name by URLs")
+    add(
+        "--contact",
+        metavar="ADDRESS",
+        help="with --allow-urls: an e-mail address or a URL that site owners can write to",
+    )
+    add("--allow-address", action="append", default=[], metavar="CIDR", help=argparse.SUPPRESS)
+    limits = parser.add_argument_group("limits")
+    add = limits.add_argument
+    add(
+        "--max-bytes",
+        type=int,
+        default=usual.max_bytes,
+        metavar="N",
+        help="of a request; 16 times as many are held at once (default: %(default)s)",
+    )
+    add(
+        "--max-pictures",
+        type=int,
+        default=usual.max_pictures,
+        metavar="N",
+        help="of a request (default: %(default)s)",
+    )
+    add(
+        "--max-connections",
+        type=int,
+        default=usual.max_connections,
+        metavar="N",
+        help="more are answered with 503 (default: %(default)s)",
+    )
+    add(
+        "--queue",
+        type=int,
+        default=usual.queue,
+        metavar="N",
+        help="pictures that wait at most; then requests get 429 (default: %(default)s)",
+    )
+    add(
+        "--batch-wait",
+        type=float,
+        default=1_000 * usual.batch_wait,
+        metavar="MS",
+        help="milliseconds that a batch waits for more requests (default: %(default)g)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=usual.seconds,
+        metavar="S",
+        help="for a request, its waiting included (default: %(default)g)",
+    )
+
+
+def settings_of(arguments: argparse.Namespace, *, batch: int) -> ServiceSettings:
+    """Reads the flags of :func:`add_service_arguments`. Raises InputError."""
+    return ServiceSettings(
+        host=arguments.host,
+        port=arguments.port,
+        token=token_of(arguments.token_file),
+        max_bytes=arguments.max_bytes,
+        max_pictures=arguments.max_pictures,
+        max_connections=arguments.max_connections,
+        queue=arguments.queue,
+        batch=batch,
+        batch_wait=arguments.batch_wait / 1_000,
+        seconds=arguments.seconds,
+        header_seconds=min(ServiceSettings.header_seconds, arguments.seconds),
+        allow_urls=arguments.allow_urls,
+        contact=arguments.contact,
+        allowed_addresses=tuple(arguments.allow_address),
+    )
+
+
+def token_of(file: Path | None) -> str | None:
+    """Reads the token of a file, else of VLMILL_TOKEN; None without both. Raises InputError."""
+    if file is None:
+        given, where = os.environ.get("VLMILL_TOKEN"), "VLMILL_TOKEN"
+        if given is None:
+            return None
+    else:
+        where = f"--token-file {file}"
+        try:
+            given = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise InputError(f"{where}: {error.strerror}; give a readable file") from None
+    token = given.strip()
+    if not TOKEN.fullmatch(token):
+        raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
+    return token
+
+
+def require_packages() -> None:
+    """Raises InputError unless what a service needs is installed; imports nothing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"serving needs {', '.join(missing)}, which the extra `service` installs: pip install "
+            "'vlmill[service]'"
+        )

@@ -1,0 +1,161 @@
+"""``train-vl serve`` gives the numbers of ``vlmill.load``, the answers of ``train-vl search``."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.serving import Served, form, served
+from tests.train.pretrained.test_load import photographs, save
+from tests.train.tasks.search.test_embed import Shop
+
+import vlmill
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.service.bodies import Form, Sent
+from vlmill.schemas.service.client import ServiceClient, ServiceError
+from vlmill.schemas.service.refused import Refused
+from vlmill.train.cli import main
+from vlmill.train.pretrained.left_out import left_out, without
+from vlmill.train.pretrained.model import Pretrained
+from vlmill.train.service.app import answer_question, search_question
+from vlmill.train.service.computing import methods_of, open_model
+from vlmill.train.service.engine import ModelOptions, NoAnswer, Question
+
+__all__ = ["photographs"]  # a fixture
+TEXTS = ["a dog", "two red kites"]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    shop = Shop(tmp_path_factory.mktemp("shop"))
+    assert shop.embed() == 0
+    index = str(shop.folder / "index")
+    assert main(["search", "--vectors", str(shop.vectors), "--save-index", index]) == 0
+    return shop
+
+
+@pytest.fixture(scope="module")
+def model(shop: Shop) -> Pretrained:
+    return vlmill.load(shop.folder / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def pictures(shop: Shop) -> list[bytes]:
+    reader = ImageReader(shop.folder / "images")
+    return [reader[name] or b"" for name in list(reader.image_ids)[:3]]
+
+
+@pytest.fixture(scope="module")
+def service(shop: Shop) -> Iterator[Served]:
+    words = ["-m", "vlmill.train.cli", "serve", "--port", "0"]
+    words += ["--checkpoint", str(shop.folder / "checkpoint")]
+    with served([*words, "--index", str(shop.folder / "index")]) as running:
+        yield running
+        assert running.count("vlmill_errors_total") == 0
+        assert running.stop() == 0
+
+
+@pytest.mark.slow
+def test_the_numbers_are_those_of_load(
+    service: Served, model: Pretrained, pictures: list[bytes]
+) -> None:
+    client = ServiceClient(service.url)
+    np.testing.assert_array_equal(
+        np.float32(client.score(pictures, TEXTS)), model.score(pictures, TEXTS)
+    )
+    vectors = client.embed(pictures, TEXTS)
+    np.testing.assert_array_equal(np.float32(vectors["pictures"]), model.encode_images(pictures))
+    np.testing.assert_array_equal(np.float32(vectors["texts"]), model.encode_texts(TEXTS))
+    assert client.embed(texts=["a dog"])["pictures"] == []
+
+
+@pytest.mark.slow
+def test_a_search_is_that_of_the_command(
+    service: Served, shop: Shop, capsys: pytest.CaptureFixture[str], pictures: list[bytes]
+) -> None:
+    client = ServiceClient(service.url)
+    index = str(shop.folder / "index")
+    assert main(["search", "--index", index, "--text", "a dog", "--top", "3"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert client.search(text="a dog", top=3) == json.loads(line)["answers"]
+    assert len(client.search(picture=pictures[0], top=2)) == 2
+
+
+@pytest.mark.slow
+def test_what_cannot_be_answered_is_said(service: Served, pictures: list[bytes]) -> None:
+    client = ServiceClient(service.url)
+    assert client.score([b"no picture", pictures[0]], ["a dog"])[0] == [None]
+    assert client.embed([b"no picture"])["pictures"] == [None]
+    with pytest.raises(ServiceError, match="404 no_such_method"):
+        client.answer(pictures[0], "what?")
+    with pytest.raises(ServiceError, match="422 no_text"):
+        client.search(text="  ")
+    with pytest.raises(ServiceError, match=r"422 .*cannot be read"):
+        client.search(picture=b"no picture")
+    body, kind = form([("a.jpg", pictures[0])])
+    assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
+    about = service.ask("GET", "/v1/about").json()
+    assert about["methods"] == ["embed", "score", "search"]
+    document = service.ask("GET", "/openapi.json").json()
+    assert {"/v1/score", "/v1/embed", "/v1/search", "/v1/answer"} <= document["paths"].keys()
+
+
+def test_questions_are_read_or_refused() -> None:
+    picture = Sent(name="a", content=b"x")
+    question = search_question(Form(words={"text": ["a dog"], "top": ["3"]}))
+    assert (question.texts, question.top) == (["a dog"], 3)
+    for words, pictures in (
+        ({"text": ["a", "b"]}, []),
+        ({"text": ["a"]}, [picture]),
+        ({"text": ["a"], "top": ["0"]}, []),
+        ({"text": ["a"], "top": ["-1"]}, []),
+        ({"text": ["a"], "top": ["1e3"]}, []),
+        ({"text": ["a"], "top": ["99999"]}, []),
+    ):
+        with pytest.raises(Refused):
+            search_question(Form(words=words, pictures=pictures))
+    asked = answer_question(Form(words={"question": ["what?"]}, pictures=[picture]))
+    assert (asked.pictures, asked.texts) == ([b"x"], ["what?"])
+    with pytest.raises(Refused):
+        answer_question(Form(words={"question": ["what?"]}))
+
+
+def test_a_checkpoint_serves_what_it_has_heads_for(
+    shop: Shop, model: Pretrained, tmp_path: Path
+) -> None:
+    assert methods_of(model, None).keys() == {"score", "embed"}
+    with pytest.raises(InputError, match="index"):
+        open_model(
+            ModelOptions(checkpoint=shop.folder / "checkpoint", index=tmp_path / "none"), "cpu"
+        )
+    opened = open_model(ModelOptions(checkpoint=shop.folder / "checkpoint"), "cpu")
+    (said,) = opened.compute([Question(method="embed", texts=TEXTS)])
+    assert len(said["texts"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the detector of:UserWarning")
+def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
+    """The score is that of the whole picture, and a loss is the difference to one region less."""
+    checkpoint = save(tmp_path / "vilbert", "vilbert", photographs)
+    opened = open_model(ModelOptions(checkpoint=checkpoint), "cpu")
+    assert opened.about["methods"] == ["attend", "score"]
+    picture = (photographs / "picture-0.jpg").read_bytes()
+    asked = Question(method="attend", pictures=[picture], texts=["a dog"])
+    bad = Question(method="attend", pictures=[b"no picture"], texts=["a dog"])
+    said, refused = opened.compute([asked, bad])
+    assert isinstance(refused, NoAnswer)
+    model = vlmill.load(checkpoint)
+    (scores,) = model.score([picture], ["a dog"])
+    np.testing.assert_allclose(said["score"], scores[0], atol=1e-5)
+    count = said["regions"][0]["num_boxes"]
+    assert count == len(said["losses"]) > 1 and np.isfinite(said["losses"]).all()
+    assert len(set(said["losses"])) > 1
+    found = left_out(model, picture, "a dog")
+    less = without(found.row, 1)
+    assert len(less.boxes) == count - 1
+    np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])
+    np.testing.assert_array_equal(less.features[0], found.row.features[0])  # type: ignore[index]
+    assert less.class_ids is not None and len(less.class_ids) == count - 1

@@ -1,0 +1,92 @@
+"""Which regions a score rests on: the score of a picture without each of them in turn.
+
+R regions of the picture. The published models say nothing of what they look at; what a score loses
+with a region is a fact about it, whatever their attention weights are.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.schemas.console.progress import without_progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.region_rows import PER_BOX
+from vlmill.schemas.readers.regions import RegionReader, RegionRow, encode_regions
+from vlmill.schemas.tables import REGIONS
+from vlmill.train.loading.features import global_widths_of
+from vlmill.train.pretrained.model import Pretrained
+from vlmill.train.tasks.retrieval.checks import body_config
+from vlmill.train.tasks.retrieval.inputs import RegionPictures
+from vlmill.train.tasks.retrieval.job import room_of
+from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Holds the ``score`` of a picture with a text, its ``row`` of regions, and float32 [R] what
+    the score loses ``without`` each.
+    """
+
+    score: float
+    row: RegionRow
+    without: NDArray[np.float32]
+    arrays: Mapping[str, Any]  # types and widths of the row's arrays
+
+
+def left_out(model: Pretrained, picture: bytes, text: str) -> LeftOut:
+    """Scores a text with a picture, whole and without each region.
+
+    Raises InputError for a model that reads no regions, or has no matching head, for a text without
+    a word, and for a picture in which no two regions are found.
+    """
+    if not reads_regions(model):
+        raise InputError(f"a {model.loaded.variant} reads no regions")
+    tokens, good = model.tokens([text])
+    if not good:
+        raise InputError(f"text {text!r} has no word; give one")
+    with temporary_folder() as folder, without_progress():
+        faults = model.write_tables([picture], folder)
+        reader = RegionReader(folder / "regions")
+        if faults or "0" not in reader or reader.num_boxes("0") < 2:
+            raise InputError("no two regions are found in the picture; give another")
+        row = reader["0"]
+        count = len(row.boxes)
+        rows = [row, *(without(row, region) for region in range(count))]
+        named = [dataclasses.replace(one, image_id=str(at)) for at, one in enumerate(rows)]
+        table = encode_regions(named, dtype=reader.arrays["features"]["dtype"])
+        where = folder / "variants"
+        write_shard(where, REGIONS, table, producer=reader.producer, arrays=reader.arrays)
+        whole = bool(global_widths_of(body_config(model.loaded)))
+        pictures = RegionPictures(RegionReader(where), model.feeding, global_features=whole)
+        scores = match_scores(
+            scorer_of(model.loaded.model, room_of(model.feeding)),
+            tokens,
+            [one.image_id for one in named],
+            pictures,
+            device=model.device,
+            batch_size=model.batch_size,
+        )[:, 0]
+    losses = scores[0] - scores[1:]
+    return LeftOut(score=float(scores[0]), row=row, without=losses, arrays=reader.arrays)
+
+
+def reads_regions(model: Pretrained) -> bool:
+    """Says whether the model is fed regions."""
+    return model.feeding.kind == "regions"
+
+
+def without(row: RegionRow, region: int) -> RegionRow:
+    """Returns the row without one of its regions."""
+    values = {name: getattr(row, name) for name in ("boxes", *PER_BOX)}
+    kept = {
+        name: np.delete(array, region, axis=0)
+        for name, array in values.items()
+        if array is not None
+    }
+    return dataclasses.replace(row, **kept)

@@ -1,0 +1,164 @@
+"""The endpoints of a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import Request
+
+from vlmill.schemas.service.bodies import Form
+from vlmill.schemas.service.guard import Guard
+from vlmill.schemas.service.refused import Refused, bad_request
+from vlmill.schemas.service.settings import ServiceSettings
+from vlmill.schemas.service.shell import Shell, guarded, new_application
+from vlmill.train.service.engine import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
+
+DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
+MOST_TEXTS, MOST_TOP = 256, 1_000
+CLIENT = "from vlmill.schemas.service.client import ServiceClient\n"
+CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
+
+
+def sample(source: str) -> dict[str, str]:
+    """Makes an example of the OpenAPI document."""
+    return {"lang": "Python", "source": f"{CLIENT}print({source})\n"}
+
+
+HELP = {
+    SCORE: (
+        "Scores of pictures with texts",
+        "Form: files, and `texts` once or more. Gives `scores`, a list for each picture; null "
+        "where a picture or text cannot be read.",
+        sample('client.score(["picture.jpg"], ["a red kite", "two dogs"])'),
+    ),
+    ATTEND: (
+        "Which regions a score rests on",
+        "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: what the "
+        "score loses without each region.",
+        sample('client.said("/v1/attend", ["picture.jpg"], {"text": ["a red kite"]})["losses"]'),
+    ),
+    EMBED: (
+        "Vectors of pictures and texts",
+        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors whose products "
+        "rank; null for what cannot be read.",
+        sample('client.embed(["picture.jpg"], ["a red kite"])'),
+    ),
+    SEARCH: (
+        "The nearest of an index",
+        "Form: `text` or one file, and `top`, 10 unless it is given. Gives `answers`, rows with "
+        "their `score`, the nearest first.",
+        sample('client.search(text="a red kite", top=3)'),
+    ),
+    ANSWER: (
+        "The answer to a question about a picture",
+        "Form: one file and `question`. Gives `answer`.",
+        sample('client.answer("picture.jpg", "what is this?")'),
+    ),
+}
+
+
+def score_question(form: Form) -> Question:
+    """Reads what is to be scored. Raises Refused."""
+    texts = form.words.get("texts", [])
+    if not form.pictures or not texts:
+        raise bad_request("want at least one picture and one of texts")
+    return Question(method=SCORE, pictures=contents(form), texts=few(texts))
+
+
+def embed_question(form: Form) -> Question:
+    """Reads what is to be embedded. Raises Refused."""
+    texts = form.words.get("texts", [])
+    if not form.pictures and not texts:
+        raise bad_request("want pictures, texts, or both")
+    return Question(method=EMBED, pictures=contents(form), texts=few(texts))
+
+
+def search_question(form: Form) -> Question:
+    """Reads what is searched for. Raises Refused."""
+    top = form.words.get("top", ["10"])
+    if len(top) != 1 or not top[0].isascii() or not top[0].isdigit() or len(top[0]) > 5:
+        raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
+    number = int(top[0])
+    if not 1 <= number <= MOST_TOP:
+        raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
+    texts = form.words.get("text", [])
+    if len(texts) + len(form.pictures) != 1:
+        raise bad_request("want one text or one picture")
+    return Question(method=SEARCH, pictures=contents(form), texts=texts, top=number)
+
+
+def answer_question(form: Form) -> Question:
+    """Reads what is asked about a picture. Raises Refused."""
+    picture = form.picture()
+    return Question(method=ANSWER, pictures=[picture.content], texts=[form.one("question")])
+
+
+def attend_question(form: Form) -> Question:
+    """Reads a picture and a text. Raises Refused."""
+    picture = form.picture()
+    return Question(method=ATTEND, pictures=[picture.content], texts=[form.one("text")])
+
+
+def contents(form: Form) -> list[bytes]:
+    """Returns the pictures' bytes."""
+    return [picture.content for picture in form.pictures]
+
+
+def few(texts: Sequence[str]) -> Sequence[str]:
+    """Returns the texts. Raises Refused for too many."""
+    if len(texts) > MOST_TEXTS:
+        raise Refused(413, "too_many_texts", f"over {MOST_TEXTS} texts; send several requests")
+    return texts
+
+
+READERS = {
+    SCORE: (("texts",), score_question),
+    ATTEND: (("text",), attend_question),
+    EMBED: (("texts",), embed_question),
+    SEARCH: (("text", "top"), search_question),
+    ANSWER: (("question",), answer_question),
+}
+
+
+def model_service(settings: ServiceSettings) -> tuple[Shell, Guard]:
+    """Makes the service."""
+    shell = Shell(settings=settings)
+
+    def about() -> Mapping[str, Any]:
+        limits = {"bytes": settings.max_bytes, "pictures": settings.max_pictures}
+        return {"service": "model", "title": "A model", "limits": limits, **shell.about}
+
+    application = new_application(shell, "vlmill model", DESCRIPTION, about)
+
+    async def answered(request: Request, method: str) -> dict[str, Any]:
+        if method not in shell.about["methods"]:
+            there = ", ".join(shell.about["methods"])
+            raise Refused(
+                404, "no_such_method", f"this checkpoint has no head for {method}; it has {there}"
+            )
+        words, read = READERS[method]
+        question = read(await shell.form(request, words=words))
+        (result,) = await shell.ask(request, [question])
+        if isinstance(result, NoAnswer):
+            raise Refused(422, result.reason, result.message)
+        said: dict[str, Any] = result
+        return said
+
+    def add(method: str) -> None:
+        summary, how, example = HELP[method]
+
+        async def endpoint(request: Request) -> dict[str, Any]:
+            return await answered(request, method)
+
+        application.add_api_route(
+            f"/v1/{method}",
+            endpoint,
+            methods=["POST"],
+            summary=summary,
+            description=how,
+            operation_id=method,
+            openapi_extra={"x-codeSamples": [example]},
+        )
+
+    for method in READERS:
+        add(method)
+    return shell, guarded(shell, application)

@@ -1,0 +1,65 @@
+"""``train-vl serve``: its arguments, and what runs it."""
+
+import argparse
+from pathlib import Path
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.service.settings import (
+    add_service_arguments,
+    require_packages,
+    settings_of,
+)
+from vlmill.train.checkpoints.folders import find_checkpoint
+
+SERVE_HELP = """\
+Answer requests for scores, vectors, nearest pictures and answers, over HTTP.
+
+examples:
+  train-vl serve --checkpoint demo/trained --port 0
+  train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
+
+A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
+`train-vl search --save-index`) and /v1/answer. A page for trying stands at /. Numbers are those of
+`vlmill.load`. The address is printed when requests can be computed; SIGTERM ends the service when
+all accepted requests are answered. The log is lines of JSON on standard error.
+"""
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl serve``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="a run's output, or a converted one")
+    add(
+        "--detector",
+        type=Path,
+        metavar="FILE",
+        help="of a model that reads regions: the weights that were --weights",
+    )
+    add("--index", type=Path, metavar="DIR", help="what /v1/search searches")
+    add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
+    add("--batch-size", type=int, default=64, help="computed at once (default: 64)")
+    add_service_arguments(parser)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Runs ``train-vl serve``; returns the exit status."""
+    settings = settings_of(args, batch=1)
+    if args.batch_size < 1:
+        raise InputError(f"--batch-size {args.batch_size}: want at least 1")
+    find_checkpoint(args.checkpoint)
+    require_packages()
+    # What serves takes its time to load: not before the arguments are known to be good.
+    from vlmill.schemas.service.server import run_service
+    from vlmill.train.service.app import model_service
+    from vlmill.train.service.engine import ModelOptions, model_plan
+
+    options = ModelOptions(
+        checkpoint=args.checkpoint,
+        detector=args.detector,
+        index=args.index,
+        batch_size=args.batch_size,
+    )
+    shell, application = model_service(settings)
+    plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
+    return run_service(shell, application, plans, "train-vl serve")
