@@ -83,7 +83,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "optim objectives checkpoints",
         "run convert show",
         "tasks",
-        "pretrained cli",
+        "pretrained",
+        "cli",
         "__init__",
     ),
 }

@@ -24,8 +24,9 @@ def load(
 ) -> "Pretrained":
     """Loads a checkpoint for raw pictures (paths, bytes, PIL images, arrays) and strings.
 
-    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, ``detector`` the
-    weights' file of the detector whose regions it was trained on; random ones are drawn again.
+    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, or
+    ``hf://owner/name``, with ``@revision`` for one commit, of what `push` has sent. ``detector`` is
+    the weights' file of the detector whose regions it was trained on; random ones are drawn again.
     Raises InputError, a ValueError, for what cannot be used together.
     """
     from vlmill.train.pretrained.model import load_pretrained

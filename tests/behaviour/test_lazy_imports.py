@@ -16,6 +16,7 @@ HEAVY = (
     "accelerate",
     "apache_beam",
     "faiss",
+    "huggingface_hub",
     "jaxtyping",
     "matplotlib",
     "numpy",
@@ -70,6 +71,9 @@ COMMANDS = {
     (TRAIN, "embed", "--checkpoint", "none", "--output", "b"): 2,
     (TRAIN, "search", "--help"): 0,
     (TRAIN, "search", "--vectors", "a"): 2,  # nothing to do
+    (TRAIN, "push", "--help"): 0,
+    (TRAIN, "push", "--checkpoint", "none", "--to", "hf://a/b"): 2,
+    (TRAIN, "push", "--checkpoint", "none", "--to", "a/b"): 2,
     (TRAIN, "recipes"): 0,
     (TRAIN, "recipes", "--help"): 0,
     (TRAIN, "show", "--help"): 0,

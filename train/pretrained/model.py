@@ -7,12 +7,12 @@ code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,9 +27,18 @@ from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import global_widths_of
-from vlmill.train.pretrained.answering import answer_of
+from vlmill.train.pretrained.answering import (
+    ANSWER,
+    GROUND,
+    Grounded,
+    answer_of,
+    grounded_in,
+    longest_of,
+)
 from vlmill.train.pretrained.detector import RegionDetector, detector_of
+from vlmill.train.pretrained.hub import DETECTOR, fetched
 from vlmill.train.pretrained.pictures import Picture, encoded, listed
+from vlmill.train.pretrained.places import hub_place, is_hub
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
@@ -46,6 +55,7 @@ from vlmill.train.tasks.search.opened import way_of
 from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
+Said = TypeVar("Said")
 PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 
@@ -60,7 +70,7 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Pretrained:
-    """Holds a checkpoint, ready to score, embed and answer; ``detector`` is its detector's file.
+    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` is its file.
 
     What is wrong with some of the pictures or texts is a warning, and NaN in their places.
     """
@@ -81,6 +91,7 @@ class Pretrained:
         if ranking_of(self.loaded) == "contrast":
             return self._image_vectors(contents) @ self.encode_texts(texts).T
         tokens, good_texts = self._tokens(texts)
+        warn_of("texts", without_words(len(texts), good_texts))
         scores = np.full((len(contents), len(texts)), np.nan, dtype=np.float32)
         scorer = scorer_of(self.loaded.model, room_of(self._feeding))
         faults = dict[int, Reason]()
@@ -111,6 +122,7 @@ class Pretrained:
         self._require_dual("encode_texts")
         texts = listed(texts, "texts")
         tokens, good = self._tokens(texts)
+        warn_of("texts", without_words(len(texts), good))
         vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
         vectors[good] = text_vectors(
             self.loaded.model,
@@ -126,15 +138,35 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
         cannot be read, and for a question without a word.
         """
-        if not self._tokens([question])[1]:
-            raise InputError(f"question {question!r} has no word; give one")
+        return self._asked(ANSWER, answer_of, picture, question)
+
+    def ground(self, picture: Picture, expression: str) -> Grounded:
+        """Finds what an expression names in a picture: the detector's boxes, the best first.
+
+        Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for a
+        picture that cannot be read, and for an expression without a word.
+        """
+        return self._asked(GROUND, grounded_in, picture, expression)
+
+    def _asked(
+        self,
+        task: str,
+        say: Callable[[LoadedCheckpoint, str, Path, str, Mapping[str, str]], Said],
+        picture: Picture,
+        text: str,
+    ) -> Said:
+        """Asks one thing about one picture by the head of ``task``."""
+        if not isinstance(text, str):
+            raise InputError(f"want a single text, got a {type(text).__name__}")
+        if not self._tokens([text], longest_of(self.loaded, task))[1]:
+            raise InputError(f"{text!r} has no word; give a text with one")
         with temporary_folder() as folder, without_progress():
             faults = self._write([encoded(picture)], folder)
             if faults:
-                raise InputError(f"the picture has no answer: {faults['0']}; give another")
+                raise InputError(f"nothing can be said of the picture: {faults['0']}; give another")
             tables = {name: str(folder / name) for name in ("images", "regions")}
             there = {name: path for name, path in tables.items() if Path(path).is_dir()}
-            return answer_of(self.loaded, str(self.device), folder, question, there)
+            return say(self.loaded, str(self.device), folder, text, there)
 
     @cached_property
     def _feeding(self) -> Feeding:
@@ -154,18 +186,19 @@ class Pretrained:
                 "vector of one alone; use score, or `train-vl embed` for vectors of pairs"
             )
 
-    def _tokens(self, texts: Sequence[str]) -> tuple[Sequence[Any], list[int]]:
-        """Returns the texts' tokens, and the numbers of those that have a word."""
-        longest = longest_text(self.loaded, self._feeding)
+    def _tokens(
+        self, texts: Sequence[str], longest: int | None = None
+    ) -> tuple[Sequence[Any], list[int]]:
+        """Returns the texts' tokens, and the numbers of those that have a word; they are cut where
+        the model has been fed no more, or at ``longest``.
+        """
+        longest = longest_text(self.loaded, self._feeding) if longest is None else longest
         encoded_texts = encode_texts(self.loaded.tokenizer, texts, longest)
         if encoded_texts.cut and "cut" not in self._said:
             self._said.add("cut")
             warnings.warn(f"texts are cut at {longest} tokens, as in training", stacklevel=3)
         tokens = encoded_texts.tokens
-        good = [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
-        without = set(range(len(texts))) - set(good)
-        warn_of("texts", dict.fromkeys(sorted(without), Reason.NO_TEXT))
-        return tokens, good
+        return tokens, [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
 
     def _image_vectors(self, contents: Sequence[bytes]) -> Floats:
         self._require_dual("encode_images")
@@ -219,6 +252,11 @@ class Pretrained:
         return self._regions.write_regions(folder / "images", folder / "regions")
 
 
+def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
+    """Returns which of ``count`` texts are not among the ``good`` ones, which have a word."""
+    return dict.fromkeys(sorted(set(range(count)) - set(good)), Reason.NO_TEXT)
+
+
 def warn_of(what: str, faults: dict[int, Reason]) -> None:
     """Warns of pictures or texts that have no numbers: how many, why, and which come first."""
     if not faults:
@@ -235,10 +273,18 @@ def warn_of(what: str, faults: dict[int, Reason]) -> None:
 def load_pretrained(
     checkpoint: str | Path, detector: str | Path | None, device: str, batch_size: int
 ) -> Pretrained:
-    """Loads a checkpoint onto a device. Raises InputError for what cannot be used."""
+    """Loads a checkpoint, of a folder or of the hub, onto a device; a detector that lies in its
+    folder is its detector.
+
+    Raises InputError for what cannot be used.
+    """
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: want at least 1")
+    if is_hub(checkpoint):
+        checkpoint = fetched(hub_place(str(checkpoint)))
     loaded = load_checkpoint(checkpoint, "checkpoint")
+    if detector is None and (loaded.path / DETECTOR).is_file():
+        detector = loaded.path / DETECTOR
     on_device = device_named(device)
     loaded.model.to(on_device)
     return Pretrained(
