@@ -7,7 +7,7 @@ are safetensors, which hold numbers alone.
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -73,8 +73,7 @@ def require_safe(place: HubPlace, sizes: Mapping[str, int | None]) -> None:
     """Raises InputError for a repository with a pickle, with a file that is larger than it may be,
     or without a checkpoint.
     """
-    pickles = sorted(name for name in sizes if PurePosixPath(name).suffix.lower() in PICKLES)
-    if pickles:
+    if pickles := pickles_of(sizes):
         raise InputError(
             f"{place} holds {', '.join(pickles[:3])}, a pickle, which may run code when it is "
             "read; take a repository of safetensors, or download it and use `train-vl convert`"
@@ -89,6 +88,11 @@ def require_safe(place: HubPlace, sizes: Mapping[str, int | None]) -> None:
         if size is None or size > most:
             said = "of unknown size" if size is None else f"of {size} bytes"
             raise InputError(f"{place}: {name} is {said}, more than {most} are not fetched")
+
+
+def pickles_of(names: Iterable[str]) -> list[str]:
+    """Returns those of the names that pickles have, sorted."""
+    return sorted(name for name in names if PurePosixPath(name).suffix.lower() in PICKLES)
 
 
 def refusal(place: HubPlace, error: Any) -> InputError | None:

@@ -21,9 +21,9 @@ from vlmill.train.pretrained.hub import (
     CARD,
     DETECTOR,
     FILES,
-    PICKLES,
     RECIPE,
     endpoint,
+    pickles_of,
     refusal,
 )
 from vlmill.train.pretrained.places import HubPlace, hub_place
@@ -71,7 +71,8 @@ def push(options: PushOptions) -> int:
             print(files[CARD].read_text(encoding="utf-8"), end="")
             say(f"dry run: nothing was sent to {place}")
             return 0
-        commit = sent(place, files, public=options.public)
+        message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
+        commit = sent(place, files, message, public=options.public)
     print(f"{place}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
     return 0
 
@@ -155,7 +156,7 @@ def figures_of(path: Path) -> dict[str, float]:
     return numbers
 
 
-def sent(place: HubPlace, files: Mapping[str, Path], *, public: bool) -> str:
+def sent(place: HubPlace, files: Mapping[str, Path], message: str, *, public: bool) -> str:
     """Makes one commit of the files, and of the absence of those that an earlier push has left;
     returns its id.
 
@@ -168,7 +169,7 @@ def sent(place: HubPlace, files: Mapping[str, Path], *, public: bool) -> str:
     try:
         api.create_repo(place.repo, private=not public, exist_ok=True)
         there = api.list_repo_files(place.repo)
-        if pickles := [name for name in there if PurePosixPath(name).suffix in PICKLES]:
+        if pickles := pickles_of(there):
             raise InputError(
                 f"{place} holds {pickles[0]}, a pickle, with which nothing of it is loaded; delete "
                 "it there, or give another repository"
@@ -182,7 +183,6 @@ def sent(place: HubPlace, files: Mapping[str, Path], *, public: bool) -> str:
             for name in there
             if name in FILES and name not in files
         ]
-        message = f"A checkpoint of {files[MODEL].parent.name}"
         commit = api.create_commit(place.repo, operations, commit_message=message)
     except InputError:
         raise
