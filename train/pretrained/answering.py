@@ -12,6 +12,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import ShardWriter, write_shard
 from vlmill.schemas.tables import EXPRESSIONS, QUESTIONS, REJECTS, Table
 from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.recipes.spec import Feeding
 from vlmill.train.tasks.evaluating.job import predict_all, prepared_batches
 from vlmill.train.tasks.evaluating.opened import (
     EvaluationOptions,
@@ -39,39 +40,53 @@ class Grounded:
     scores: NDArray[np.float32]
 
 
-def longest_of(loaded: LoadedCheckpoint, task: str) -> int:
-    """Returns how many tokens of a text the task's model is fed.
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Holds what a question to a checkpoint needs beside picture and text: the model, its device,
+    and ``labels``, the file of what its head tells apart, where the checkpoint does not say it.
+    """
+
+    loaded: LoadedCheckpoint
+    device: str
+    labels: Path | None = None
+
+
+def fed_by(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
+    """Says what the task's model is fed, and of how many tokens at the most.
 
     Raises InputError for a checkpoint without the task's head.
     """
     recipe = recipe_of(loaded, task)
-    longest = recipe.max_text_tokens
-    return min(recipe.stages[0].feeding.max_tokens or longest, longest)
+    feeding, longest = recipe.stages[0].feeding, recipe.max_text_tokens
+    return feeding, min(feeding.max_tokens or longest, longest)
 
 
-def answer_of(
-    loaded: LoadedCheckpoint, device: str, folder: Path, question: str, tables: Mapping[str, str]
-) -> str:
+def answer_of(asking: Asking, folder: Path, question: str, tables: Mapping[str, str]) -> str:
     """Returns the likeliest answer to a question about picture "0" of ``tables``, in ``folder``.
 
-    Raises InputError for a checkpoint of another task.
+    Raises InputError for a checkpoint of another task, and for one that does not say its answers.
     """
+    if asking.labels is None and asking.loaded.task is None:
+        raise InputError(
+            f"checkpoint {asking.loaded.path} does not say its answers, as a converted one does "
+            "not; give labels=FILE, its own list in its own order, a line each"
+        )
     row = {"question_id": "0", "image_id": "0", "question": question}
-    opened, value = _predicted(loaded, device, folder, ANSWER, QUESTIONS, row, tables)
+    opened, value = _predicted(asking, folder, ANSWER, QUESTIONS, row, tables)
     assert isinstance(opened.task, Vqa)
     answer: str = opened.task.answers[int(value)]
     return answer
 
 
 def grounded_in(
-    loaded: LoadedCheckpoint, device: str, folder: Path, expression: str, tables: Mapping[str, str]
+    asking: Asking, folder: Path, expression: str, tables: Mapping[str, str]
 ) -> Grounded:
     """Returns the boxes of picture "0" of ``tables`` by how well the expression fits them.
 
     Raises InputError for a checkpoint of another task.
     """
     row = {"expression_id": "0", "image_id": "0", "text": expression, "box": SOME_BOX}
-    opened, value = _predicted(loaded, device, folder, GROUND, EXPRESSIONS, row, tables)
+    opened, value = _predicted(asking, folder, GROUND, EXPRESSIONS, row, tables)
     assert isinstance(opened.task, Refcoco) and isinstance(value, Grounding)
     order = np.argsort(-value.scores, kind="stable")
     return Grounded(
@@ -81,8 +96,7 @@ def grounded_in(
 
 
 def _predicted(
-    loaded: LoadedCheckpoint,
-    device: str,
+    asking: Asking,
     folder: Path,
     task: str,
     table: Table,
@@ -94,14 +108,15 @@ def _predicted(
     write_shard(examples, table, [dict.fromkeys(table.schema.names) | row])
     options = EvaluationOptions(
         task=task,
-        checkpoint=loaded.path,
+        checkpoint=asking.loaded.path,
         examples=str(examples),
         output=folder / "results",
         regions=tables.get("regions"),
         images=tables.get("images"),
-        device=device,
+        labels=asking.labels if task == ANSWER else None,
+        device=asking.device,
     )
-    opened = open_evaluation(options, loaded)
+    opened = open_evaluation(options, asking.loaded)
     with ShardWriter(folder / "results", REJECTS, 0, 1) as rejects:
         batches = prepared_batches(opened, folder / "work", rejects)
     predicted, _ = predict_all(opened, batches)

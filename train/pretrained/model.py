@@ -30,10 +30,11 @@ from vlmill.train.loading.features import global_widths_of
 from vlmill.train.pretrained.answering import (
     ANSWER,
     GROUND,
+    Asking,
     Grounded,
     answer_of,
+    fed_by,
     grounded_in,
-    longest_of,
 )
 from vlmill.train.pretrained.detector import RegionDetector, detector_of
 from vlmill.train.pretrained.hub import DETECTOR, fetched
@@ -70,7 +71,7 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Pretrained:
-    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` is its file.
+    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` is a file.
 
     What is wrong with some of the pictures or texts is a warning, and NaN in their places.
     """
@@ -79,6 +80,7 @@ class Pretrained:
     device: torch.device
     detector: Path | None = None
     batch_size: int = 64
+    labels: Path | None = None
     _said: set[str] = field(default_factory=set)
 
     def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> Floats:
@@ -151,22 +153,24 @@ class Pretrained:
     def _asked(
         self,
         task: str,
-        say: Callable[[LoadedCheckpoint, str, Path, str, Mapping[str, str]], Said],
+        say: Callable[[Asking, Path, str, Mapping[str, str]], Said],
         picture: Picture,
         text: str,
     ) -> Said:
         """Asks one thing about one picture by the head of ``task``."""
         if not isinstance(text, str):
             raise InputError(f"want a single text, got a {type(text).__name__}")
-        if not self._tokens([text], longest_of(self.loaded, task))[1]:
+        feeding, longest = fed_by(self.loaded, task)
+        if not self._tokens([text], longest)[1]:
             raise InputError(f"{text!r} has no word; give a text with one")
         with temporary_folder() as folder, without_progress():
-            faults = self._write([encoded(picture)], folder)
+            faults = self._write([encoded(picture)], folder, feeding)
             if faults:
                 raise InputError(f"nothing can be said of the picture: {faults['0']}; give another")
             tables = {name: str(folder / name) for name in ("images", "regions")}
             there = {name: path for name, path in tables.items() if Path(path).is_dir()}
-            return say(self.loaded, str(self.device), folder, text, there)
+            asking = Asking(loaded=self.loaded, device=str(self.device), labels=self.labels)
+            return say(asking, folder, text, there)
 
     @cached_property
     def _feeding(self) -> Feeding:
@@ -226,7 +230,7 @@ class Pretrained:
         """Has the pictures as the tables that the model reads, for as long as they are needed."""
         names = [str(at) for at in range(len(contents))]
         with temporary_folder() as folder:
-            faults = self._write(contents, folder)
+            faults = self._write(contents, folder, self._feeding)
             pictures: RegionPictures | PixelPictures
             if self._feeding.kind == "pixels":
                 pictures = PixelPictures(ImageReader(folder / "images"), self._feeding)
@@ -240,13 +244,15 @@ class Pretrained:
             good = [name for name in names if name not in faults]
             yield Tables(pictures=pictures, good=good, faults=faults)
 
-    def _write(self, contents: Sequence[bytes], folder: Path) -> dict[str, Reason]:
+    def _write(
+        self, contents: Sequence[bytes], folder: Path, feeding: Feeding
+    ) -> dict[str, Reason]:
         """Writes the tables of pictures and, where the model reads them, of regions; returns what
         the detector could not read.
         """
         write_images(folder / "images", contents)
-        if self._feeding.kind == "pixels":
-            pictures = PixelPictures(ImageReader(folder / "images"), self._feeding)
+        if feeding.kind == "pixels":
+            pictures = PixelPictures(ImageReader(folder / "images"), feeding)
             names = [str(at) for at in range(len(contents))]
             return {name: why for name in names if (why := pictures.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")
@@ -271,7 +277,11 @@ def warn_of(what: str, faults: dict[int, Reason]) -> None:
 
 
 def load_pretrained(
-    checkpoint: str | Path, detector: str | Path | None, device: str, batch_size: int
+    checkpoint: str | Path,
+    detector: str | Path | None,
+    labels: str | Path | None,
+    device: str,
+    batch_size: int,
 ) -> Pretrained:
     """Loads a checkpoint, of a folder or of the hub, onto a device; a detector that lies in its
     folder is its detector.
@@ -292,4 +302,5 @@ def load_pretrained(
         device=on_device,
         detector=None if detector is None else Path(detector),
         batch_size=batch_size,
+        labels=None if labels is None else Path(labels),
     )
