@@ -59,7 +59,8 @@ class Hub:
             if repo not in self.heads or (revision or "main") not in ("main", *self.commits):
                 return send(handler, 404, {"error": "not found"}, X_Error_Code="RepoNotFound")
             name = self.heads[repo] if revision in (None, "main") else revision
-            return getattr(self, f"_{what or 'revision'}")(handler, repo, name, body)
+            getattr(self, f"_{what or 'revision'}")(handler, repo, name, body)
+            return None
         if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self._file(handler, *found.groups())
         return send(handler, 404, {"error": path})
@@ -157,7 +158,7 @@ def hub_server() -> Iterator[Hub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub = Hub(server.server_address[1])
+    hub = Hub(int(server.server_address[1]))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -1,5 +1,6 @@
 """Checkpoints go to the hub and come back: a stand-in of it on 127.0.0.1, dirt and no network."""
 
+import dataclasses
 import json
 import pickle
 import shutil
@@ -16,9 +17,13 @@ from tests.train.tasks.retrieval.cases import RANKED, tiny_model
 from tests.train.tasks.retrieval.test_matching import TOKENIZER, VOCABULARY
 
 import vlmill
+from vlmill.extract.config import ExtractConfig, InputLimits
+from vlmill.extract.detect.detector import open_detector
+from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
 from vlmill.train.cli import main
+from vlmill.train.pretrained.detector import detector_of
 from vlmill.train.pretrained.hub import FILES
 from vlmill.train.pretrained.places import hub_place
 
@@ -221,3 +226,49 @@ def test_a_run_is_sent_by_its_last_checkpoint(hub: Hub, vlmo: Path, tmp_path: Pa
     files = hub.head("me/kites")
     assert b"seed: 9" in files["recipe.yaml"] and b"seed: 9" in files["README.md"]
     assert load_checkpoint(vlmo).training.step == 7
+
+
+def reads_regions(folder: Path, weights: str, seed: int) -> Path:
+    """A checkpoint of regions that a tiny detector has made."""
+    config = ExtractConfig(limits=InputLimits(short_side=48, long_side=80))
+    detector = open_detector(ARCHITECTURES["tiny"], None, seed=seed)
+    record = {"detector": dataclasses.asdict(ARCHITECTURES["tiny"]), "weights": weights}
+    save_checkpoint(
+        folder,
+        variant="imagebert",
+        model=tiny_model(
+            "imagebert", VOCABULARY, region_width=ARCHITECTURES["tiny"].res2_channels * 8
+        ),
+        tokenizer=TOKENIZER,
+        training=TrainingRecord(recipe="imagebert", stage="pairs", step=1, num_pairs=0),
+        feeding=RANKED["imagebert"].feeding,
+        detector_fingerprint=detector.fingerprint,
+        detector=record | config.settings(),
+    )
+    return folder
+
+
+def test_a_detector_goes_along(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = reads_regions(tmp_path / "run", "random weights, seed 3", 3)
+    assert push(folder) == 0
+    assert 'detector="FILE"' in hub.head("me/kites")["README.md"].decode()
+    assert push(folder, "--with-detector") == 0
+    files = hub.head("me/kites")
+    assert "detector.safetensors" in files and b"the detector beside it" in files["README.md"]
+    model = vlmill.load(PLACE)
+    assert model.detector is not None and model.detector.name == "detector.safetensors"
+    with pytest.warns(UserWarning, match="random weights"):
+        regions = detector_of(model.loaded, model.detector, "cpu")
+    assert regions.detector.fingerprint == model.loaded.detector_fingerprint
+    assert regions.detector.weights == "detector.safetensors"
+
+    named = reads_regions(tmp_path / "named", "detector.pth", 4)
+    (tmp_path / "other.safetensors").write_bytes(files["detector.safetensors"])
+    capsys.readouterr()
+    assert push(named, "--with-detector") == 2
+    assert "give --with-detector FILE" in capsys.readouterr().err
+    assert push(named, "--with-detector", str(tmp_path / "other.safetensors")) == 2
+    assert "was trained on" in capsys.readouterr().err
+    assert hub.head("me/kites") == files
