@@ -6,7 +6,6 @@ code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.rejects import Reason, reason_counts
+from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import global_widths_of
@@ -37,6 +36,7 @@ from vlmill.train.pretrained.answering import (
     grounded_in,
 )
 from vlmill.train.pretrained.detector import RegionDetector, detector_of
+from vlmill.train.pretrained.faults import warn_of, without_words
 from vlmill.train.pretrained.hub import DETECTOR, fetched
 from vlmill.train.pretrained.pictures import Picture, encoded, listed
 from vlmill.train.pretrained.places import hub_place, is_hub
@@ -71,7 +71,8 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Pretrained:
-    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` is a file.
+    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` and ``labels`` are
+    the files of these.
 
     What is wrong with some of the pictures or texts is a warning, and NaN in their places.
     """
@@ -256,24 +257,6 @@ class Pretrained:
             names = [str(at) for at in range(len(contents))]
             return {name: why for name in names if (why := pictures.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")
-
-
-def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
-    """Returns which of ``count`` texts are not among the ``good`` ones, which have a word."""
-    return dict.fromkeys(sorted(set(range(count)) - set(good)), Reason.NO_TEXT)
-
-
-def warn_of(what: str, faults: dict[int, Reason]) -> None:
-    """Warns of pictures or texts that have no numbers: how many, why, and which come first."""
-    if not faults:
-        return
-    counts = reason_counts(Counter(faults.values()))
-    first = ", ".join(map(str, sorted(faults)[:5]))
-    warnings.warn(
-        f"{len(faults)} {what} have no numbers ({counts}), NaN stands for them: {first}"
-        f"{' and others' if len(faults) > 5 else ''}",
-        stacklevel=4,
-    )
 
 
 def load_pretrained(
