@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,7 @@ from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
-from vlmill.train.pretrained.answering import ANSWER, GROUND
+from vlmill.train.pretrained.answering import ANSWER, GROUND, fed_by
 from vlmill.train.pretrained.card import CardFacts, card
 from vlmill.train.pretrained.detector import network_of, recorded_weights
 from vlmill.train.pretrained.hub import (
@@ -30,6 +31,9 @@ from vlmill.train.pretrained.places import HubPlace, hub_place
 from vlmill.train.show.folder import Shown, read_folder
 from vlmill.train.tasks.retrieval.checks import feeding_of, ranking_of
 
+# A recipe's absolute paths, of which the names are told: where they lie is nobody's business.
+ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
+LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 CARRIED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
 
 
@@ -57,6 +61,8 @@ def push(options: PushOptions) -> int:
     place = hub_place(options.to)
     if place.revision != "main":
         raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
+    if options.license is not None and not LICENSE.fullmatch(options.license):
+        raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
     loaded = load_checkpoint(options.checkpoint)
     shown = read_folder(options.checkpoint)
     with temporary_folder() as folder:
@@ -91,20 +97,27 @@ def gathered(
     run = where.parent.parent if where.parent.name == CHECKPOINTS else where
     recipe = None
     if (run / RECIPE).is_file():
-        recipe = (run / RECIPE).read_text(encoding="utf-8")
-        files[RECIPE] = run / RECIPE
+        text = (run / RECIPE).read_text(encoding="utf-8")
+        recipe = ABSOLUTE.sub(r"\1\2", text)
+        (folder / RECIPE).write_text(recipe, encoding="utf-8")
+        files[RECIPE] = folder / RECIPE
+    call = call_of(loaded)
+    reads_regions = call is not None and kind_of(loaded, call) == "regions"
     if options.with_detector is not None:
+        if not reads_regions:
+            raise InputError(
+                f"--with-detector: checkpoint {where} is asked nothing of regions; leave it out"
+            )
         write_detector(loaded, options.with_detector, folder / DETECTOR)
         files[DETECTOR] = folder / DETECTOR
-    reads_regions = loaded.feeding is None or loaded.feeding.kind == "regions"
     facts = CardFacts(
         place=options.to,
-        call=call_of(loaded),
+        call=call,
         recipe=recipe,
         license=options.license,
         data_license=options.data_license,
-        figures={str(path): figures_of(path) for path in options.metrics},
-        has_detector=DETECTOR in files if reads_regions and call_of(loaded) else None,
+        figures={f"{path.parent.name}/{path.name}": figures_of(path) for path in options.metrics},
+        has_detector=DETECTOR in files if reads_regions else None,
     )
     (folder / CARD).write_text(card(shown, facts), encoding="utf-8")
     return {**files, CARD: folder / CARD}
@@ -122,7 +135,15 @@ def without_places(path: Path) -> str:
 
 def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
     """Writes the detector's weights as safetensors. Raises InputError for another detector."""
-    weights = Path(argument) if argument else recorded_weights(loaded)
+    if "detector" not in (loaded.detector or {}):
+        raise InputError(
+            f"--with-detector: checkpoint {loaded.path} does not say what its detector is, as a "
+            "converted one does not; publish the file beside it, and load it with detector=FILE"
+        )
+    beside = loaded.path / DETECTOR
+    weights: Path | None = Path(argument) if argument else beside
+    if not argument and not beside.is_file():
+        weights = recorded_weights(loaded)
     detector = network_of(loaded, weights, "cpu", folded=False)
     save_tensors(detector.model.state_dict(), path)
 
@@ -138,6 +159,13 @@ def call_of(loaded: LoadedCheckpoint) -> str | None:
     except InputError:
         return None
     return "score"
+
+
+def kind_of(loaded: LoadedCheckpoint, call: str) -> str:
+    """Says what the model of a method is fed of pictures: "regions" or "pixels"."""
+    by_call = {"answer": ANSWER, "ground": GROUND}
+    feeding = fed_by(loaded, by_call[call])[0] if call in by_call else feeding_of(loaded)
+    return feeding.kind
 
 
 def figures_of(path: Path) -> dict[str, float]:

@@ -61,7 +61,9 @@ def vlmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entry |= {"digest": "a" * 64, "files": 1, "bytes": 1234, "table": "pairs", "rows": 12}
     settings["inputs"] = [entry]
     (folder / "checkpoint.json").write_text(json.dumps(settings))
-    (folder / "recipe.yaml").write_text("name: vlmo-small\nseed: 3\n")
+    (folder / "recipe.yaml").write_text(
+        "name: vlmo-small\nseed: 3\npicture_tokenizer: /home/me/secret/dvae.pt\n"
+    )
     return folder
 
 
@@ -76,7 +78,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_checkpoint_goes_there_and_comes_back(
     hub: Hub, vlmo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = tmp_path / "metrics.json"
+    metrics = tmp_path / "found" / "metrics.json"
+    metrics.parent.mkdir()
     metrics.write_text('{"text_retrieval/r1": 0.5, "split": "test"}')
     hub.token = "token"
     assert push(vlmo, "--license", "apache-2.0", "--metrics", str(metrics)) == 0
@@ -96,7 +99,8 @@ def test_a_checkpoint_goes_there_and_comes_back(
     assert header["license"] == "apache-2.0" and header["library_name"] == "vlmill"
     for said in (
         *("pretrained by the recipe `vlmo-small`", "| --pairs | kites | 12 pairs, 1.2 kB"),
-        *("| validation_loss | 0.25 |", "| text_retrieval/r1 | 0.5 |", "seed: 3"),
+        *("| validation_loss | 0.25 |", "| found/metrics.json | text_retrieval/r1 | 0.5 |"),
+        *("seed: 3", "picture_tokenizer: dvae.pt"),
         *("| the weights | apache-2.0 |", "| the data of training | not stated"),
     ):
         assert said in card
@@ -153,6 +157,10 @@ def test_a_dry_run_prints_the_card(
     assert push(vlmo, "--dry-run") == 0
     said = capsys.readouterr()
     assert said.out.startswith("---\nlibrary_name: vlmill\n") and "nothing was sent" in said.err
+    assert push(vlmo, "--dry-run", "--with-detector") == 2
+    assert "leave it out" in capsys.readouterr().err
+    assert push(vlmo, "--dry-run", "--license", "all mine") == 2
+    assert "--license all mine" in capsys.readouterr().err
     assert not hub.asked
 
 
