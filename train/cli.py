@@ -15,6 +15,7 @@ from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_
 from vlmill.schemas.plain_fields import from_plain, read_yaml
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.convert.command import add_convert_arguments, run_convert
+from vlmill.train.pretrained.command import PUSH_HELP, add_push_arguments, run_push
 from vlmill.train.recipes import (
     RECIPES,
     Recipe,
@@ -123,6 +124,8 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return run_search(args)
     if args.command == "serve":
         return run_serve(args)
+    if args.command == "push":
+        return run_push(args)
     return run_evaluate(args)
 
 
@@ -152,6 +155,8 @@ def _parser() -> Parser:
     convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
     add_convert_arguments(convert)
     add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
+    push = commands.add_parser("push", help="a checkpoint to the hub", description=PUSH_HELP)
+    add_push_arguments(push)
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     add_recipes_arguments(recipes)
     return parser

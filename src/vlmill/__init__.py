@@ -19,18 +19,22 @@ def load(
     checkpoint: str | Path,
     *,
     detector: str | Path | None = None,
+    labels: str | Path | None = None,
     device: str = "cpu",
     batch_size: int = 64,
 ) -> "Pretrained":
     """Loads a checkpoint for raw pictures (paths, bytes, PIL images, arrays) and strings.
 
-    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, ``detector`` the
-    weights' file of the detector whose regions it was trained on; random ones are drawn again.
+    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, or
+    ``hf://owner/name``, with ``@revision`` for one commit, of what `push` has sent. ``detector`` is
+    the weights' file of the detector whose regions it was trained on; random ones are drawn again.
+    ``labels`` are the answers of a converted model of VQA, a line each.
+
     Raises InputError, a ValueError, for what cannot be used together.
     """
     from vlmill.train.pretrained.model import load_pretrained
 
-    return load_pretrained(checkpoint, detector, device, batch_size)
+    return load_pretrained(checkpoint, detector, labels, device, batch_size)
 
 
 def open_table(table: str | Path, name: str) -> "Dataset":

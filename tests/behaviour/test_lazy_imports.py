@@ -17,6 +17,7 @@ HEAVY = (
     "apache_beam",
     "faiss",
     "fastapi",
+    "huggingface_hub",
     "jaxtyping",
     "matplotlib",
     "numpy",
@@ -73,6 +74,9 @@ COMMANDS = {
     (TRAIN, "search", "--vectors", "a"): 2,  # nothing to do
     (TRAIN, "serve", "--help"): 0,
     (TRAIN, "serve", "--checkpoint", "none"): 2,
+    (TRAIN, "push", "--help"): 0,
+    (TRAIN, "push", "--checkpoint", "none", "--to", "hf://a/b"): 2,
+    (TRAIN, "push", "--checkpoint", "none", "--to", "a/b"): 2,
     (TRAIN, "recipes"): 0,
     (TRAIN, "recipes", "--help"): 0,
     (TRAIN, "show", "--help"): 0,

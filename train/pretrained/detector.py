@@ -2,17 +2,25 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmill.extract.config import SELECTIONS, ExtractConfig, InputLimits, Selection, Storage
+from vlmill.extract.config import (
+    SELECTIONS,
+    ExtractConfig,
+    InputLimits,
+    Selection,
+    Storage,
+    saved_folder,
+)
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.pictures.plan import plan_pictures
 from vlmill.extract.run.devices import Crew, engine_of
 from vlmill.extract.run.job import Job, results_of
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.schemas.console.lineage import OK, Node, lineage
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import from_plain
@@ -71,25 +79,68 @@ def detector_of(loaded: LoadedCheckpoint, weights: Path | None, device: str) -> 
                 f"{who} was trained on {what}, which raw pictures do not have; make its regions "
                 "with `extract-rois run`, and use `train-vl`"
             )
-    if weights is None:
+    if seed is not None:
         warnings.warn(
             f"the detector of {who} has random weights: its regions mean nothing", stacklevel=4
         )
     config = _extraction(loaded, record)
-    network = record.get("detector")
-    detector = open_detector(
-        None if network is None else from_plain(DetectorConfig, network, "detector"),
-        None if seed is not None and weights is None else weights,
-        seed=0 if seed is None else int(seed[1]),
-        device=device,
-    )
-    if not require_detector(detector.fingerprint, loaded, "checkpoint"):
+    detector = network_of(loaded, weights, device)
+    if loaded.detector_fingerprint is None:
         warnings.warn(
             f"{who} does not say which detector it was trained with: that it is "
             f"{detector.weights} is unchecked",
             stacklevel=4,
         )
     return RegionDetector(detector=detector, config=config)
+
+
+def network_of(
+    loaded: LoadedCheckpoint, weights: Path | None, device: str, *, folded: bool = True
+) -> Detector:
+    """Opens the network of a checkpoint's detector: of a file, or drawn again from its seed.
+
+    ``folded`` as :func:`vlmill.extract.detect.detector.open_detector` has it. Raises InputError for
+    another detector than the checkpoint's.
+    """
+    record = loaded.detector or {}
+    network, seed = record.get("detector"), RANDOM.fullmatch(str(record.get("weights") or ""))
+    # A detector that was trained here says itself what it is.
+    says = weights is not None and saved_folder(weights) is not None
+    detector = open_detector(
+        None if network is None or says else from_plain(DetectorConfig, network, "detector"),
+        weights,
+        seed=0 if seed is None else int(seed[1]),
+        device=device,
+        folded=folded,
+    )
+    require_detector(detector.fingerprint, loaded, "checkpoint")
+    return detector
+
+
+def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
+    """Finds the file that a checkpoint's regions were made with, by what they have recorded; None
+    for random weights.
+
+    Raises InputError where nothing is recorded, or it lies there no more.
+    """
+    said = str((loaded.detector or {}).get("weights") or "")
+    if RANDOM.fullmatch(said):
+        return None
+    found = [node for node in _nodes(lineage(loaded.path)) if node.entry.flag == "--weights"]
+    there = [node for node in found if node.state == OK]
+    if not there:
+        name = f" ({said})" if said else ""
+        raise InputError(
+            f"--with-detector: where the detector of {loaded.path}{name} lies is not recorded, or "
+            "it is there no more; give --with-detector FILE"
+        )
+    return Path(there[0].path)
+
+
+def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        yield from _nodes(node.inputs)
 
 
 def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractConfig:

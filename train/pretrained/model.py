@@ -6,13 +6,12 @@ code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
 """
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +22,24 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import temporary_folder
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
-from vlmill.schemas.rejects import Reason, reason_counts
+from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import global_widths_of
-from vlmill.train.pretrained.answering import answer_of
+from vlmill.train.pretrained.answering import (
+    ANSWER,
+    GROUND,
+    Asking,
+    Grounded,
+    answer_of,
+    fed_by,
+    grounded_in,
+)
 from vlmill.train.pretrained.detector import RegionDetector, detector_of
+from vlmill.train.pretrained.faults import warn_of, without_words
+from vlmill.train.pretrained.hub import DETECTOR, fetched
 from vlmill.train.pretrained.pictures import Picture, encoded, listed
+from vlmill.train.pretrained.places import hub_place, is_hub
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
@@ -46,6 +56,7 @@ from vlmill.train.tasks.search.opened import way_of
 from vlmill.train.tasks.search.queries import write_images
 
 Floats = NDArray[np.float32]
+Said = TypeVar("Said")
 PICTURES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
 
 
@@ -60,7 +71,8 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Pretrained:
-    """Holds a checkpoint, ready to score, embed and answer; ``detector`` is its detector's file.
+    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` and ``labels`` are
+    the files of these.
 
     What is wrong with some of the pictures or texts is a warning, and NaN in their places.
     """
@@ -69,6 +81,7 @@ class Pretrained:
     device: torch.device
     detector: Path | None = None
     batch_size: int = 64
+    labels: Path | None = None
     _said: set[str] = field(default_factory=set)
 
     def score(self, pictures: Sequence[Picture], texts: Sequence[str]) -> Floats:
@@ -81,6 +94,7 @@ class Pretrained:
         if ranking_of(self.loaded) == "contrast":
             return self._image_vectors(contents) @ self.encode_texts(texts).T
         tokens, good_texts = self.tokens(texts)
+        warn_of("texts", without_words(len(texts), good_texts))
         scores = np.full((len(contents), len(texts)), np.nan, dtype=np.float32)
         scorer = scorer_of(self.loaded.model, room_of(self.feeding))
         faults = dict[int, Reason]()
@@ -111,6 +125,7 @@ class Pretrained:
         self._require_dual("encode_texts")
         texts = listed(texts, "texts")
         tokens, good = self.tokens(texts)
+        warn_of("texts", without_words(len(texts), good))
         vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
         vectors[good] = text_vectors(
             self.loaded.model,
@@ -126,15 +141,37 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
         cannot be read, and for a question without a word.
         """
-        if not self.tokens([question])[1]:
-            raise InputError(f"question {question!r} has no word; give one")
+        return self._asked(ANSWER, answer_of, picture, question)
+
+    def ground(self, picture: Picture, expression: str) -> Grounded:
+        """Finds what an expression names in a picture: the detector's boxes, the best first.
+
+        Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for a
+        picture that cannot be read, and for an expression without a word.
+        """
+        return self._asked(GROUND, grounded_in, picture, expression)
+
+    def _asked(
+        self,
+        task: str,
+        say: Callable[[Asking, Path, str, Mapping[str, str]], Said],
+        picture: Picture,
+        text: str,
+    ) -> Said:
+        """Asks one thing about one picture by the head of ``task``."""
+        if not isinstance(text, str):
+            raise InputError(f"want a single text, got a {type(text).__name__}")
+        feeding, longest = fed_by(self.loaded, task)
+        if not self.tokens([text], longest)[1]:
+            raise InputError(f"{text!r} has no word; give a text with one")
         with temporary_folder() as folder, without_progress():
-            faults = self.write_tables([encoded(picture)], folder)
+            faults = self.write_tables([encoded(picture)], folder, feeding)
             if faults:
-                raise InputError(f"the picture has no answer: {faults['0']}; give another")
+                raise InputError(f"nothing can be said of the picture: {faults['0']}; give another")
             tables = {name: str(folder / name) for name in ("images", "regions")}
             there = {name: path for name, path in tables.items() if Path(path).is_dir()}
-            return answer_of(self.loaded, str(self.device), folder, question, there)
+            asking = Asking(loaded=self.loaded, device=str(self.device), labels=self.labels)
+            return say(asking, folder, text, there)
 
     @cached_property
     def feeding(self) -> Feeding:
@@ -155,18 +192,19 @@ class Pretrained:
                 "vector of one alone; use score, or `train-vl embed` for vectors of pairs"
             )
 
-    def tokens(self, texts: Sequence[str]) -> tuple[Sequence[Any], list[int]]:
-        """Returns the texts' tokens, and the numbers of those that have a word."""
-        longest = longest_text(self.loaded, self.feeding)
+    def tokens(
+        self, texts: Sequence[str], longest: int | None = None
+    ) -> tuple[Sequence[Any], list[int]]:
+        """Returns the texts' tokens, and the numbers of those that have a word; they are cut where
+        the model has been fed no more, or at ``longest``.
+        """
+        longest = longest_text(self.loaded, self.feeding) if longest is None else longest
         encoded_texts = encode_texts(self.loaded.tokenizer, texts, longest)
         if encoded_texts.cut and "cut" not in self._said:
             self._said.add("cut")
             warnings.warn(f"texts are cut at {longest} tokens, as in training", stacklevel=3)
         tokens = encoded_texts.tokens
-        good = [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
-        without = set(range(len(texts))) - set(good)
-        warn_of("texts", dict.fromkeys(sorted(without), Reason.NO_TEXT))
-        return tokens, good
+        return tokens, [at for at, text in enumerate(tokens) if len(text) > SPECIALS]
 
     def _image_vectors(self, contents: Sequence[bytes]) -> Floats:
         self._require_dual("encode_images")
@@ -208,38 +246,40 @@ class Pretrained:
             good = [name for name in names if name not in faults]
             yield Tables(pictures=pictures, good=good, faults=faults)
 
-    def write_tables(self, contents: Sequence[bytes], folder: Path) -> dict[str, Reason]:
+    def write_tables(
+        self, contents: Sequence[bytes], folder: Path, feeding: Feeding | None = None
+    ) -> dict[str, Reason]:
         """Writes the tables of pictures and, where the model reads them, of regions; returns what
-        the detector could not read.
+        the detector could not read. ``feeding`` is the task's; without, that of pairs.
         """
+        feeding = feeding or self.feeding
         write_images(folder / "images", contents)
-        if self.feeding.kind == "pixels":
-            pictures = PixelPictures(ImageReader(folder / "images"), self.feeding)
+        if feeding.kind == "pixels":
+            pictures = PixelPictures(ImageReader(folder / "images"), feeding)
             names = [str(at) for at in range(len(contents))]
             return {name: why for name in names if (why := pictures.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")
 
 
-def warn_of(what: str, faults: dict[int, Reason]) -> None:
-    """Warns of pictures or texts that have no numbers: how many, why, and which come first."""
-    if not faults:
-        return
-    counts = reason_counts(Counter(faults.values()))
-    first = ", ".join(map(str, sorted(faults)[:5]))
-    warnings.warn(
-        f"{len(faults)} {what} have no numbers ({counts}), NaN stands for them: {first}"
-        f"{' and others' if len(faults) > 5 else ''}",
-        stacklevel=4,
-    )
-
-
 def load_pretrained(
-    checkpoint: str | Path, detector: str | Path | None, device: str, batch_size: int
+    checkpoint: str | Path,
+    detector: str | Path | None,
+    labels: str | Path | None,
+    device: str,
+    batch_size: int,
 ) -> Pretrained:
-    """Loads a checkpoint onto a device. Raises InputError for what cannot be used."""
+    """Loads a checkpoint, of a folder or of the hub, onto a device; a detector that lies in its
+    folder is its detector.
+
+    Raises InputError for what cannot be used.
+    """
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: want at least 1")
+    if is_hub(checkpoint):
+        checkpoint = fetched(hub_place(str(checkpoint)))
     loaded = load_checkpoint(checkpoint, "checkpoint")
+    if detector is None and (loaded.path / DETECTOR).is_file():
+        detector = loaded.path / DETECTOR
     on_device = device_named(device)
     loaded.model.to(on_device)
     return Pretrained(
@@ -247,4 +287,5 @@ def load_pretrained(
         device=on_device,
         detector=None if detector is None else Path(detector),
         batch_size=batch_size,
+        labels=None if labels is None else Path(labels),
     )

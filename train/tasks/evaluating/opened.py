@@ -127,6 +127,9 @@ def recipe_of(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
         )
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
+    if feeding.kind == "pixels":  # the weights' own: a converted checkpoint's may be another
+        side = training_of(loaded.variant).body_of(loaded.config).image_size
+        feeding = dataclasses.replace(feeding, image_size=side)
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
     settings = recipe.settings
     if loaded.task is not None and loaded.task.settings:

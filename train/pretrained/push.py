@@ -1,0 +1,223 @@
+"""``train-vl push`` sends a checkpoint to the Hugging Face hub, as one commit with a model card."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vlmill.schemas.console.command import say
+from vlmill.schemas.console.cost import size_words
+from vlmill.schemas.errors import InputError, StoreFailed
+from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
+from vlmill.train.checkpoints.folders import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY
+from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
+from vlmill.train.pretrained.answering import ANSWER, GROUND, fed_by
+from vlmill.train.pretrained.card import CardFacts, card
+from vlmill.train.pretrained.detector import network_of, recorded_weights
+from vlmill.train.pretrained.hub import (
+    CARD,
+    DETECTOR,
+    FILES,
+    RECIPE,
+    endpoint,
+    pickles_of,
+    refusal,
+)
+from vlmill.train.pretrained.places import HubPlace, hub_place
+from vlmill.train.show.folder import Shown, read_folder
+from vlmill.train.tasks.retrieval.checks import feeding_of, ranking_of
+
+# A recipe's absolute paths, of which the names are told: where they lie is nobody's business.
+ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
+LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+CARRIED = (MODEL, VOCABULARY, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """Holds what ``train-vl push`` is told. ``with_detector`` is its file; "" the checkpoint's own;
+    None: it is not sent.
+    """
+
+    checkpoint: Path
+    to: str
+    with_detector: str | None = None
+    license: str | None = None
+    data_license: str | None = None
+    metrics: Sequence[Path] = ()
+    public: bool = False
+    dry_run: bool = False
+
+
+def push(options: PushOptions) -> int:
+    """Sends the checkpoint, or with ``dry_run`` prints the card; returns the exit status.
+
+    Raises InputError for what a user can mend, StoreFailed without a network.
+    """
+    place = hub_place(options.to)
+    if place.revision != "main":
+        raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
+    if options.license is not None and not LICENSE.fullmatch(options.license):
+        raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
+    loaded = load_checkpoint(options.checkpoint)
+    shown = read_folder(options.checkpoint)
+    with temporary_folder() as folder:
+        files = gathered(options, loaded, shown, folder)
+        for name, path in files.items():
+            if path.stat().st_size > FILES[name]:
+                raise InputError(f"{path} has more than {FILES[name]} bytes, which no load fetches")
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        for name, size in sizes.items():
+            say(f"{name:24} {size_words(size)}")
+        if options.dry_run:
+            print(files[CARD].read_text(encoding="utf-8"), end="")
+            say(f"dry run: nothing was sent to {place}")
+            return 0
+        message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
+        commit = sent(place, files, message, public=options.public)
+    print(f"{place}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
+    return 0
+
+
+def gathered(
+    options: PushOptions, loaded: LoadedCheckpoint, shown: Shown, folder: Path
+) -> dict[str, Path]:
+    """Collects the files of a push by their names there; what is written anew lies in ``folder``.
+
+    Raises InputError for a detector that is not the checkpoint's, and for metrics that are none.
+    """
+    where = loaded.path
+    files = {name: where / name for name in CARRIED if (where / name).is_file()}
+    (folder / SETTINGS).write_text(without_places(where / SETTINGS), encoding="utf-8")
+    files[SETTINGS] = folder / SETTINGS
+    run = where.parent.parent if where.parent.name == CHECKPOINTS else where
+    recipe = None
+    if (run / RECIPE).is_file():
+        text = (run / RECIPE).read_text(encoding="utf-8")
+        recipe = ABSOLUTE.sub(r"\1\2", text)
+        (folder / RECIPE).write_text(recipe, encoding="utf-8")
+        files[RECIPE] = folder / RECIPE
+    call = call_of(loaded)
+    reads_regions = call is not None and kind_of(loaded, call) == "regions"
+    if options.with_detector is not None:
+        if not reads_regions:
+            raise InputError(
+                f"--with-detector: checkpoint {where} is asked nothing of regions; leave it out"
+            )
+        write_detector(loaded, options.with_detector, folder / DETECTOR)
+        files[DETECTOR] = folder / DETECTOR
+    facts = CardFacts(
+        place=options.to,
+        call=call,
+        recipe=recipe,
+        license=options.license,
+        data_license=options.data_license,
+        figures={f"{path.parent.name}/{path.name}": figures_of(path) for path in options.metrics},
+        has_detector=DETECTOR in files if reads_regions else None,
+    )
+    (folder / CARD).write_text(card(shown, facts), encoding="utf-8")
+    return {**files, CARD: folder / CARD}
+
+
+def without_places(path: Path) -> str:
+    """Returns a checkpoint's settings with the names alone of its inputs: where they lie on this
+    machine is nobody's business.
+    """
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for entry in settings.get("inputs") or []:
+        entry["path"] = PurePosixPath(str(entry["path"])).name or str(entry.get("flag"))
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
+    """Writes the detector's weights as safetensors. Raises InputError for another detector."""
+    if "detector" not in (loaded.detector or {}):
+        raise InputError(
+            f"--with-detector: checkpoint {loaded.path} does not say what its detector is, as a "
+            "converted one does not; publish the file beside it, and load it with detector=FILE"
+        )
+    beside = loaded.path / DETECTOR
+    weights: Path | None = Path(argument) if argument else beside
+    if not argument and not beside.is_file():
+        weights = recorded_weights(loaded)
+    detector = network_of(loaded, weights, "cpu", folded=False)
+    save_tensors(detector.model.state_dict(), path)
+
+
+def call_of(loaded: LoadedCheckpoint) -> str | None:
+    """Says which method of a loaded checkpoint gives something; None if no one does."""
+    by_task = {ANSWER: "answer", GROUND: "ground"}
+    if loaded.task is not None and loaded.task.name in by_task:
+        return by_task[loaded.task.name]
+    try:
+        ranking_of(loaded)
+        feeding_of(loaded)
+    except InputError:
+        return None
+    return "score"
+
+
+def kind_of(loaded: LoadedCheckpoint, call: str) -> str:
+    """Says what the model of a method is fed of pictures: "regions" or "pixels"."""
+    by_call = {"answer": ANSWER, "ground": GROUND}
+    feeding = fed_by(loaded, by_call[call])[0] if call in by_call else feeding_of(loaded)
+    return feeding.kind
+
+
+def figures_of(path: Path) -> dict[str, float]:
+    """Reads the numbers of a ``metrics.json``. Raises InputError for another file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        numbers = {
+            str(name): float(value)
+            for name, value in content.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"--metrics {path}: {error}; give the metrics.json of `train-vl evaluate`"
+        ) from None
+    return numbers
+
+
+def sent(place: HubPlace, files: Mapping[str, Path], message: str, *, public: bool) -> str:
+    """Makes one commit of the files, and of the absence of those that an earlier push has left;
+    returns its id.
+
+    Raises InputError where the hub refuses, StoreFailed where it cannot be reached.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi(endpoint=endpoint())
+    try:
+        api.create_repo(place.repo, private=not public, exist_ok=True)
+        there = api.list_repo_files(place.repo)
+        if pickles := pickles_of(there):
+            raise InputError(
+                f"{place} holds {pickles[0]}, a pickle, with which nothing of it is loaded; delete "
+                "it there, or give another repository"
+            )
+        operations: list[Any] = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=os.fspath(path))
+            for name, path in files.items()
+        ]
+        operations += [
+            CommitOperationDelete(path_in_repo=name)
+            for name in there
+            if name in FILES and name not in files
+        ]
+        commit = api.create_commit(place.repo, operations, commit_message=message)
+    except InputError:
+        raise
+    except HfHubHTTPError as error:
+        if (refused := refusal(place, error)) is not None:
+            raise refused from None
+        raise StoreFailed(f"{place}: the hub has failed ({error}); try again") from None
+    except Exception as error:  # what its HTTP library raises, which has changed by version
+        raise StoreFailed(f"{place}: the hub cannot be reached ({error}); try again") from None
+    return str(commit.oid)
