@@ -69,11 +69,13 @@ class VlmoForNlvr2(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         pixels: Float[Tensor, "B 2 3 S S"],
         *,
+        real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B 2"]:
         """Gives logits of false and true. The text is embedded once, both passes together.
 
-        Raises ValueError for other shapes, as in `Vlmo`.
+        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
+        ValueError for other shapes, as in `Vlmo`.
         """
         check_texts(tokens, token_mask)
         if pixels.ndim != 5 or pixels.shape[:2] != (len(tokens), 2):
@@ -91,6 +93,7 @@ class VlmoForNlvr2(nn.Module):
             torch.cat([text, text]),
             torch.cat([token_mask, token_mask]),
             torch.cat(images),
+            real=None if real is None else torch.cat([real, real + token_mask.numel()]),
             pack=pack,
         )
         first, second = both.pooled.chunk(2)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
@@ -42,6 +43,7 @@ from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.glue.evaluation import evaluated, said
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
+from vlmill.train.tasks.glue.submission import BEST_SCORE
 from vlmill.train.tasks.glue.texts import joined, pieces_of
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
@@ -95,8 +97,21 @@ class Glue(Task):
     def examples(self, path: str) -> Examples:
         """The rows of the task, those of empty texts too: a test set is answered whole."""
         return Examples(
-            path=path, table=STATEMENTS, as_pairs=self._as_pairs, labels=LABELS, takes_empty=True
+            path=path,
+            table=STATEMENTS,
+            as_pairs=self._as_pairs,
+            labels=LABELS,
+            takes_empty=True,
+            fault_of=self._fault_of,
         )
+
+    def _fault_of(self, row: Mapping[str, Any]) -> Reason | None:
+        """A class that the task does not have, or no score from 0 to 5."""
+        if self.classes:
+            is_known = -1 <= row["label_id"] < len(self.classes)
+        else:
+            is_known = row["score"] is None or 0 <= row["score"] <= BEST_SCORE
+        return None if is_known else Reason.LABEL_UNKNOWN
 
     def _as_pairs(self, statements: pa.RecordBatch) -> pa.RecordBatch:
         """Reads statements as pairs without a picture, whose text holds all words: a vocabulary is
