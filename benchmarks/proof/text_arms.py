@@ -31,12 +31,20 @@ def text_arms() -> tuple[TaskArm, ...]:
     """
     return (
         nlvr2_arm("vilbert", VILBERT, "vilbert-small"),
-        nlvr2_arm(BLIND, VILBERT, "vilbert-small", ("blind=true",)),
+        # From BERT alone: without a picture it makes no difference.
+        nlvr2_arm(BLIND, VILBERT, "bert-small", (*FROM_BERT, "blind=true")),
         nlvr2_arm("interbert", INTERBERT, "interbert-small"),
         nlvr2_arm("vilbert-from-bert", VILBERT, "bert-small", FROM_BERT),
         nlvr2_arm("vlmo", VLMO, "vlmo-small"),
         glue_arm("bert-entailment", "glue-bert-small", "bert-small", "mnli"),
         glue_arm("interbert-entailment", "glue-interbert-small", "interbert-small", "mnli"),
+        glue_arm(
+            "interbert-from-bert-entailment",
+            "glue-interbert-small",
+            "bert-small",
+            "mnli",
+            FROM_BERT,
+        ),
         glue_arm("vlmo-entailment", "glue-vlmo-small", "vlmo-small", "mnli"),
         glue_arm("bert-warmth", "glue-bert-small", "bert-small", "sst-2"),
         glue_arm("interbert-warmth", "glue-interbert-small", "interbert-small", "sst-2"),
@@ -44,7 +52,7 @@ def text_arms() -> tuple[TaskArm, ...]:
 
 
 def nlvr2_arm(
-    name: str, recipe: str, pretrained: str, changes: tuple[str, ...] = (), *, steps: int = 800
+    name: str, recipe: str, pretrained: str, changes: tuple[str, ...] = (), *, steps: int = 500
 ) -> TaskArm:
     """An arm with 16 statements a step."""
     return TaskArm(
@@ -57,14 +65,16 @@ def nlvr2_arm(
     )
 
 
-def glue_arm(name: str, recipe: str, pretrained: str, task: str) -> TaskArm:
+def glue_arm(
+    name: str, recipe: str, pretrained: str, task: str, changes: tuple[str, ...] = ()
+) -> TaskArm:
     """An arm with 32 texts a step."""
     return TaskArm(
         task="glue",
         name=name,
         recipe=recipe,
         pretrained=pretrained,
-        changes=(f"settings.task={task}", "batch_size=32"),
+        changes=(*changes, f"settings.task={task}", "batch_size=32"),
         steps=500,
     )
 
