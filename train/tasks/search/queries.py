@@ -134,7 +134,9 @@ def asker_of(
     if folder is None:
         raise InputError("--checkpoint is missing: the vectors do not say which one made them")
     loaded = load_checkpoint(folder)
-    if (way := way_of(loaded)) != "dual":
+    if (way := way_of(loaded)) == "text" and flag != "--text":
+        raise InputError(f"{flag}: a {loaded.variant} reads texts alone; give --text or --queries")
+    if way == "pair":
         raise InputError(
             f"{flag}: the vectors are of {way}s, as a {loaded.variant} reads text and picture "
             "together; give --queries, vectors of pairs by `train-vl embed`"
