@@ -21,8 +21,9 @@ examples:
       --scores 'runs/glue-*-dev' --output runs/glue-rte-dev
 
 writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
-vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json (the first five of every query). Texts and pictures
-are fed as in the checkpoint's training; a converted checkpoint as its paper or code says.
+vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json (the first five of every
+query). Texts and pictures are fed as in the checkpoint's training; a converted checkpoint as its
+paper or code says.
 
 retrieval: models of regions, and VLMo without a contrastive head, read every text with every
 picture: time grows with their product. VLMo's contrastive head reads each of them once, and

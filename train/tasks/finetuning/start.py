@@ -42,7 +42,7 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
     if init.variant not in recipe.starts_from:
         raise InputError(
             f"--init {init.path} is a {init.variant}; {recipe.name} starts from "
-            f"{' or '.join(recipe.starts_from)}"
+            f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
         )
     trunk = body_of(init)
     ours = training_of(recipe.variant).body_of(recipe.model)
