@@ -40,8 +40,8 @@ def vectors_of(rows: list[list[float]]) -> Vectors:
 
 
 def test_an_item_is_no_neighbour_of_its_own(example: ModuleType) -> None:
-    found = example.nearest(vectors_of([[1, 0], [1, 0], [1, 1], [0, 1]]), 2)
-    assert found == {"a": ["b", "c"], "b": ["a", "c"], "c": ["a", "b"], "d": ["c", "a"]}
+    found = example.nearest(vectors_of([[1, 0], [1, 0.1], [1, 0.8], [0, 1]]), 2)
+    assert found == {"a": ["b", "c"], "b": ["a", "c"], "c": ["b", "a"], "d": ["c", "b"]}
 
 
 def test_candidates_of_a_history(example: ModuleType) -> None:
