@@ -10,6 +10,8 @@ from pretraining on the captions of the same pictures, or from a BERT of the sam
 blind one is trained and asked in the same way, and shown no picture. Prints lines of JSON: the
 share of right answers beside the blind model's, and the same for each kind of question. Retrieval
 finds held-out pictures by their captions and captions by their pictures; blind, that is chance.
+NLVR2 has statements on two pictures; GLUE has what follows from a caption, and whether it names
+more warm colours than cold ones: texts alone, beside chance (benchmarks/worlds/statements.py).
 
 The short form has a world of two things in three colours and shapes, and starts from drawn weights;
 the full one two or three things in five colours and four shapes, so that an arm takes minutes.
@@ -34,6 +36,7 @@ from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, failed, finished, results, run_all
 from proof.task_summary import lines_of
+from proof.text_arms import text_arms
 from shell import parse_form
 from worlds import World
 
@@ -59,8 +62,13 @@ def forms() -> dict[bool, Form]:
     world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
         False: Form(world=easy, pairs=400, held_out=100, arms=short_arms()),
-        True: Form(world=world, pairs=3_000, held_out=300, arms=(*vqa_arms(), *retrieval_arms())),
+        True: Form(world=world, pairs=3_000, held_out=300, arms=full_arms()),
     }
+
+
+def full_arms() -> tuple[TaskArm, ...]:
+    """The arms of all tasks."""
+    return (*vqa_arms(), *retrieval_arms(), *text_arms())
 
 
 SHORT = {"output": Path("build/learning-tasks"), "results": None}

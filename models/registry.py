@@ -14,7 +14,13 @@ from vlmill.models.beit.config import (
     beit_large,
     beit_large_paper,
 )
-from vlmill.models.bert.config import BertConfig, bert_base, bert_large, bert_small
+from vlmill.models.bert.config import (
+    BertConfig,
+    BertTextConfig,
+    bert_base,
+    bert_large,
+    bert_small,
+)
 from vlmill.models.config_checks import nearest
 from vlmill.models.imagebert.config import (
     ImageBertConfig,
@@ -24,6 +30,7 @@ from vlmill.models.imagebert.config import (
 )
 from vlmill.models.interbert.config import (
     InterBertConfig,
+    InterBertPicturesConfig,
     InterBertTasksConfig,
     InterBertTextConfig,
     interbert_chinese,
@@ -62,6 +69,7 @@ from vlmill.models.vlbert.config import (
 from vlmill.models.vlmo.config import (
     VlmoConfig,
     VlmoNlvr2Config,
+    VlmoTextConfig,
     VlmoVqaConfig,
     vlmo_base,
     vlmo_base_paper,
@@ -104,8 +112,12 @@ VARIANTS: dict[str, Variant] = {
 
 # With the tasks' models, which have a trunk and other heads: whatever a checkpoint may hold.
 MODELS: dict[str, Variant] = VARIANTS | {
+    "bert-text": Variant(config=BertTextConfig, home="vlmill.models.bert.tasks.BertText"),
     "imagebert-retrieval": Variant(
         config=ImageBertRetrievalConfig, home="vlmill.models.imagebert.tasks.ImageBertRetrieval"
+    ),
+    "interbert-pictures": Variant(
+        config=InterBertPicturesConfig, home="vlmill.models.interbert.tasks.InterBertPictures"
     ),
     "interbert-tasks": Variant(
         config=InterBertTasksConfig, home="vlmill.models.interbert.tasks.InterBertTasks"
@@ -128,6 +140,7 @@ MODELS: dict[str, Variant] = VARIANTS | {
     "vl-bert-vcr": Variant(config=VlBertVcrConfig, home="vlmill.models.vlbert.tasks.VlBertVcr"),
     "vl-bert-vqa": Variant(config=VlBertVqaConfig, home="vlmill.models.vlbert.tasks.VlBertVqa"),
     "vlmo-nlvr2": Variant(config=VlmoNlvr2Config, home="vlmill.models.vlmo.tasks.VlmoForNlvr2"),
+    "vlmo-text": Variant(config=VlmoTextConfig, home="vlmill.models.vlmo.tasks.VlmoForText"),
     "vlmo-vqa": Variant(config=VlmoVqaConfig, home="vlmill.models.vlmo.tasks.VlmoForVqa"),
 }
 

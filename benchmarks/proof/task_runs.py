@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from proof import text_arms
 from proof.arms import Arm
 from proof.runs import Job, one_thread, pretrained
 from proof.tables import ArmTables
@@ -117,7 +118,7 @@ def _line(job: TaskJob) -> Line:
         "images": job.tables.images if feeding.reads_pictures else None,
     }
     inputs = TaskInputs(
-        examples=job.tables.pairs,
+        examples=examples_of(job),
         negatives=job.tables.neighbours if arm.reads_neighbours else None,
         init=None if start is None else str(start),
         regions=tables["regions"],
@@ -134,6 +135,27 @@ def _line(job: TaskJob) -> Line:
         "device": job.device,
         "settings": job.settings(),
     }
+
+
+def examples_of(job: TaskJob) -> str:
+    """The table that the arm is trained and asked on."""
+    if job.arm.task not in text_arms.TASKS:
+        return job.tables.pairs
+    folder = job.output / text_arms.FOLDER
+    text_arms.write_statements(folder, job.world, pairs=job.pairs, held_out=job.held_out)
+    return str(folder)
+
+
+def evaluate_texts(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
+    """The official metrics of the held-out statements and texts."""
+    what = text_arms.Evaluation(
+        task=job.arm.task,
+        checkpoint=checkpoint,
+        examples=examples_of(job),
+        output=job.folder / "evaluated",
+        device=job.device,
+    )
+    return text_arms.evaluate_statements(what, tables)
 
 
 def evaluate_vqa(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
@@ -171,6 +193,7 @@ def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | N
 
 EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]] = {
     "vqa": evaluate_vqa,
+    **dict.fromkeys(text_arms.TASKS, evaluate_texts),
     "retrieval": evaluate_recall,
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proof.task_arms import BLIND, MARGIN
+from proof.text_arms import CHANCE, HEADLINES, SHARES
 from shell import result_line
 
 Line = dict[str, Any]
@@ -15,13 +16,16 @@ NOT_SHARES = ("_n", "_stderr")
 def lines_of(line: Line, all_lines: Sequence[Line]) -> list[Line]:
     """A run's headline figures, and those of each kind of question.
 
-    ``peer`` is the blind model of the same world, of retrieval chance; ``learned`` says of a
-    headline whether the run has beaten it by the margin that is wanted. Without a blind run there
-    is no peer.
+    ``peer`` is the blind model of the same world, of retrieval and texts chance; ``learned`` says
+    of a headline whether the run has beaten it by the margin that is wanted. Without a blind run
+    there is no peer.
     """
     if line["settings"]["task"] == "retrieval":
         by_chance = dict.fromkeys(RECALLS, 1 / line["settings"]["held_out"])
         return [figure_line(line, by_chance, name) for name in RECALLS]
+    if line["settings"]["task"] == "glue":
+        chance = {name: share for name, share in CHANCE.items() if name in line["metrics"]}
+        return [figure_line(line, chance, name) for name in chance]
     blind = blind_of(line, all_lines)
     return [
         figure_line(line, blind and blind["metrics"], name)
@@ -31,7 +35,9 @@ def lines_of(line: Line, all_lines: Sequence[Line]) -> list[Line]:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric of VQA is a share of right answers: of all questions, or of a kind."""
+    """Whether a metric is a share of right answers: of all questions, or of a kind."""
+    if name in SHARES:
+        return True
     if name.startswith(ACCURACY + KINDS):
         return not name.endswith(NOT_SHARES)
     return name == ACCURACY
@@ -55,9 +61,11 @@ def blind_of(line: Line, all_lines: Sequence[Line]) -> Line | None:
 def figure_line(line: Line, blind: Line | None, name: str) -> Line:
     """A metric of a run as every benchmark prints it, beside the ``blind`` ones."""
     value, settings = line["metrics"][name], line["settings"]
-    told = name.removeprefix(ACCURACY + KINDS).removeprefix("vqa/test/")
+    told = name.removeprefix(ACCURACY + KINDS)
+    for prefix in ("vqa/test/", "nlvr2/test/", "glue/test/"):
+        told = told.removeprefix(prefix)
     told = f"learning_tasks/{line['name']}/{told}"
-    headline = name in (ACCURACY, *RECALLS)
+    headline = name in (ACCURACY, *RECALLS, *HEADLINES)
     more: Line = {"questions": line["metrics"].get(f"{name}_n")}
     if headline:
         more |= {key: settings[key] for key in ("seed", "steps", "pairs", "held_out")}
@@ -71,7 +79,7 @@ def figure_line(line: Line, blind: Line | None, name: str) -> Line:
         told,
         value,
         "share",
-        peer="a model that sees no picture",
+        peer="chance" if name in CHANCE else "a model that sees no picture",
         peer_value=alone,
         ratio=value / alone if alone else None,
         margin=value - alone,

@@ -66,3 +66,16 @@ def bert_small(**changes: Any) -> BertConfig:
         "init_std": 0.07,  # 0.02 is made for a width of 768
     }
     return BertConfig(**(small | changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertTextConfig:
+    """Configures a classifier of texts (GLUE); one label is a regression (STS-B)."""
+
+    trunk: BertConfig
+    num_labels: int
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")

@@ -6,6 +6,7 @@ the baseline without pictures.
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -76,6 +77,22 @@ class Bert(nn.Module):
         hidden = layout.pack(self.text_embedding(tokens, segments))
         hidden = run_layers(self.layers, hidden, layout)
         return EncodedText(text=hidden, pooled=self.pooler(hidden[:, 0]))
+
+    def text_vectors(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        *,
+        real: Places | None = None,
+        pack: bool = True,
+    ) -> Float[Tensor, "B H"]:
+        """Gives texts' vectors of length 1, for search by inner product.
+
+        [choice] The mean of the last hidden states: masked words alone teach the pooler nothing.
+        """
+        hidden = self(tokens, token_mask, real=real, pack=pack).text.float()
+        hidden = hidden.masked_fill(~token_mask[..., None], 0)
+        return F.normalize(hidden.sum(1), dim=-1)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
         """Gives logits over the vocabulary where labels are (sec. 3.1, task 1)."""

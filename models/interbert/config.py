@@ -157,3 +157,17 @@ class InterBertTextConfig:
     def __post_init__(self) -> None:
         check_sizes(self)
         check_shares(self, "dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterBertPicturesConfig:
+    """Configures a classifier of a text with ``num_pictures`` pictures (NLVR2: 2)."""
+
+    trunk: InterBertConfig
+    num_labels: int = 2
+    num_pictures: int = 2
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")

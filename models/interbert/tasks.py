@@ -1,7 +1,7 @@
 """InterBERT is fine-tuned with these heads (arXiv:2003.13198, sec. 4).
 
-B pairs, T tokens, P width of what is pooled. Retrieval is fine-tuned with the pretraining head for
-matching, in two classes over each candidate; VCR with one score for each choice.
+B pairs, T tokens, P width of what is pooled, C labels. Retrieval is fine-tuned with the pretraining
+head for matching, in two classes over each candidate; VCR with one score for each choice.
 """
 
 import torch
@@ -9,10 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.interbert.config import InterBertTasksConfig, InterBertTextConfig
+from vlmill.models.interbert.config import (
+    InterBertPicturesConfig,
+    InterBertTasksConfig,
+    InterBertTextConfig,
+)
 from vlmill.models.interbert.model import InterBert
 from vlmill.models.layers.blocks import init_bert
-from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads
+from vlmill.models.layers.heads import Classifier
+from vlmill.models.layers.pair_heads import EncodedPair, ScoreHeads, side_by_side
+from vlmill.models.places import Places
 
 
 class InterBertTasks(ScoreHeads):
@@ -63,9 +69,13 @@ class InterBertText(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         segments: Int[Tensor, "B T"] | None = None,
         *,
+        real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
-        """Gives logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given."""
+        """Gives logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given.
+
+        ``real``: the places that ``token_mask`` marks.
+        """
         batch, width = len(tokens), self.config.trunk.region_width
         table = self.trunk.text_embedding.word.weight
         pooled = self.trunk(
@@ -76,8 +86,38 @@ class InterBertText(nn.Module):
                 region_locations=table.new_zeros(batch, 0, 5),
                 region_mask=token_mask[:, :0],
                 segments=torch.zeros_like(tokens) if segments is None else segments,
+                real_tokens=real,
+                real_regions=None if real is None else real[:0],
             ),
             pack=pack,
         ).pooled
         logits: Float[Tensor, "B C"] = self.head(self.dropout(pooled))
+        return logits
+
+
+class InterBertPictures(nn.Module):
+    """Classifies a text with several pictures: what is pooled of each, side by side.
+
+    [choice] The paper has no such task; the head is that of 12-in-1 for two pictures
+    (arXiv:1912.02315), a layer as wide as both and a linear one.
+    """
+
+    def __init__(self, config: InterBertPicturesConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = InterBert(config.trunk)
+        self.dropout = nn.Dropout(config.dropout)
+        width = config.num_pictures * config.trunk.pooled_width
+        self.head = Classifier(width, width, config.num_labels, config.trunk.act)
+        init_bert(self.head, config.trunk.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
+        """Gives what the head takes; arguments as of the trunk."""
+        encoded: EncodedPair = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
+        """Gives logits over labels; ``num_pictures`` rows in turn are one example."""
+        rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
+        logits: Float[Tensor, "examples C"] = self.head(rows)
         return logits

@@ -72,3 +72,17 @@ class Pooler(nn.Module):
     def forward(self, first: Float[Tensor, "B H"]) -> Float[Tensor, "B C"]:
         """Pools the first position's hidden states."""
         return self.act(self.dense(first))
+
+
+class Classifier(nn.Module):
+    """Computes dense layer, activation, layer norm, linear decoder."""
+
+    def __init__(self, width: int, hidden_width: int, outputs: int, act: str = "gelu") -> None:
+        super().__init__()
+        self.transform = Transform(width, act, out_width=hidden_width)
+        self.decoder = nn.Linear(hidden_width, outputs)
+
+    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
+        """Gives logits, one row for each of ``hidden``."""
+        logits: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
+        return logits

@@ -171,6 +171,13 @@ class ScoreHeads(nn.Module):
         return scores[..., 0]
 
 
+def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
+    """Joins every ``count`` rows. Raises ValueError for rows that are left over."""
+    if len(rows) % count:
+        raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} pictures")
+    return rows.reshape(len(rows) // count, -1)
+
+
 def check_modalities(
     inputs: VLInputs,
     *,

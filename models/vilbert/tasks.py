@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert
-from vlmill.models.layers.heads import Transform
-from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, ScoreHeads
+from vlmill.models.layers.heads import Classifier
+from vlmill.models.layers.pair_heads import EncodedPair, PairHeads, ScoreHeads, side_by_side
 from vlmill.models.vilbert.config import (
     Vilbert12in1Config,
     VilbertClassifierConfig,
@@ -43,20 +43,6 @@ class WeightNormLinear(nn.Module):
         """Applies the layer to each row by itself."""
         weight = self.direction * (self.length / self.direction.norm())
         return F.linear(hidden, weight, self.bias)
-
-
-class Classifier(nn.Module):
-    """Computes dense layer, activation, layer norm, linear decoder."""
-
-    def __init__(self, width: int, hidden_width: int, outputs: int, act: str = "gelu") -> None:
-        super().__init__()
-        self.transform = Transform(width, act, out_width=hidden_width)
-        self.decoder = nn.Linear(hidden_width, outputs)
-
-    def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Gives logits, one row for each of ``hidden``."""
-        logits: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
-        return logits
 
 
 class VilbertTasks(ScoreHeads):
@@ -167,10 +153,3 @@ class VilbertClassifier(nn.Module):
         rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
         logits: Float[Tensor, "examples C"] = self.head(rows)
         return logits
-
-
-def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
-    """Joins every ``count`` rows. Raises ValueError for rows that are left over."""
-    if len(rows) % count:
-        raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} pictures")
-    return rows.reshape(len(rows) // count, -1)

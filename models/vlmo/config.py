@@ -201,3 +201,16 @@ class VlmoNlvr2Config:
     def __post_init__(self) -> None:
         if self.encoder.num_images != 2:
             raise ValueError(f"encoder.num_images={self.encoder.num_images}: NLVR2 needs 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlmoTextConfig:
+    """Configures a classifier of texts by the text experts (GLUE); one label is a regression."""
+
+    encoder: VlmoConfig
+    num_labels: int
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")

@@ -1,7 +1,7 @@
-"""VLMo has these heads for VQA and NLVR2 (arXiv:2111.02358, sec. 4.2).
+"""VLMo has these heads for VQA and NLVR2 (arXiv:2111.02358, sec. 4.2), and one for texts.
 
 Retrieval needs none: `config.retrieval` keeps the first contrastive pair of `Vlmo`.
-B examples, T tokens, S pixels a side, H width, A answers.
+B examples, T tokens, S pixels a side, H width, A answers, C labels.
 """
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from vlmill.models.checks import check_texts
 from vlmill.models.inputs import PixelInputs
 from vlmill.models.layers.blocks import init_bert, layer_norm
-from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.layers.packing import layout_of
+from vlmill.models.places import Places
+from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoTextConfig, VlmoVqaConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
 CLASSIFIER_EPS = 1e-5  # of the layer norm between a classifier's layers; PyTorch's default
@@ -67,11 +69,13 @@ class VlmoForNlvr2(nn.Module):
         token_mask: Bool[Tensor, "B T"],
         pixels: Float[Tensor, "B 2 3 S S"],
         *,
+        real: Places | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B 2"]:
         """Gives logits of false and true. The text is embedded once, both passes together.
 
-        Raises ValueError for other shapes, as in `Vlmo`.
+        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
+        ValueError for other shapes, as in `Vlmo`.
         """
         check_texts(tokens, token_mask)
         if pixels.ndim != 5 or pixels.shape[:2] != (len(tokens), 2):
@@ -89,8 +93,49 @@ class VlmoForNlvr2(nn.Module):
             torch.cat([text, text]),
             torch.cat([token_mask, token_mask]),
             torch.cat(images),
+            real=None if real is None else torch.cat([real, real + token_mask.numel()]),
             pack=pack,
         )
         first, second = both.pooled.chunk(2)
         logits: Float[Tensor, "B 2"] = self.classifier(torch.cat([first, second], dim=-1))
+        return logits
+
+
+class VlmoForText(nn.Module):
+    """Classifies texts by the text experts, as the second stage reads them (sec. 3.4).
+
+    [choice] The paper has no such task: the pooler, dropout and a linear layer, as BERT's.
+    """
+
+    def __init__(self, config: VlmoTextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = VlmoEncoder(config.encoder)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.encoder.width, config.num_labels)
+        init_bert(self, config.encoder.init_std)
+        init_encoder(self.encoder)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_mask: Bool[Tensor, "B T"],
+        segments: Int[Tensor, "B T"] | None = None,
+        *,
+        real: Places | None = None,
+        pack: bool = True,
+    ) -> Float[Tensor, "B C"]:
+        """Gives logits of the labels.
+
+        VLMo's texts have one segment: a pair's second text is told by the [SEP] before it, and
+        ``segments`` are not read. ``real``: the places that ``token_mask`` marks. Raises ValueError
+        for masks of another shape and more tokens than ``max_text_tokens``.
+        """
+        check_texts(tokens, token_mask)
+        embedded = self.encoder.embed_text(tokens)
+        layout = layout_of(token_mask, real, pack=pack)
+        bias = self.encoder.text_bias(tokens.shape[1])
+        hidden, _ = self.encoder.encode_one("text", embedded, layout, bias)
+        pooled = self.encoder.pooler(hidden[:, 0])
+        logits: Float[Tensor, "B C"] = self.classifier(self.dropout(pooled))
         return logits

@@ -10,10 +10,8 @@ from proof.task_arms import (
     BLIND,
     MARGIN,
     TaskArm,
-    retrieval_arms,
     short_arms,
     task_recipe,
-    vqa_arms,
 )
 from proof.task_runs import Line, finished, results
 from proof.task_summary import lines_of
@@ -68,6 +66,19 @@ def test_recall_stands_beside_chance() -> None:
     assert text["margin"] == pytest.approx(0.05) and not text["learned"]
 
 
+def test_texts_stand_beside_chance_and_statements_beside_a_blind_model() -> None:
+    metrics = {"glue/test/mnli-m/accuracy": 0.5, "glue/test/mnli-m/n": 30}
+    ours = line("bert-entailment", 0.0, task="glue") | {"metrics": metrics}
+    (told,) = lines_of(ours, [ours])
+    assert told["peer"] == "chance" and told["margin"] == pytest.approx(1 / 6) and told["learned"]
+    right = {"nlvr2/test/accuracy": 0.7, "nlvr2/test/consistency": 0.6}
+    ours = line("vilbert", 0.0, task="nlvr2") | {"metrics": right}
+    blind = line(BLIND, 0.0, task="nlvr2") | {"metrics": dict.fromkeys(right, 0.5)}
+    accuracy, consistency = lines_of(ours, [line(BLIND, 0.9), blind, ours])
+    assert accuracy["peer_value"] == 0.5 and accuracy["learned"]
+    assert consistency["name"].endswith("/consistency") and "learned" not in consistency
+
+
 def test_a_seed_is_compared_with_the_blind_one_of_its_own() -> None:
     ours = line("vilbert", 0.6, seed=1)
     blind = [line(BLIND, 0.4), line(BLIND, 0.3, seed=1)]
@@ -76,7 +87,7 @@ def test_a_seed_is_compared_with_the_blind_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "arm", [*vqa_arms(), *retrieval_arms(), *short_arms()], ids=lambda arm: arm.label
+    "arm", [*learning_tasks.full_arms(), *short_arms()], ids=lambda arm: arm.label
 )
 def test_every_arm_is_a_small_recipe_that_starts_from_its_checkpoint(arm: TaskArm) -> None:
     recipe = task_recipe(arm, seed=3, steps=7)

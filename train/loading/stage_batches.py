@@ -177,9 +177,14 @@ class StageBatches(Dataset[HostBatch], ABC):
         epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
         return streams(self.seed, stage, epochs, keys)
 
-    def pictured(self, sample: Sample, row: int, draws: Uniforms) -> Sample | Undecodable:
-        """A text with the picture of a row of the table, if that can be decoded."""
-        at, kind = int(self.table.image_rows[row]), self.stage.feeding.kind
+    def pictured(
+        self, sample: Sample, row: int, draws: Uniforms, *, second: bool = False
+    ) -> Sample | Undecodable:
+        """A text with the picture of a row of the table, or the ``second`` one, if that can be
+        decoded.
+        """
+        at, image_id = self._picture_of(row, second=second)
+        kind = self.stage.feeding.kind
         text, regions, pixels = sample.text, None, Arrays()
         if kind in ("regions", "picture-regions"):
             regions = self._regions(at, draws)
@@ -189,7 +194,7 @@ class StageBatches(Dataset[HostBatch], ABC):
                 assert regions is not None
                 pixels = self._boxed(regions, row)
             elif kind in ("pixels", "pictures"):
-                pixels = self._pixels(at, row, draws)
+                pixels = self._pixels(at, image_id, draws)
         except UndecodablePicture as error:
             return Undecodable(
                 pair_id=self.table.pair_id(row),
@@ -205,6 +210,13 @@ class StageBatches(Dataset[HostBatch], ABC):
             picture_key=self.table.picture_key(row),
         )
 
+    def _picture_of(self, row: int, *, second: bool) -> tuple[int, str]:
+        """Where a row's picture is, and its id."""
+        if second:
+            of_row = self.table.value
+            return of_row("second_row", row), of_row("second_image_id", row)
+        return int(self.table.image_rows[row]), self.table.image_id(row)
+
     @abstractmethod
     def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
         """The regions of a row of their table."""
@@ -219,10 +231,9 @@ class StageBatches(Dataset[HostBatch], ABC):
         (at,) = self._join.find([self.table.image_id(row)])
         return boxed_picture(self.images.bytes_of(int(at)), regions, self.stage.feeding)
 
-    def _pixels(self, at: int, row: int, draws: Uniforms) -> Arrays:
+    def _pixels(self, at: int, image_id: str, draws: Uniforms) -> Arrays:
         assert self.images is not None
-        content = self.images.bytes_of(at)
-        image_id, feeding = self.table.image_id(row), self.stage.feeding
+        content, feeding = self.images.bytes_of(at), self.stage.feeding
         pixels, small = training_pictures(content, image_id, draws, feeding)
         if small is None:
             return {"pixels": pixels}

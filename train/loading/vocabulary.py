@@ -2,6 +2,7 @@
 hand.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,14 +24,28 @@ PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
 MAX_VOCABULARY_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
+_CAPITAL = re.compile("[A-Z]")
+
+
+def is_cased(vocabulary: Iterable[str]) -> bool:
+    """Says whether a vocabulary tells capitals apart: a token other than ``[NAME]`` has one.
+
+    BERT's files do not say which they are. The Chinese one has no capitals, and splits every
+    Chinese character from its neighbours, as all of BERT's tokenizers do.
+    """
+    return any(
+        _CAPITAL.search(token) and not (token.startswith("[") and token.endswith("]"))
+        for token in vocabulary
+    )
 
 
 def bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
-    """Makes BERT's uncased tokenizer over a vocabulary of token to id; encodes ``[CLS] text
-    [SEP]``.
+    """Makes BERT's tokenizer over a vocabulary of token to id; encodes ``[CLS] text [SEP]``.
+
+    Texts are lower-cased and lose their accents unless the vocabulary :func:`is_cased`.
     """
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not is_cased(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -10,10 +10,21 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from vlmill.models.beit.config import BeitConfig
-from vlmill.models.bert.config import BertConfig
+from vlmill.models.bert.config import BertConfig, BertTextConfig
 from vlmill.models.imagebert.config import ImageBertConfig, ImageBertRetrievalConfig
-from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
-from vlmill.models.vilbert.config import SingleStreamConfig, VilbertConfig, VilbertTasksConfig
+from vlmill.models.interbert.config import (
+    InterBertConfig,
+    InterBertPicturesConfig,
+    InterBertTasksConfig,
+    InterBertTextConfig,
+)
+from vlmill.models.vilbert.config import (
+    SingleStreamConfig,
+    Vilbert12in1Config,
+    VilbertClassifierConfig,
+    VilbertConfig,
+    VilbertTasksConfig,
+)
 from vlmill.models.vlbert.config import (
     EXPANSION,
     NUM_SPECIAL_WORDS,
@@ -24,7 +35,7 @@ from vlmill.models.vlbert.config import (
     VlBertVcrConfig,
     VlBertVqaConfig,
 )
-from vlmill.models.vlmo.config import VlmoConfig, VlmoVqaConfig
+from vlmill.models.vlmo.config import VlmoConfig, VlmoNlvr2Config, VlmoTextConfig, VlmoVqaConfig
 
 BOX_NUMBERS = 5  # corners and area
 COLOURS = 3
@@ -342,29 +353,82 @@ def _vlbert_vcr(config: VlBertVcrConfig) -> Network:
     return body._replace(beside=body.beside + beside)
 
 
-def _vlmo_vqa(config: VlmoVqaConfig) -> Network:
+def _vlmo_encoder(config: VlmoConfig, head: int) -> Network:
+    """An encoder without pretraining's heads, and a ``head`` of so many parameters."""
     heads: dict[str, Any] = {"contrast": False, "match": False, "mlm": False}
-    encoder, width = network_of(dataclasses.replace(config.encoder, **heads)), config.encoder.width
+    encoder = network_of(dataclasses.replace(config, **heads))
+    return encoder._replace(beside=encoder.beside + head)
+
+
+def _two_layers(inputs: int, hidden: int, outputs: int) -> int:
+    """Dense layer, norm, decoder."""
+    return _linear(inputs, hidden) + _norm(hidden) + _linear(hidden, outputs)
+
+
+def _vlmo_vqa(config: VlmoVqaConfig) -> Network:
+    width = config.encoder.width
     head = _linear(width, config.num_answers)
     if config.two_layers:
-        head = _linear(width, 2 * width) + _norm(2 * width) + _linear(2 * width, config.num_answers)
-    return encoder._replace(beside=encoder.beside + head)
+        head = _two_layers(width, 2 * width, config.num_answers)
+    return _vlmo_encoder(config.encoder, head)
+
+
+def _vlmo_nlvr2(config: VlmoNlvr2Config) -> Network:
+    both = 2 * config.encoder.width
+    head = _two_layers(both, both, 2) if config.two_layers else _linear(both, 2)
+    return _vlmo_encoder(config.encoder, head)
+
+
+def _vlmo_text(config: VlmoTextConfig) -> Network:
+    return _vlmo_encoder(config.encoder, _linear(config.encoder.width, config.num_labels))
+
+
+def _text_classifier(config: BertTextConfig | InterBertTextConfig) -> Network:
+    trunk = network_of(config.trunk)
+    is_bert = isinstance(config.trunk, BertConfig)
+    pooled = config.trunk.width if is_bert else config.trunk.pooled_width
+    return trunk._replace(beside=trunk.beside + _linear(pooled, config.num_labels))
+
+
+def _picture_classifier(config: VilbertClassifierConfig | InterBertPicturesConfig) -> Network:
+    trunk = network_of(config.trunk)
+    is_vilbert = isinstance(config.trunk, VilbertConfig)
+    pooled = config.trunk.co_width if is_vilbert else config.trunk.pooled_width
+    width = config.num_pictures * pooled
+    return trunk._replace(beside=trunk.beside + _two_layers(width, width, config.num_labels))
+
+
+def _vilbert_12in1(config: Vilbert12in1Config) -> Network:
+    trunk, pooled = network_of(config.trunk), config.trunk.co_width
+    heads = _linear(pooled, 1) + _linear(config.trunk.width, 1)
+    heads += _linear(config.trunk.visual_width, 1) + _linear(pooled, 3)
+    heads += _two_layers(pooled, 2 * pooled, config.num_answers)
+    heads += _two_layers(pooled, 2 * pooled, config.num_gqa_answers)
+    heads += _two_layers(2 * pooled, 2 * pooled, 2)
+    return trunk._replace(beside=trunk.beside + heads)
 
 
 NETWORKS: dict[type[Any], Callable[[Any], Network]] = {
     BeitConfig: _beit,
     BertConfig: _bert,
+    BertTextConfig: _text_classifier,
     ImageBertConfig: _imagebert,
     ImageBertRetrievalConfig: _imagebert_retrieval,
     InterBertConfig: _interbert,
+    InterBertPicturesConfig: _picture_classifier,
     InterBertTasksConfig: _interbert_tasks,
+    InterBertTextConfig: _text_classifier,
     SingleStreamConfig: _single_stream,
+    Vilbert12in1Config: _vilbert_12in1,
+    VilbertClassifierConfig: _picture_classifier,
     VilbertConfig: _vilbert,
     VilbertTasksConfig: _vilbert_tasks,
     VlBertConfig: _vlbert,
     VlBertRefcocoConfig: _vlbert_refcoco,
     VlBertVcrConfig: _vlbert_vcr,
     VlBertVqaConfig: _vlbert_vqa,
+    VlmoNlvr2Config: _vlmo_nlvr2,
+    VlmoTextConfig: _vlmo_text,
     VlmoVqaConfig: _vlmo_vqa,
     VlBertEndToEndConfig: _vlbert_end_to_end,
     VlmoConfig: _vlmo,

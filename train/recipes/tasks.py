@@ -28,6 +28,18 @@ class TaskHome:
 
 # A new task is a folder in ``train/tasks`` and a line here.
 TASKS: dict[str, TaskHome] = {
+    "glue": TaskHome(
+        examples="statements",
+        settings="vlmill.train.tasks.glue.recipes.GlueSettings",
+        recipes="vlmill.train.tasks.glue.recipes.RECIPES",
+        task="vlmill.train.tasks.glue.task.glue",
+    ),
+    "nlvr2": TaskHome(
+        examples="statements",
+        settings="vlmill.train.tasks.nlvr2.recipes.Nlvr2Settings",
+        recipes="vlmill.train.tasks.nlvr2.recipes.RECIPES",
+        task="vlmill.train.tasks.nlvr2.task.nlvr2",
+    ),
     "refcoco": TaskHome(
         examples="expressions",
         settings="vlmill.train.tasks.refcoco.recipes.RefcocoSettings",

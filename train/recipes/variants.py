@@ -74,6 +74,7 @@ TRAININGS: dict[str, VariantTraining] = {
         starts_from=(),
         start="vlmill.train.run.model.copy_weights",
     ),
+    "bert-text": VariantTraining(body="trunk"),
     "imagebert": VariantTraining(feeding="vlmill.train.recipes.feeding.imagebert_feeding"),
     # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2), unless another
     # loss alone was trained.
@@ -84,6 +85,7 @@ TRAININGS: dict[str, VariantTraining] = {
         match_logit="rank_logit",
     ),
     "interbert": VariantTraining(feeding="vlmill.train.recipes.feeding.interbert_released_feeding"),
+    "interbert-pictures": VariantTraining(body="trunk"),
     # Fine-tuned with pretraining's head, too (arXiv:2003.13198, sec. 4; code).
     "interbert-tasks": VariantTraining(
         feeding="vlmill.train.recipes.feeding.interbert_retrieval_feeding",
@@ -91,10 +93,13 @@ TRAININGS: dict[str, VariantTraining] = {
         match_head="trunk.match_head",
         match_logit="trunk.match_logit",
     ),
+    "interbert-text": VariantTraining(body="trunk"),
     "vilbert": VariantTraining(feeding="vlmill.train.recipes.feeding.vilbert_feeding"),
     "vilbert-single-stream": VariantTraining(
         feeding="vlmill.train.recipes.feeding.vilbert_feeding"
     ),
+    "vilbert-12in1-tasks": VariantTraining(body="trunk"),
+    "vilbert-classifier": VariantTraining(body="trunk"),
     # The code trains a new head for retrieval, which is VCR's too, and not the one of pretraining.
     "vilbert-tasks": VariantTraining(
         feeding="vlmill.train.recipes.feeding.vilbert_retrieval_feeding",
@@ -112,6 +117,7 @@ TRAININGS: dict[str, VariantTraining] = {
     "vl-bert-vcr": VariantTraining(body="body"),
     "vl-bert-vqa": VariantTraining(body="body"),
     "vlmo-nlvr2": VariantTraining(body="encoder"),
+    "vlmo-text": VariantTraining(body="encoder"),
     "vlmo-vqa": VariantTraining(body="encoder"),
     "vlmo": VariantTraining(
         losses="vlmill.train.objectives.pretraining.vlmo_losses",

@@ -167,7 +167,8 @@ def _require_pairs(counts: Counter[str], what: WhatToPrepare) -> None:
         raise InputError(f"--images {what.pairs.images} has no picture to train on")
     ids = f": {sample_ids(what)}" if counts[Reason.NO_REGIONS] or counts[Reason.NO_PICTURE] else ""
     flag = flag_of(what.pairs)
+    wanted = "whose pictures are in --regions" if what.takes_pairs else "that have a text"
     raise InputError(
         f"{flag} has no {flag[2:-1]} to train on ({reason_counts(counts) or 'it is empty'}){ids}; "
-        f"give {flag[2:]} whose pictures are in --regions"
+        f"give {flag[2:]} {wanted}"
     )

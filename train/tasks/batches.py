@@ -58,16 +58,21 @@ class TaskBatches(StageBatches):
         return dataclasses.replace(batch, tensors=batch.tensors | dict(more))
 
     def example(
-        self, row: int, draws: Uniforms, text: MaskedTokens | None = None
+        self,
+        row: int,
+        draws: Uniforms,
+        text: MaskedTokens | None = None,
+        *,
+        second: bool = False,
     ) -> Sample | Undecodable:
-        """A row's text, or another one, with its picture."""
+        """A row's text, or another one, with its picture, or its ``second`` one."""
         sample = Sample(
             pair_id=self.table.pair_id(row),
             source=self.table.source(row),
             text=self.text(row) if text is None else text,
             row=row,
         )
-        return self.pictured(sample, row, draws)
+        return self.pictured(sample, row, draws, second=second)
 
     def text(self, row: int) -> MaskedTokens:
         """The text of a row, nothing masked."""
@@ -112,17 +117,17 @@ class TaskBatches(StageBatches):
             regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
         return self.task.hidden(regions) if self.blind else regions
 
-    def _pixels(self, at: int, row: int, draws: Uniforms) -> Arrays:
+    def _pixels(self, at: int, image_id: str, draws: Uniforms) -> Arrays:
         if self.training and not self.blind:
-            return super()._pixels(at, row, draws)
-        return {"pixels": self._whole_picture(at, row)}
+            return super()._pixels(at, image_id, draws)
+        return {"pixels": self._whole_picture(at, image_id)}
 
-    def _whole_picture(self, at: int, row: int) -> NDArray[Any]:
+    def _whole_picture(self, at: int, image_id: str) -> NDArray[Any]:
         assert self.images is not None
         size = self.stage.feeding.image_size
         if self.blind:
             return np.full((3, size, size), 128, dtype=np.uint8)
-        return evaluation_picture(self.images.bytes_of(at), self.table.image_id(row), size)
+        return evaluation_picture(self.images.bytes_of(at), image_id, size)
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:

@@ -17,10 +17,13 @@ examples:
       --split val2014 --output runs/vqa-val
   train-vl evaluate refcoco --checkpoint runs/refcoco --examples refcoco \\
       --regions detected --split testA --output runs/refcoco-testA
+  train-vl evaluate glue --checkpoint runs/glue-rte --examples glue --split dev \\
+      --scores 'runs/glue-*-dev' --output runs/glue-rte-dev
 
 writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
-vcr_SPLIT.csv); retrieval also neighbours.json (the first five of every query). Texts and pictures
-are fed as in the checkpoint's training; a converted checkpoint as its paper or code says.
+vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json (the first five of every
+query). Texts and pictures are fed as in the checkpoint's training; a converted checkpoint as its
+paper or code says.
 
 retrieval: models of regions, and VLMo without a contrastive head, read every text with every
 picture: time grows with their product. VLMo's contrastive head reads each of them once, and
@@ -29,7 +32,7 @@ are counted and noted. Memory: the scores (4 bytes a pair, 20 with --rerank), th
 batch.
 
 Other tasks predict each of --examples, and score the splits whose labels are public. Examples that
-lack their picture are an error unless --missing skip leaves them out.
+lack their picture are an error unless --missing skip leaves them out. GLUE has no pictures.
 """
 
 
@@ -71,7 +74,8 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--scores",
         metavar="DIR",
-        help="vcr: the evaluation of the other sub-task's checkpoint, for figures of both",
+        help="vcr: the evaluation of the other sub-task's checkpoint, for figures of both; glue: a "
+        "pattern of the other tasks' evaluations, for the averages",
     )
     add("--images", help="their pictures: what VLMo reads; for the others the report's")
     add("--split", help="only the pairs or examples of this split (default: all)")

@@ -80,9 +80,14 @@ class Reading(Protocol):
         ...
 
     def example(
-        self, row: int, draws: Uniforms, text: MaskedTokens | None = None
+        self,
+        row: int,
+        draws: Uniforms,
+        text: MaskedTokens | None = None,
+        *,
+        second: bool = False,
     ) -> Sample | Undecodable:
-        """A row's text, or another one, with its picture."""
+        """A row's text, or another one, with its picture, or its ``second`` one."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, PAIRS, Table
 from vlmill.train.loading.store.files import ROWS
 
@@ -24,6 +25,7 @@ class PicturesAlone:
 
 
 NO_COLUMNS = pa.schema([])
+SECOND = pa.schema([("second_image_id", pa.string()), ("second_row", pa.int64())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,9 @@ class Examples:
     """Names a task's table of examples, whose rows are read as pairs.
 
     ``as_pairs`` gives the ``COLUMNS`` of the rows of a batch, and those of ``labels``. A task that
-    ``takes_empty`` also has examples without a word and pictures without a box.
+    ``takes_empty`` also has examples without a word and pictures without a box. Where examples have
+    ``two_pictures``, the labels are `SECOND`'s, too: the other one's id, and its row, which is
+    filled in. ``fault_of`` says what is wrong with a row, if anything is.
     """
 
     path: str
@@ -39,6 +43,8 @@ class Examples:
     as_pairs: Callable[[pa.RecordBatch], pa.RecordBatch]
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
     takes_empty: bool = False
+    two_pictures: bool = False
+    fault_of: Callable[[Mapping[str, Any]], Reason | None] = lambda _: None
 
 
 PairTable = str | PicturesAlone | Examples

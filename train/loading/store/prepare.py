@@ -146,15 +146,19 @@ def prepare_samples(
             encodings = tokenizer.encode_batch([row["text"] for row in rows])
             places = pair_filter.places(rows)
             accepted, rejected = [], []
-            for row, encoding, at in zip(rows, encodings, places, strict=True):
-                reason = pair_filter.reject_reason(row, len(encoding.ids), at)
-                counts["kept" if reason is None else reason.value] += 1
-                if reason is None:
+            for row, encoding, place in zip(rows, encodings, places, strict=True):
+                fault = pair_filter.fault_of(row, len(encoding.ids), place)
+                counts["kept" if fault is None else fault.reason.value] += 1
+                if fault is None:
                     tokens = _cut(encoding.ids, what.longest(row) - what.form.adds)
-                    accepted.append((row, what.form.of(tokens), at, pair_filter.num_regions(at)))
+                    row["second_row"] = place[-1]
+                    num_regions = sum(map(pair_filter.num_regions, place))
+                    accepted.append((row, what.form.of(tokens), place[0], num_regions))
                     counts["cut"] += bool(encoding.overflowing) or len(tokens) < len(encoding.ids)
                 else:
-                    rejected.append(reject(what.stage, row["pair_id"], reason, row["image_id"]))
+                    rejected.append(
+                        reject(what.stage, row["pair_id"], fault.reason, fault.image_id)
+                    )
             if rejects is not None:
                 rejects.write(rejected)
             writer.write(accepted)
@@ -180,13 +184,14 @@ def unit_keys(which: WhichPairs) -> Keys:
     used, as far as this shows without its text: uint64 [N].
     """
     pair_filter, keys = _PairFilter(which), [np.empty(0, np.uint64)]
+    columns = [*COLUMNS, *label_columns(which.pairs).names]
     with Progress(total=which.total, unit="pair", label="hold out") as progress:
-        for batch in pair_batches(which.pairs):
+        for batch in pair_batches(which.pairs, columns):
             rows = batch.to_pylist()
             usable = (
                 unit_key(row)
-                for row, at in zip(rows, pair_filter.places(rows), strict=True)
-                if pair_filter.reason_without_text(row, at) is None
+                for row, place in zip(rows, pair_filter.places(rows), strict=True)
+                if pair_filter.fault_without_text(row, place) is None
             )
             keys.append(np.fromiter(usable, np.uint64))
             progress.advance(len(rows))
@@ -245,6 +250,17 @@ def _repeated_keys(pairs: PairTable) -> frozenset[int]:
     return frozenset(keys[1:][keys[1:] == keys[:-1]].tolist())
 
 
+Places = tuple[int, ...]  # the row of each of a pair's pictures; ABSENT if a table has none
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """Says why a pair is left out, and at which of its pictures that lies, if at any."""
+
+    reason: Reason
+    image_id: str | None
+
+
 class _PairFilter:
     """Tells which pairs are kept, and where their pictures are."""
 
@@ -256,16 +272,25 @@ class _PairFilter:
         tables = [] if which.pictures is None else [which.pictures, *which.others]
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
+        self._two_pictures = examples is not None and examples.two_pictures
+        self._fault_of_row = (lambda _: None) if examples is None else examples.fault_of
         self._joins = [
             Join(table.index, asking=flag_of(which.pairs), holding=_flag(table)) for table in tables
         ]
         self._came: set[str] = set()
 
-    def places(self, rows: list[dict[str, Any]]) -> list[int]:
-        """Returns the row of each pair's picture; ABSENT if one of the tables has none."""
+    def places(self, rows: list[dict[str, Any]]) -> list[Places]:
+        """Returns the rows of each pair's pictures: of one, or of two."""
+        firsts = self._places([row["image_id"] for row in rows])
+        if not self._two_pictures:
+            return [(at,) for at in firsts]
+        seconds = self._places([row["second_image_id"] for row in rows])
+        return list(zip(firsts, seconds, strict=True))
+
+    def _places(self, image_ids: list[str | None]) -> list[int]:
         if not self._joins:
-            return [ABSENT] * len(rows)
-        ids = [row["image_id"] or "" for row in rows]
+            return [ABSENT] * len(image_ids)
+        ids = [image_id or "" for image_id in image_ids]
         numbers, *others = (join.find(ids) for join in self._joins)
         for other in others:
             numbers = np.where(other == ABSENT, ABSENT, numbers)
@@ -291,27 +316,37 @@ class _PairFilter:
     def num_regions(self, at: int) -> int:
         return 0 if self._counts is None or at == ABSENT else int(self._counts[at])
 
-    def reject_reason(self, row: dict[str, Any], num_tokens: int, at: int) -> Reason | None:
+    def fault_of(self, row: dict[str, Any], num_tokens: int, places: Places) -> _Fault | None:
         """Returns why a pair is left out; asked once for each pair, in their order."""
         if self._came_before(row["pair_id"]):
-            return Reason.DUPLICATE
-        reason = self.reason_without_text(row, at)
+            return _Fault(Reason.DUPLICATE, row["image_id"])
+        fault = self.fault_without_text(row, places)
         needs_words = self._which.needs_words and not self._takes_empty
-        if reason is None and needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
-            return Reason.NO_TEXT
-        return reason
+        if fault is None and needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
+            return _Fault(Reason.NO_TEXT, row["image_id"])
+        return fault
 
-    def reason_without_text(self, row: dict[str, Any], at: int) -> Reason | None:
+    def fault_without_text(self, row: dict[str, Any], places: Places) -> _Fault | None:
         """Returns why a pair is left out whatever its text, and whether it came before or not."""
         if not self._which.rows.has(row):
-            return Reason.HELD_OUT
+            return _Fault(Reason.HELD_OUT, row["image_id"])
+        if (reason := self._fault_of_row(row)) is not None:
+            return _Fault(reason, row["image_id"])
         if row["image_id"] is None or not self._which.takes_pairs:
-            if not self._which.takes_texts:
-                return Reason.NO_PICTURE
-        elif at == ABSENT:
+            if self._which.takes_texts:
+                return None
+            return _Fault(Reason.NO_PICTURE, row["image_id"])
+        names = ("image_id", "second_image_id")
+        for name, at in zip(names, places, strict=False):
+            if (reason := self._fault_of_picture(at)) is not None:
+                return _Fault(reason, row[name])
+        return None
+
+    def _fault_of_picture(self, at: int) -> Reason | None:
+        if at == ABSENT:
             return Reason.NO_PICTURE if self._counts is None else Reason.NO_REGIONS
-        elif self._counts is not None and not self._counts[at] and not self._takes_empty:
+        if self._counts is not None and not self._counts[at] and not self._takes_empty:
             return Reason.NO_BOXES
-        elif isinstance(self._which.pictures, RegionReader):
+        if isinstance(self._which.pictures, RegionReader):
             return None if self._which.pictures.is_finite(at) else Reason.NOT_FINITE
         return None

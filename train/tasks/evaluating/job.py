@@ -115,6 +115,8 @@ def prepared_batches(opened: Opened, folder: Path, rejects: ShardWriter) -> Task
         pairs=sources.inputs.visited,
         rows=Rows(splits=frozenset(sources.pairs.splits)),
         pictures=sources.pictures,
+        takes_pairs=stage.feeding.kind != "text",
+        takes_texts=stage.feeding.kind == "text",
         total=sources.pairs.count,
         tokenizer=opened.loaded.tokenizer,
         max_tokens=min(stage.feeding.max_tokens or longest, longest),

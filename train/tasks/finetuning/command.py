@@ -23,6 +23,8 @@ example:
       --regions regions --output runs/vqa steps=600 optimizer.lr=1e-4
   train-vl finetune retrieval-vilbert-small --init runs/small --examples pairs \\
       --regions regions --negatives neighbours --output runs/retrieval
+  train-vl finetune glue-bert-small --init runs/bert --examples glue --output runs/rte \\
+      settings.task=rte
 
 The same with --dry-run tells what it would cost, and writes nothing.
 TASK-MODEL is a recipe (`train-vl recipes`); TASK alone takes the first one that starts from --init.

@@ -88,7 +88,7 @@ def open_task(
     """
     init = load_checkpoint(inputs.init, "--init") if inputs.init else None
     check_start(recipe, init)
-    if init is None and speaks:
+    if init is None and recipe.starts_from and speaks:
         say(f"warning: {recipe.name} needs --init (see `train-vl recipes`); weights are random")
     make: MakeTask = named(TASKS[recipe.task].task)
     task = make(recipe, inputs.examples, inputs.labels, init)

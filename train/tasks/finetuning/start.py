@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vlmill.models import MODELS
+from vlmill.models.bert.config import BertConfig
 from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
 from vlmill.models.vlbert.config import vlbert_for_task
@@ -41,7 +42,7 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
     if init.variant not in recipe.starts_from:
         raise InputError(
             f"--init {init.path} is a {init.variant}; {recipe.name} starts from "
-            f"{' or '.join(recipe.starts_from)}"
+            f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
         )
     trunk = body_of(init)
     ours = training_of(recipe.variant).body_of(recipe.model)
@@ -67,7 +68,8 @@ def task_config(
     """
     training, init = training_of(recipe.variant), sources.init
     ours = training.body_of(recipe.model)
-    if init is None or init.variant == "bert":
+    # A BERT has the sizes of its checkpoint, another model that starts from BERT its own.
+    if init is None or (init.variant == "bert" and not isinstance(ours, BertConfig)):
         of_data = {"vocab_size": vocab_size}
         if sources.regions is not None:
             of_data["region_width"] = sources.reader.feature_dim
@@ -88,6 +90,8 @@ def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
     free = [name for name in names if any(part in name for part in WITHOUT_WEIGHTS)]
     if recipe.variant.startswith("vlmo"):
         free += VLMO_TASK
+    if recipe.variant == "vlmo-text":
+        free.append("first_vl_layer")  # texts alone meet no picture
     body = dataclasses.replace(theirs, **{name: getattr(ours, name) for name in free})
     refuse_changes(recipe, to_plain(body), init)
     return body
@@ -129,14 +133,14 @@ def first_task_model(
     """
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
-    init = sources.init
+    init, body = sources.init, training_of(recipe.variant).body_of(recipe.model)
     if recipe.standardise_features and (init is None or init.variant == "bert"):
-        body = training_of(recipe.variant).body_of(fresh)
-        body.standardise_regions(*feature_statistics(sources))
+        trunk = training_of(recipe.variant).body_of(fresh)
+        trunk.standardise_regions(*feature_statistics(sources))
     if init is None:
         return fresh
     try:
-        if init.variant == "bert":
+        if init.variant == "bert" and not isinstance(body_of(init), type(body)):
             start_from_bert(fresh, init)
         else:
             STARTS[recipe.variant](fresh, init, labels)
@@ -190,15 +194,26 @@ def start_vlmo_dual(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config)))
 
 
+def start_whole(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
+    """Goes on with a model of several tasks and all of its heads (12-in-1)."""
+    fresh.load_state_dict(init.model.state_dict())
+
+
 STARTS: dict[str, Callable[[Any, LoadedCheckpoint, Labels], None]] = {
+    "bert-text": start_trunk,
     "imagebert-retrieval": start_trunk,
+    "interbert-pictures": start_trunk,
     "interbert-tasks": start_trunk,
+    "interbert-text": start_trunk,
     "vilbert": start_same,
+    "vilbert-12in1-tasks": start_whole,
+    "vilbert-classifier": start_trunk,
     "vilbert-tasks": start_trunk,
     "vl-bert-refcoco": start_vlbert,
     "vl-bert-vcr": start_vlbert,
     "vl-bert-vqa": start_vlbert,
     "vlmo": start_vlmo_dual,
     "vlmo-nlvr2": start_vlmo_task,
+    "vlmo-text": start_vlmo_task,
     "vlmo-vqa": start_vlmo_task,
 }

@@ -1,4 +1,4 @@
 """GLUE has eight tasks on texts, by which InterBERT shows what is left of BERT.
 
-Reading order: ``metrics``, ``submission``.
+Reading order: ``recipes``, ``texts``, ``task``, ``metrics``, ``evaluation``, ``submission``.
 """

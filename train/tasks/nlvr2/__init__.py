@@ -1,1 +1,4 @@
-"""NLVR2 tells whether a statement is true of two pictures: ``metrics``, then ``submission``."""
+"""NLVR2 tells whether a statement is true of two pictures.
+
+Reading order: ``recipes``, ``task``, ``metrics``, ``evaluation``, ``submission``.
+"""

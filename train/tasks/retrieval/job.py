@@ -55,6 +55,7 @@ from vlmill.train.tasks.retrieval.vectors import (
 FED = {
     "regions": ("max_tokens", "max_regions", "region_order", "whole_image", "max_elements"),
     "pixels": ("max_tokens", "image_size"),
+    "text": ("max_tokens",),
 }
 
 

@@ -16,6 +16,7 @@ from vlmill.models.imagebert.config import (
 from vlmill.models.interbert.config import (
     InterBertConfig,
     InterBertTasksConfig,
+    interbert_chinese,
     interbert_paper,
     interbert_released,
     interbert_small,
@@ -127,6 +128,23 @@ def retrieval_interbert_paper() -> TaskRecipe:
     return of_interbert("retrieval-interbert-paper", interbert_paper(), "softmax", stage, by)
 
 
+def retrieval_interbert_chinese() -> TaskRecipe:
+    """TaoMultimodal (sec. 5): titles of 36 characters, 16 regions; the rest, and the pool of near
+    pictures, as on Flickr30k [choice].
+    """
+    like = interbert_retrieval_stage()
+    stage = replace(
+        like,
+        batch_size=32,
+        feeding=replace(like.feeding, max_tokens=38, max_regions=16),
+        optimizer=Optimizer(lr=4e-5, warmup_steps=10_000),
+    )
+    recipe = of_interbert(
+        "retrieval-interbert-chinese", interbert_chinese(), "softmax", stage, "on TaoMultimodal"
+    )
+    return replace(recipe, needs=f"{NEAR}; --init: a run of interbert-chinese")
+
+
 # ImageBERT (arXiv:2001.07966, sec. 4.2): negatives by texts and by pictures; batch 24, rate 5e-5,
 # 130 epochs. There is no code; how many negatives there are is [choice], and so is all else of the
 # optimiser, which is BERT's.
@@ -226,6 +244,7 @@ RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "retrieval-vilbert-from-bert": lambda: from_bert(retrieval_vilbert()),
     "retrieval-interbert": retrieval_interbert,
     "retrieval-interbert-paper": retrieval_interbert_paper,
+    "retrieval-interbert-chinese": retrieval_interbert_chinese,
     "retrieval-interbert-from-bert": lambda: from_bert(retrieval_interbert()),
     "retrieval-imagebert": retrieval_imagebert,
     **table_4(),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmill.models import Vlmo
+from vlmill.models import Bert, Vlmo
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
@@ -25,7 +25,7 @@ BELOW = 1e6  # how far what was not ranked again is moved down
 
 @torch.inference_mode()
 def text_vectors(
-    model: Vlmo,
+    model: Vlmo | Bert,
     texts: Sequence[Ids],
     *,
     device: torch.device,

@@ -132,7 +132,7 @@ def queries_of(options: SearchOptions, index: SearchIndex) -> Iterator[list[Quer
     if options.queries is not None:
         yield from table_queries(options.queries, index)
     if options.text or options.image:
-        flag = "--text" if options.text else "--image"
+        flag = "--image" if options.image else "--text"
         asker = asker_of(index, options.checkpoint, options.device, flag=flag)
         if options.text:
             yield asker.texts(options.text)

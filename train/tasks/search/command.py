@@ -18,8 +18,8 @@ examples:
 
 VLMo with its contrastive head embeds every picture of --images and every text of --pairs by
 itself. The other models read a text together with its picture: a vector of each pair, which is what
-their matching head reads. All have length 1: inner products are cosines. Texts and pictures are
-fed as in the checkpoint's training.
+their matching head reads. BERT embeds texts alone. All have length 1: inner products are cosines.
+Texts and pictures are fed as in the checkpoint's training.
 
 The same command continues a killed run, shard by shard. Memory: the texts, some 500 bytes each, and
 a shard of vectors.

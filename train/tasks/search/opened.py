@@ -32,7 +32,7 @@ from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
 from vlmill.train.tasks.retrieval.job import FED
 from vlmill.train.tasks.search.kinds import IMAGE, PAIR, TEXT
 
-Way = Literal["dual", "pair"]  # texts and pictures by themselves, or pairs of both
+Way = Literal["dual", "pair", "text"]  # texts and pictures by themselves, pairs, texts alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Embedded:
     def parts(self) -> list[Part]:
         """Returns pictures first, then texts or pairs, cut at ``vectors_per_shard``."""
         num_pairs = 0 if self.read is None else len(self.read.pairs)
-        sizes = [(IMAGE, len(self.image_ids)), (TEXT if self.way == "dual" else PAIR, num_pairs)]
+        sizes = [(IMAGE, len(self.image_ids)), (PAIR if self.way == "pair" else TEXT, num_pairs)]
         return [part for kind, count in sizes for part in self._cut(kind, count)]
 
     def _cut(self, kind: str, count: int) -> Iterator[Part]:
@@ -107,6 +107,8 @@ def way_of(loaded: LoadedCheckpoint) -> Way:
     who, config = f"--checkpoint {loaded.path} is a {loaded.variant}", body_config(loaded)
     if loaded.variant == "vlmo" and config.contrast:
         return "dual"
+    if loaded.variant == "bert":
+        return "text"
     training = training_of(loaded.variant)
     pairs = loaded.feeding is None or loaded.feeding.kind in ("regions", "pixels")
     fits = not training.makes_features and not training.kind and pairs
@@ -115,6 +117,7 @@ def way_of(loaded: LoadedCheckpoint) -> Way:
     if not fits or not (pools or loaded.variant == "vlmo"):
         others = {name: training_of(name) for name in VARIANTS}
         names = [name for name, of in others.items() if not (of.kind or of.makes_features)]
+        names.append("bert")
         raise InputError(
             f"{who}, which gives no vector of a text with a picture; embed with one of "
             f"{', '.join(names)}"
@@ -181,7 +184,10 @@ def _open_pictures(
             raise InputError(f"--pairs and --images are missing: {who} embeds texts and pictures")
         return None, None if options.images is None else ImageReader(options.images), []
     if options.pairs is None:
-        raise InputError(f"--pairs is missing: {who} embeds a text with its picture")
+        what = "texts alone" if way == "text" else "a text with its picture"
+        raise InputError(f"--pairs is missing: {who} embeds {what}")
+    if way == "text":
+        return None, None, []
     if feeding.kind == "pixels":
         if options.images is None:
             raise InputError(f"--images is missing: {who} reads pictures")

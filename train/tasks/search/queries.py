@@ -141,7 +141,9 @@ def asker_with(index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, fla
 
     Raises InputError otherwise.
     """
-    if (way := way_of(loaded)) != "dual":
+    if (way := way_of(loaded)) == "text" and flag != "--text":
+        raise InputError(f"{flag}: a {loaded.variant} reads texts alone; give --text or --queries")
+    if way == "pair":
         raise InputError(
             f"{flag}: the vectors are of {way}s, as a {loaded.variant} reads text and picture "
             "together; give --queries, vectors of pairs by `train-vl embed`"

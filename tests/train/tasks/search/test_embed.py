@@ -1,5 +1,6 @@
 """``train-vl embed`` with every variant: rows, rejects, resuming and refusals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.train.tasks.retrieval.test_matching import (
 )
 from tests.train.tasks.retrieval.test_variants import Workplace
 
+from vlmill.models.bert.config import bert_small
+from vlmill.models.bert.model import Bert
 from vlmill.schemas.files.manifest import verify_folder
 from vlmill.schemas.files.reading import arrays_of, producer_of, read_table
 from vlmill.schemas.tables import REJECTS, VECTORS
@@ -220,3 +223,23 @@ def test_a_table_that_is_missing_is_named(
     assert shop.embed(tables=tables) == 2
     assert said in capsys.readouterr().err
     assert not shop.vectors.exists()
+
+
+def test_bert_embeds_texts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shop = Shop(tmp_path)
+    sizes = {"width": 16, "num_heads": 2, "num_layers": 1, "intermediate_width": 32}
+    torch.manual_seed(0)
+    bert = Bert(bert_small(**sizes, vocab_size=VOCABULARY))
+    shop.write(bert, "bert", None)
+    assert shop.embed(tables=("pairs",)) == 0
+    rows = shop.rows()
+    assert [row["pair_id"] for row in rows] == [f"p{i}" for i in range(len(TEXTS))]
+    assert {row["kind"] for row in rows} == {"text"} and rows[0]["image_id"] == NAMES[0]
+    np.testing.assert_allclose(np.linalg.norm(shop.matrix("text"), axis=1), 1, atol=1e-5)
+    capsys.readouterr()
+    asked = ["search", "--vectors", str(shop.vectors), "--text", TEXTS[0], "--top", "1"]
+    assert main(asked) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])["answers"][0]
+    assert answer["score"] == pytest.approx(1, abs=1e-4)
+    assert main([*asked, "--image", "nowhere.jpg"]) == 2
+    assert "reads texts alone" in capsys.readouterr().err

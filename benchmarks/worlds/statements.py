@@ -1,0 +1,136 @@
+"""States what is true or false of two scenes, what follows from a caption, and how warm a text is.
+
+All of it is read off the scenes, and half, or a third, of the rows has each label: who sees no
+picture, or no premise, has to guess.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from worlds.scenes import INVERSES, Scene, Split, World
+
+WARM = frozenset(("red", "yellow", "orange", "pink", "brown"))
+ENTAILMENT = ("entailment", "neutral", "contradiction")
+_OPPOSITE = INVERSES | {inverse: name for name, inverse in INVERSES.items()}
+Truth = Callable[[Scene, Scene, str], bool]
+
+
+def _shown(scene: Scene) -> set[str]:
+    """Colours, shapes and kinds of a scene's things."""
+    return {word for t in scene.things for word in (t.colour, t.shape, t.kind)}
+
+
+def templates(world: World) -> tuple[tuple[str, Sequence[str], Truth], ...]:
+    """Returns statements with a gap, what may stand there, and when they are true."""
+    most = 2 * max(world.num_things)
+    return (
+        (
+            "the left picture shows a {} thing",
+            world.colours,
+            lambda left, right, word: word in _shown(left),
+        ),
+        (
+            "the right picture shows a {}",
+            world.shapes,
+            lambda left, right, word: word in _shown(right),
+        ),
+        (
+            "both pictures show a {} thing",
+            world.colours,
+            lambda left, right, word: word in _shown(left) & _shown(right),
+        ),
+        (
+            "only one picture shows a {}",
+            world.shapes,
+            lambda left, right, word: (word in _shown(left)) != (word in _shown(right)),
+        ),
+        (
+            "there are {} things in the two pictures",
+            [str(count) for count in range(2, most + 1)],
+            lambda left, right, word: int(word) == len(left.things) + len(right.things),
+        ),
+    )
+
+
+def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:
+    """Yields rows of ``statements`` on each scene with another one: a true and a false one of a
+    template that has both.
+
+    Identifiers are the data set's: the set is the template, the sentence the word in its gap.
+    """
+    forms = templates(world)
+    for index, left in enumerate(scenes):
+        rng = np.random.default_rng([world.seed, split == "test", index, 3])
+        other = int((index + 1 + rng.integers(len(scenes) - 1)) % len(scenes))
+        right = scenes[other]
+        number = int(rng.integers(len(forms)))
+        text, words, holds = forms[number]
+        for label in (True, False):
+            fitting = [at for at, word in enumerate(words) if holds(left, right, word) is label]
+            if not fitting:
+                continue
+            at = fitting[rng.integers(len(fitting))]
+            yield {
+                "example_id": f"nlvr2/{split}-{number}-{index}-{at}",
+                "image_ids": [f"world/{split}/{place:06d}" for place in (index, other)],
+                "text_a": text.format(words[at]),
+                "label": str(label),
+                "label_id": int(label),
+                "split": split,
+                "source": "nlvr2",
+            }
+
+
+def entailment_rows(
+    world: World, split: Split, scenes: Sequence[Scene]
+) -> Iterator[dict[str, Any]]:
+    """Yields what follows from each caption, what may or may not be, and what cannot be."""
+    for index, scene in enumerate(scenes):
+        rng = np.random.default_rng([world.seed, split == "test", index, 4])
+        absent = [kind for kind in world.kinds if kind not in _shown(scene)]
+        for label, name in enumerate(ENTAILMENT):
+            stated = scene.statements[rng.integers(len(scene.statements))]
+            relation = stated.relation
+            one, other = scene.things[stated.subject].kind, scene.things[stated.object].kind
+            if rng.integers(2):  # the same from the other end
+                one, relation, other = other, _OPPOSITE[relation], one
+            if name == "neutral":
+                other = absent[rng.integers(len(absent))]
+            elif name == "contradiction":
+                relation = _OPPOSITE[relation]
+            yield text_row("mnli", split, len(ENTAILMENT) * index + label, label, scene.caption) | {
+                "text_b": f"the {one} is {relation} the {other}",
+                "label": name,
+            }
+
+
+def warmth_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:
+    """Yields captions that name more warm colours than cold ones, and the other way, in turns."""
+    wanted = count = 0
+    for scene in scenes:
+        warm = sum(thing.colour in WARM for thing in scene.things)
+        if 2 * warm == len(scene.things) or (2 * warm > len(scene.things)) != bool(wanted):
+            continue
+        yield text_row("sst-2", split, count, wanted, scene.caption) | {"label": str(wanted)}
+        wanted, count = 1 - wanted, count + 1
+
+
+def text_row(task: str, split: str, number: int, label: int, text: str) -> dict[str, Any]:
+    """Returns a row of one of GLUE's tasks."""
+    return {
+        "example_id": f"glue/{task}/{split}/{number}",
+        "image_ids": [],
+        "text_a": text,
+        "label_id": label,
+        "split": split,
+        "source": f"glue/{task}",
+    }
+
+
+def statement_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of all tasks."""
+    yield from pair_rows(world, split, scenes)
+    yield from entailment_rows(world, split, scenes)
+    yield from warmth_rows(world, split, scenes)

@@ -1,0 +1,208 @@
+"""GLUE's texts, losses, figures and files by hand, and its runs with every model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tests.train.tasks.statements import sentences, texts, tiny, write_statements
+
+from vlmill.models import MODELS
+from vlmill.schemas.errors import InputError
+from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.loading.vocabulary import train_vocabulary
+from vlmill.train.recipes.tasks import recipes_of, task_recipe_named
+from vlmill.train.recipes.variants import training_of
+from vlmill.train.tasks.evaluating.job import evaluate_task
+from vlmill.train.tasks.evaluating.opened import EvaluationOptions
+from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.glue.evaluation import averages_of, evaluated, part_of
+from vlmill.train.tasks.glue.metrics import INTERBERT
+from vlmill.train.tasks.glue.recipes import GlueSettings
+from vlmill.train.tasks.glue.task import Glue, second_segments
+from vlmill.train.tasks.glue.texts import joined
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = ("glue-bert-small", "glue-interbert-small", "glue-vlmo-small")
+
+
+def test_two_texts_are_cut_together_and_keep_their_ends() -> None:
+    words = train_vocabulary(["a b c d e f"], 60)
+    cls, sep = words.token_to_id("[CLS]"), words.token_to_id("[SEP]")
+    tokens, num_first = joined([10, 11, 12, 13], [20, 21], words, 8)
+    assert tokens.tolist() == [cls, 10, 11, 12, sep, 20, 21, sep] and num_first == 5
+    tokens, num_first = joined([10, 11], None, words, 8)
+    assert tokens.tolist() == [cls, 10, 11, sep] and num_first == 4
+    assert joined([10, 11, 12], None, words, 4)[0].tolist() == [cls, 10, 11, sep]
+    assert joined([10], [], words, 8)[0].tolist() == [cls, 10, sep, sep]
+    segments = second_segments(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([2, 4]))
+    assert segments.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
+
+
+class Labelled:
+    """What a loss reads of a batch."""
+
+    def __init__(self, **labels: list[float]) -> None:
+        self.labels = {name: torch.tensor(values) for name, values in labels.items()}
+
+
+def test_losses_by_hand() -> None:
+    scored = Glue(settings=GlueSettings(task="sts-b"), max_tokens=8)
+    batch = Labelled(scores=[5.0, math.nan, 1.0])
+    losses = scored.compute(torch.tensor([[2.0], [9.0], [1.0]]), batch)  # type: ignore[arg-type]
+    assert losses["labels"].item() == pytest.approx(4.5)
+    classes = Glue(settings=GlueSettings(task="mnli"), max_tokens=8)
+    batch = Labelled(classes=[0, -100])
+    loss = classes.compute(torch.zeros(2, 3), batch)["labels"]  # type: ignore[arg-type]
+    assert loss.item() == pytest.approx(math.log(3))
+    assert classes.sizes == {"num_labels": 3} and scored.sizes == {"num_labels": 1}
+    assert classes.criterion.name == "accuracy" and scored.criterion.name == "spearman"
+
+
+def test_halves_of_mnli_are_told_by_their_splits() -> None:
+    assert part_of("mnli", "dev_mismatched") == ("dev", "mnli-mm")
+    assert part_of("mnli", "test_matched") == ("test", "mnli-m")
+    assert part_of("rte", "dev") == ("dev", "rte")
+
+
+def test_figures_and_files_of_each_split(tmp_path: Path) -> None:
+    rows = [
+        sentences("mnli", n, split=split, example_id=f"glue/mnli/{split}/{n}")
+        for split in ("dev_matched", "dev_mismatched", "test_matched")
+        for n in range(3)
+    ]
+    rows = [row | ({"label_id": -1} if "test" in row["split"] else {}) for row in rows]
+    examples = write_statements(tmp_path, rows)
+    right = {row["example_id"]: np.eye(3)[max(row["label_id"], 0)].tolist() for row in rows}
+    right["glue/mnli/dev_mismatched/0"] = [0.0, 0.0, 9.0]
+    told = evaluated(examples, GlueSettings(task="mnli"), right)
+    assert told.figures["glue/dev/mnli-m/accuracy"] == 1.0
+    assert told.figures["glue/dev/mnli-mm/accuracy"] == pytest.approx(2 / 3)
+    assert told.figures["glue/test/mnli-m/accuracy"] is None
+    for write in told.files:
+        write(tmp_path)
+    lines = (tmp_path / "MNLI-m.tsv").read_text().splitlines()
+    assert lines == ["index\tprediction", *(f"{n}\tentailment" for n in range(3))]
+    worst = min(told.cases, key=lambda case: case.score)
+    assert worst.example_id == "glue/mnli/dev_mismatched/0"
+    assert (worst.said, worst.right) == ("contradiction", "entailment")
+
+
+def test_averages_join_the_evaluations_of_all_tasks(tmp_path: Path) -> None:
+    for number, (task, metric) in enumerate((INTERBERT | {"mnli-m": "accuracy"}).items()):
+        (tmp_path / f"glue-{task}").mkdir()
+        figures = {f"glue/dev/{task}/{metric}": number / 10, "examples": 3}
+        (tmp_path / f"glue-{task}" / "metrics.json").write_text(json.dumps(figures))
+    own = {"glue/dev/mnli-mm/accuracy": 0.9}
+    averages, lacking = averages_of(own, str(tmp_path / "glue-*"))
+    assert averages["glue/average_interbert"] == pytest.approx((sum(range(7)) / 10 + 0.8) / 8)
+    assert averages["glue/average_official8"] is None and not lacking  # STS-B's Pearson is missing
+    with pytest.raises(InputError, match="no folder of that name"):
+        averages_of(own, str(tmp_path / "others-*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [(SMALL[0], "sts-b"), (SMALL[1], "rte"), (SMALL[2], "cola")]
+)
+def test_a_run_is_followed_by_the_figures_of_its_evaluation(
+    tmp_path: Path, name: str, task: str
+) -> None:
+    inputs = texts(tmp_path, task)
+    recipe = tiny(name, f"settings.task={task}", "steps=3", "validate_every=3")
+    finetune(recipe, inputs, tmp_path / "out")
+    lines = (tmp_path / "out" / "log.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    figures = metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated")
+    metric = INTERBERT[task]
+    assert last[f"validation/{metric}"] == pytest.approx(figures[f"glue/dev/{task}/{metric}"] or 0)
+    assert figures["examples"] == 4 and (tmp_path / "evaluated" / "report.html").exists()
+
+
+def metrics_of(checkpoint: Path, inputs: TaskInputs, output: Path) -> dict[str, float | None]:
+    """Evaluates a checkpoint on the development set."""
+    options = EvaluationOptions(
+        task="glue", checkpoint=checkpoint, examples=inputs.examples, split="dev", output=output
+    )
+    evaluate_task(options)
+    figures: dict[str, float | None] = json.loads((output / "metrics.json").read_text())
+    return figures
+
+
+def test_texts_are_learnt(tmp_path: Path) -> None:
+    inputs = texts(tmp_path, "sst-2", 60)
+    changes = ("settings.task=sst-2", "steps=60", "batch_size=10", "optimizer.lr=0.01")
+    rows = [sentences("sst-2", n, text_a=f"a {('bad', 'good')[n % 2]} one") for n in range(60)]
+    inputs = dataclasses.replace(inputs, examples=write_statements(tmp_path / "learnt", rows))
+    finetune(tiny("glue-bert-small", *changes), inputs, tmp_path / "out")
+    figures = metrics_of(tmp_path / "out", inputs, tmp_path / "evaluated")
+    assert figures["glue/dev/sst-2/accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
+    recipe = tiny(name, "settings.task=rte", "steps=0")
+    training = training_of(recipe.variant)
+    words = train_vocabulary(["what is left of number that 0 1 2"], 60)
+    body = dataclasses.replace(training.body_of(recipe.model), vocab_size=words.get_vocab_size())
+    torch.manual_seed(3)
+    save_checkpoint(
+        tmp_path / "init",
+        variant=recipe.starts_from[0],
+        model=MODELS[recipe.starts_from[0]].model(body),
+        tokenizer=words,
+        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+    )
+    inputs = dataclasses.replace(texts(tmp_path), init=str(tmp_path / "init"))
+    finetune(recipe, inputs, tmp_path / "out")
+    ours = load_checkpoint(tmp_path / "out").model.state_dict()
+    theirs = load_checkpoint(tmp_path / "init").model.state_dict()
+    taken = [key for key in theirs if any(key in name for name in ours)]
+    inner = {name.removeprefix("trunk."): value for name, value in ours.items()}
+    assert len(taken) > 20 and all(torch.equal(inner[key], theirs[key]) for key in taken)
+
+
+def test_interbert_and_its_single_stream_start_from_bert_alone() -> None:
+    recipes = {recipe.name: recipe for recipe in recipes_of("glue")}
+    assert recipes["glue-interbert-from-bert"].starts_from == ("bert",)
+    assert recipes["glue-single-stream"].model.trunk.num_text_layers == 0
+    assert recipes["glue-bert"].starts_from[0] == "bert"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["settings.task=mrpc"], "it has glue/rte, glue/wnli"),
+        (["settings.task=rte", "blind=true"], "shows no picture"),
+    ],
+)
+def test_what_glue_has_no_use_for_is_refused(tmp_path: Path, changes: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        finetune(tiny("glue-bert-small", *changes), texts(tmp_path), tmp_path / "out")
+
+
+def test_a_test_set_is_answered_whole_even_where_a_text_is_empty(tmp_path: Path) -> None:
+    inputs = texts(tmp_path, "sst-2")
+    recipe = tiny("glue-bert-small", "settings.task=sst-2", "steps=1")
+    finetune(recipe, inputs, tmp_path / "out")
+    rows = [
+        sentences("sst-2", n, split="test", example_id=f"glue/sst-2/test/{n}", label_id=-1)
+        | {"text_a": "" if n == 1 else "what is left"}
+        for n in range(3)
+    ]
+    options = EvaluationOptions(
+        task="glue",
+        checkpoint=tmp_path / "out",
+        examples=write_statements(tmp_path / "test", rows),
+        output=tmp_path / "answers",
+    )
+    evaluate_task(options)
+    lines = (tmp_path / "answers" / "SST-2.tsv").read_text().splitlines()
+    assert len(lines) == 4 and lines[0] == "index\tprediction"
+    assert task_recipe_named("glue-bert").stages[0].feeding.max_tokens == 128

@@ -1,0 +1,179 @@
+"""What GLUE's official metrics say of predictions: figures by split, averages, the server's file.
+
+A prediction is the list of a row's logits by class, or STS-B's score alone in it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import STATEMENTS
+from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glue_metrics
+from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
+from vlmill.train.tasks.glue.submission import write_prediction_file
+from vlmill.train.tasks.report import Case
+from vlmill.train.tasks.scores import Figures
+from vlmill.train.tasks.task import Evaluated
+
+NO_SPLIT = "train"  # of rows that name none
+COLUMNS = ("example_id", "text_a", "text_b", "label_id", "score", "split")
+SUFFIXES = dict(zip(("_matched", "_mismatched"), HALVES, strict=True))  # of MNLI's splits
+AVERAGES = ("glue/average_interbert", "glue/average_official8")
+METRICS = "metrics.json"
+
+
+@dataclass(kw_only=True)
+class Part:
+    """Holds what was predicted of a split, of MNLI of a half of one, and its public labels."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    said: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, float] = field(default_factory=dict)
+
+
+def said(value: Sequence[float]) -> float:
+    """The class with the highest logit, the first of equal ones; or the score."""
+    return value[0] if len(value) == 1 else int(np.argmax(value))
+
+
+def part_of(task: str, split: str) -> tuple[str, str]:
+    """A split's name and the key of `metrics.TASKS`: ``dev`` and ``mnli-mm``."""
+    if task != "mnli":
+        return split, task
+    for suffix, half in SUFFIXES.items():
+        if split.endswith(suffix):
+            return split.removesuffix(suffix), half
+    return split, HALVES[0]
+
+
+def evaluated(
+    examples: str, settings: GlueSettings, values: Mapping[str, Sequence[float]]
+) -> Evaluated:
+    """Scores the predictions ``values``, by example_id, and averages them with other tasks'."""
+    figures, headline, notes = Figures(), list[str](), list[str]()
+    files, cases, published = [], list[Case](), list[str]()
+    for (split, task), part in read_parts(examples, settings.task, values).items():
+        name = f"glue/{split}/{task}"
+        files.append(partial(write_predictions, task=task, said_of=part.said))
+        metrics = [INTERBERT.get(settings.task, "accuracy"), *(TASKS[task].metrics or ())]
+        headline += [f"{name}/{metric}" for metric in dict.fromkeys(metrics)]
+        if not part.labels:
+            figures |= {key: None for key in headline if key.startswith(f"{name}/")}
+            continue
+        if unscored := len(part.rows) - len(part.labels):
+            notes.append(f"{unscored} rows of {split} have no label and are not scored.")
+        scored = {key: part.said[key] for key in part.labels}
+        figures |= glue_metrics(task, scored, part.labels, split)
+        notes += [
+            f"{key} is undefined: predictions or labels are all the same."
+            for key in headline
+            if key.startswith(f"{name}/") and figures[key] is None
+        ]
+        published += [f"glue/dev/{task}/{metric}" for metric in dict.fromkeys(metrics)]
+        labelled = [row for row in part.rows if row["example_id"] in part.labels]
+        cases += [case_of(task, row, values[row["example_id"]]) for row in labelled]
+    if settings.scores is not None:
+        averages, lacking = averages_of(figures, settings.scores)
+        figures |= averages
+        headline += AVERAGES
+        published.append(AVERAGES[0])
+        notes += [f"No average: {', '.join(lacking)} missing."] if lacking else []
+    return Evaluated(
+        figures=figures,
+        headline=headline,
+        published=published,
+        files=files,
+        cases=cases,
+        notes=notes,
+    )
+
+
+def read_parts(
+    examples: str, task: str, values: Mapping[str, Sequence[float]]
+) -> dict[tuple[str, str], Part]:
+    """The rows that have been predicted, by their splits."""
+    parts: dict[tuple[str, str], Part] = {}
+    for batch in iter_batches(examples, STATEMENTS, columns=COLUMNS, flag="--examples"):
+        for row in batch.to_pylist():
+            key = row["example_id"]
+            if key not in values:
+                continue
+            part = parts.setdefault(part_of(task, row["split"] or NO_SPLIT), Part())
+            part.rows.append(row)
+            part.said[key] = said(values[key])
+            label = row["score"] if task == "sts-b" else row["label_id"]
+            if label is not None and (task == "sts-b" or label >= 0):
+                part.labels[key] = label
+    return parts
+
+
+def write_predictions(folder: Path, *, task: str, said_of: Mapping[str, float]) -> None:
+    """Writes the server's file. Raises InputError for ids that do not end in the row's number."""
+    numbers = {key.rpartition("/")[2]: value for key, value in said_of.items()}
+    if other := [number for number in numbers if not number.isdecimal()]:
+        raise InputError(
+            f"{TASKS[task].file}.tsv needs ids that end in a row's number, as glue/rte/test/0; "
+            f"{other[0]!r} is none"
+        )
+    write_prediction_file(folder, task, {int(number): value for number, value in numbers.items()})
+
+
+def case_of(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case:
+    """A row as a report shows it: its score is the right class's probability, or how near STS-B's
+    is, of 1.
+    """
+    classes = TASKS[task].classes
+    if classes:
+        logits = np.array(value, dtype=np.float64)
+        odds = np.exp(logits - logits.max())
+        score = float(odds[row["label_id"]] / odds.sum())
+        told, right = classes[int(said(value))], classes[row["label_id"]]
+    else:
+        score = 1 - abs(value[0] - row["score"]) / 5
+        told, right = f"{value[0]:.2f}", f"{row['score']:.2f}"
+    asked = row["text_a"] if row["text_b"] is None else f"{row['text_a']} | {row['text_b']}"
+    return Case(
+        example_id=row["example_id"], image_id="", score=score, asked=asked, said=told, right=right
+    )
+
+
+def averages_of(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
+    """The averages over all eight tasks with the figures of other evaluations, and what is missing.
+
+    Raises InputError for a pattern of no evaluation, and for two that have the same figure.
+    """
+    together, homes = dict(figures), dict[str, str]()
+    for path in evaluations_of(pattern):
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+            if not name.startswith("glue/dev/") or (name in together and name not in homes):
+                continue
+            if name in homes:
+                raise InputError(
+                    f"--scores {pattern}: {homes[name]} and {path.parent} both have {name}; give "
+                    "one evaluation of each task"
+                )
+            together[name], homes[name] = value, str(path.parent)
+    wanted = [f"glue/dev/{task}/{metric}" for task, metric in INTERBERT.items()]
+    wanted += [f"glue/dev/{half}/accuracy" for half in HALVES]
+    lacking = [name for name in wanted if together.get(name) is None]
+    return glue_averages(together), lacking
+
+
+def evaluations_of(pattern: str) -> list[Path]:
+    """The metrics of the evaluations in the folders of a pattern. Raises InputError for none."""
+    found = [Path(folder) / METRICS for folder in sorted(glob(pattern))]
+    found = [path for path in found if path.is_file()]
+    if not found:
+        raise InputError(
+            f"--scores {pattern}: no folder of that name has a {METRICS}; give what `train-vl "
+            "evaluate glue` wrote"
+        )
+    return found

@@ -1,0 +1,242 @@
+"""GLUE's eight tasks as InterBERT's paper fine-tunes them (arXiv:2003.13198, table 6).
+
+The paper gives 128 tokens, batches of 128, a rate of 2e-5 and 3 epochs; there is no code. Warm-up
+and decay are BERT's [choice]. Which of the eight it is says ``settings.task``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from vlmill.models.bert.config import BertTextConfig, bert_base, bert_small
+from vlmill.models.interbert.config import (
+    InterBertConfig,
+    InterBertTextConfig,
+    interbert_paper,
+    interbert_released,
+    interbert_single_stream,
+    interbert_small,
+)
+from vlmill.models.vlmo.config import (
+    VlmoConfig,
+    VlmoTextConfig,
+    text_stage,
+    vlmo_base,
+    vlmo_large,
+    vlmo_small,
+)
+from vlmill.train.recipes.feeding import bert_feeding
+from vlmill.train.recipes.fine_tuning import BERT, PUBLISHED_RUN, TRIAL_RUN, from_bert
+from vlmill.train.recipes.spec import Optimizer, Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+
+TEXTS = "texts of GLUE"
+HALVES = ("mnli-m", "mnli-mm")  # of MNLI's development and test sets
+TASKS = ("cola", "sst-2", "mrpc", "qqp", "sts-b", "mnli", "qnli", "rte")
+LABELS = 3  # of MNLI; a run's are its task's
+LENGTH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueSettings:
+    """The fields that GLUE alone has."""
+
+    # Which of its tasks: a table may hold all of them.
+    task: Literal["cola", "sst-2", "mrpc", "qqp", "sts-b", "mnli", "qnli", "rte"] = "mnli"
+    # Evaluations of the other tasks, a pattern of their folders: for the averages over all eight.
+    scores: str | None = None
+
+
+def glue_stage(**changes: Any) -> Pass:
+    """The paper's run (sec. 4.3)."""
+    fields: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 128,
+        "feeding": replace(bert_feeding(), max_tokens=LENGTH),
+        "optimizer": Optimizer(lr=2e-5),
+    }
+    return Pass(name="glue", **(fields | changes))
+
+
+def glue_recipe(
+    name: str,
+    variant: str,
+    model: Any,
+    starts_from: tuple[str, ...],
+    about: str,
+    needs: str,
+) -> TaskRecipe:
+    """What the models share."""
+    return TaskRecipe(
+        name=name,
+        task="glue",
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(glue_stage(),),
+        settings=GlueSettings(),
+        about=about,
+        needs=needs,
+        **PUBLISHED_RUN,
+    )
+
+
+def glue_bert() -> TaskRecipe:
+    """BERT itself, the first row."""
+    return glue_recipe(
+        "glue-bert",
+        "bert-text",
+        BertTextConfig(trunk=bert_base(), num_labels=LABELS),
+        ("bert", "bert-text"),
+        "GLUE with BERT",
+        f"{TEXTS}; {BERT}",
+    )
+
+
+def of_interbert(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
+    """InterBERT's text alone: interaction over words, then the text's module [choice]."""
+    return glue_recipe(
+        name,
+        "interbert-text",
+        InterBertTextConfig(trunk=trunk, num_labels=LABELS),
+        ("interbert", "interbert-tasks", "interbert-text"),
+        about,
+        f"{TEXTS}; --init: {init}",
+    )
+
+
+def glue_interbert() -> TaskRecipe:
+    """The paper's model, the last row."""
+    return of_interbert(
+        "glue-interbert", interbert_paper(), "GLUE with InterBERT", "a pretrained InterBERT"
+    )
+
+
+def glue_interbert_released() -> TaskRecipe:
+    """The released depth, whose text module has BERT's upper layers."""
+    return of_interbert(
+        "glue-interbert-released",
+        interbert_released(),
+        "GLUE with InterBERT, the released depth",
+        "a pretrained InterBERT as released",
+    )
+
+
+def glue_single_stream() -> TaskRecipe:
+    """Without extraction modules, the second row."""
+    return of_interbert(
+        "glue-single-stream",
+        interbert_single_stream(),
+        "GLUE with InterBERT without extraction modules",
+        "a run of interbert-single-stream",
+    )
+
+
+def glue_interbert_without_bert() -> TaskRecipe:
+    """What a start from BERT brings: the same model whose pretraining began with drawn weights."""
+    return replace(
+        glue_interbert(),
+        name="glue-interbert-without-bert",
+        about="GLUE with an InterBERT that never was BERT",
+        needs=f"{TEXTS}; --init: a run of interbert-without-bert",
+    )
+
+
+def glue_interbert_random() -> TaskRecipe:
+    """What any pretraining brings: all weights are drawn."""
+    return replace(
+        glue_interbert(),
+        name="glue-interbert-random",
+        starts_from=(),
+        about="GLUE with InterBERT from drawn weights",
+        needs=f"{TEXTS}; --vocab: BERT's",
+    )
+
+
+VLMO_SIZES: dict[str, tuple[Callable[[], VlmoConfig], float]] = {
+    "base": (vlmo_base, 2e-5),
+    "large": (vlmo_large, 2e-5),
+}
+
+
+def for_texts(encoder: VlmoConfig, num_tokens: int) -> VlmoConfig:
+    """VLMo as its second stage has it, without a head for words."""
+    return replace(text_stage(encoder), mlm=False, max_text_tokens=num_tokens)
+
+
+def glue_vlmo(size: str) -> TaskRecipe:
+    """VLMo's text experts [choice]: the paper has no such task. The third stage's texts are too
+    short (40 tokens), so that it starts from the second.
+    """
+    make, rate = VLMO_SIZES[size]
+    recipe = glue_recipe(
+        f"glue-vlmo-{size}",
+        "vlmo-text",
+        VlmoTextConfig(encoder=for_texts(make(), LENGTH), num_labels=LABELS),
+        ("vlmo", "vlmo-text"),
+        f"GLUE with the text experts of VLMo {size}",
+        f"{TEXTS}; --init: VLMo after its second stage, on texts",
+    )
+    return replace(recipe, stages=(glue_stage(optimizer=Optimizer(lr=rate)),))
+
+
+# For trials on a CPU.
+
+
+def small(name: str, like: TaskRecipe, model: Any, **changes: Any) -> TaskRecipe:
+    """``like`` in minutes on a CPU, for some thousand texts."""
+    optimizer = Optimizer(lr=changes.pop("lr", 3e-4))
+    stage = replace(
+        like.stages[0],
+        steps=600,
+        epochs=None,
+        batch_size=32,
+        feeding=bert_feeding(),
+        optimizer=optimizer,
+    )
+    return replace(
+        like,
+        name=name,
+        model=model,
+        stages=(stage,),
+        about=f"{like.about} for trials on a CPU",
+        **(TRIAL_RUN | changes),
+    )
+
+
+def glue_bert_small() -> TaskRecipe:
+    """With a small BERT."""
+    model = BertTextConfig(trunk=bert_small(dropout=0.0), num_labels=LABELS, dropout=0.0)
+    return small("glue-bert-small", glue_bert(), model)
+
+
+def glue_interbert_small() -> TaskRecipe:
+    """With a small InterBERT."""
+    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = InterBertTextConfig(trunk=trunk, num_labels=LABELS, dropout=0.0)
+    return small("glue-interbert-small", glue_interbert(), model, lr=2e-4)
+
+
+def glue_vlmo_small() -> TaskRecipe:
+    """With a small VLMo, whose texts are short in every stage."""
+    encoder = vlmo_small()
+    model = VlmoTextConfig(
+        encoder=for_texts(encoder, encoder.max_text_tokens), num_labels=LABELS, dropout=0.0
+    )
+    return small("glue-vlmo-small", glue_vlmo("base"), model)
+
+
+RECIPES: dict[str, Callable[[], TaskRecipe]] = {
+    "glue-bert": glue_bert,
+    "glue-single-stream": glue_single_stream,
+    "glue-interbert": glue_interbert,
+    "glue-interbert-from-bert": lambda: from_bert(glue_interbert()),
+    "glue-interbert-without-bert": glue_interbert_without_bert,
+    "glue-interbert-random": glue_interbert_random,
+    "glue-interbert-released": glue_interbert_released,
+    **{f"glue-vlmo-{size}": partial(glue_vlmo, size) for size in VLMO_SIZES},
+    "glue-bert-small": glue_bert_small,
+    "glue-interbert-small": glue_interbert_small,
+    "glue-vlmo-small": glue_vlmo_small,
+}

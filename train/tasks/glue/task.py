@@ -1,0 +1,275 @@
+"""GLUE: one of eight tasks on a text, or on two.
+
+Input: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] in two segments, and no picture. Head: a linear layer
+on what the model pools of the texts. Loss: cross-entropy over the task's classes, squared error for
+STS-B's score. Metric: the task's official one.
+
+B examples, T tokens, C labels.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import STATEMENTS
+from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.masking.words import MaskedTokens
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.stage_batches import Rows
+from vlmill.train.loading.store.pairs import COLUMNS, Examples
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.variants import training_of
+from vlmill.train.run.learning import Criterion
+from vlmill.train.tasks.glue.evaluation import evaluated, said
+from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
+from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
+from vlmill.train.tasks.glue.submission import BEST_SCORE
+from vlmill.train.tasks.glue.texts import joined, pieces_of
+from vlmill.train.tasks.scores import require_finite
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+
+LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "label_id", "score")])
+
+
+@dataclass(kw_only=True)
+class Glue(Task):
+    """One of GLUE's tasks with a variant's head; texts have at most ``max_tokens``."""
+
+    settings: GlueSettings
+    max_tokens: int
+    tokenizer: Tokenizer | None = None
+
+    name = "glue"
+    losses = ("labels",)
+    weighs_regions = False  # there is none
+
+    def __post_init__(self) -> None:
+        # What InterBERT's table prints, of MNLI the share of right answers in both halves.
+        metric = INTERBERT.get(self.settings.task, "accuracy")
+        self.criterion = Criterion(name=metric, highest=True)
+
+    @property
+    def rules(self) -> str:
+        """The key of `metrics.TASKS`: either half of MNLI has the same classes."""
+        return HALVES[0] if self.settings.task == "mnli" else self.settings.task
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by their numbers; none of STS-B, which has a score."""
+        return TASKS[self.rules].classes
+
+    @property
+    def source(self) -> str:
+        """The source of its rows: ``glue/rte``."""
+        return f"glue/{self.settings.task}"
+
+    # Input
+
+    def reading(self, words: Tokenizer) -> Self:
+        """Parts its texts itself, as two of them are cut together."""
+        return dataclasses.replace(self, tokenizer=words)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """An output for each class, or one for the score."""
+        return {"num_labels": max(len(self.classes), 1)}
+
+    def examples(self, path: str) -> Examples:
+        """The rows of the task, those of empty texts too: a test set is answered whole."""
+        return Examples(
+            path=path,
+            table=STATEMENTS,
+            as_pairs=self._as_pairs,
+            labels=LABELS,
+            takes_empty=True,
+            fault_of=self._fault_of,
+        )
+
+    def _fault_of(self, row: Mapping[str, Any]) -> Reason | None:
+        """A class that the task does not have, or no score from 0 to 5."""
+        if self.classes:
+            is_known = -1 <= row["label_id"] < len(self.classes)
+        else:
+            is_known = row["score"] is None or 0 <= row["score"] <= BEST_SCORE
+        return None if is_known else Reason.LABEL_UNKNOWN
+
+    def _as_pairs(self, statements: pa.RecordBatch) -> pa.RecordBatch:
+        """Reads statements as pairs without a picture, whose text holds all words: a vocabulary is
+        trained on it.
+        """
+        rows = statements.filter(pc.equal(statements.column("source"), self.source))
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        second = pc.coalesce(columns["text_b"], pa.scalar("", pa.string()))
+        columns["pair_id"] = columns["example_id"]
+        columns["text"] = pc.binary_join_element_wise(columns["text_a"], second, " ")
+        columns["image_id"] = pa.nulls(rows.num_rows, pa.string())
+        return pa.RecordBatch.from_pydict({n: columns[n] for n in (*COLUMNS, *LABELS.names)})
+
+    @property
+    def record(self) -> TaskRecord:
+        """The head's outputs mean the task's classes, whatever table it was trained on."""
+        return TaskRecord(name=self.name, labels=self.classes)
+
+    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+        """The texts, cut together."""
+        assert self.tokenizer is not None
+        values = (batches.table.value(name, visit.row) for name in ("text_a", "text_b"))
+        first, *second = (pieces_of(v, self.tokenizer) for v in values if v is not None)
+        tokens, num_first = joined(
+            first, second[0] if second else None, self.tokenizer, self.max_tokens
+        )
+        none = np.zeros(len(tokens), dtype=np.bool_)
+        text = MaskedTokens(original=tokens, tokens=tokens, masked=none)
+        sample = batches.example(visit.row, draws, text)
+        assert not isinstance(sample, Undecodable)  # there is no picture
+        return (TextSample(**(vars(sample) | {"num_first": num_first})),)
+
+    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+        """Where each row's second segment begins, and its class (-100: not public) or its score
+        (not a number: none).
+        """
+        firsts = [sample.num_first for sample in samples if isinstance(sample, TextSample)]
+        ids = [table.value("label_id", sample.row) for sample in samples]
+        scores = [table.value("score", sample.row) for sample in samples]
+        return {
+            f"{LABEL}num_first": torch.tensor(firsts),
+            f"{LABEL}classes": torch.tensor([number if number >= 0 else IGNORED for number in ids]),
+            f"{LABEL}scores": torch.tensor([math.nan if s is None else s for s in scores]),
+        }
+
+    # Head and loss
+
+    def count_labels(self, batch: HostBatch) -> dict[str, int]:
+        """The rows whose label is public."""
+        if self.classes:
+            known = batch.tensors[f"{LABEL}classes"] != IGNORED
+        else:
+            known = ~batch.tensors[f"{LABEL}scores"].isnan()
+        return {"labels": int(known.sum())}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B C"]:
+        """The logits, or the score."""
+        inputs = batch.inputs
+        segments = second_segments(inputs.tokens, batch.labels["num_first"])
+        logits: Tensor = model(inputs.tokens, inputs.token_mask, segments, real=inputs.real_tokens)
+        return logits
+
+    def compute(self, outputs: Float[Tensor, "B C"], batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy, or squared error, as a mean over the rows with a label."""
+        if self.classes:
+            return {"labels": mean_cross_entropy(outputs, batch.labels["classes"])}
+        scores = batch.labels["scores"]
+        known = ~scores.isnan()
+        errors = torch.where(known, outputs[:, 0].float() - scores.nan_to_num(), 0.0)
+        return {"labels": errors.square().sum() / known.sum().clamp(min=1)}
+
+    # Metric
+
+    def predict(self, outputs: Float[Tensor, "B C"], batch: Batch) -> list[list[float]]:
+        """The logits of each row, or its score alone."""
+        logits = outputs.float().cpu()
+        require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
+        values: list[list[float]] = logits.tolist()
+        return values
+
+    def score_of(self, outputs: Float[Tensor, "B C"], value: list[float]) -> float:
+        """The highest logit, or the score."""
+        return max(value)
+
+    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """The task's metrics of the rows with a label, both halves of MNLI as one."""
+        ours, theirs = dict[int, float](), dict[int, float]()
+        for one in predicted:
+            label, score = (table.value(name, one.row) for name in ("label_id", "score"))
+            if label >= 0 or (not self.classes and score is not None):
+                ours[one.row] = said(one.value)
+                theirs[one.row] = label if self.classes else score
+        figures = glue_metrics(self.rules, ours, theirs) if theirs else {}
+        named = {name.rpartition("/")[2]: value for name, value in figures.items()}
+        measured = {
+            name: value
+            for name, value in named.items()
+            if value is not None and not name.endswith(("_stderr", "_n")) and name != "n"
+        }
+        # A correlation of what is constant is none; as the best checkpoint's it is no better.
+        return {self.criterion.name: 0.0} | measured
+
+    def evaluate(
+        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
+    ) -> Evaluated:
+        """The official metrics of each split, and the server's file."""
+        values = {table.pair_id(one.row): one.value for one in predicted}
+        return evaluated(examples, self.settings, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSample(Sample):
+    """A row of a batch; its first ``num_first`` tokens are of segment 0."""
+
+    num_first: int
+
+
+def second_segments(tokens: Int[Tensor, "B T"], num_first: Int[Tensor, " B"]) -> Int[Tensor, "B T"]:
+    """Segment 1 from each row's ``num_first`` on."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return (places >= num_first[:, None]).to(tokens.dtype)
+
+
+def glue(
+    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+) -> Glue:
+    """The task of a recipe. Raises InputError for what GLUE has no use for, and for a table
+    without a row of the task.
+    """
+    if labels is not None:
+        raise InputError(f"--labels {labels}: glue's classes are known; drop it")
+    if recipe.blind:
+        raise InputError("blind=true: glue shows no picture; drop it")
+    task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
+    there = sources_of(examples)
+    if task.source not in there:
+        known = [name for name in there if name.startswith("glue/")]
+        raise InputError(
+            f"--examples {examples} has no row of {task.source}, which settings.task="
+            f"{recipe.settings.task} asks for (it has {', '.join(known) or 'none of GLUE'}); name "
+            "the task that it has"
+        )
+    return task
+
+
+def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
+    """How many tokens are read: what the recipe feeds, as far as the model has positions."""
+    configs = [training_of(recipe.variant).body_of(recipe.model)]
+    if init is not None:
+        configs.append(training_of(init.variant).body_of(init.config))
+    # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
+    counts = [getattr(config, "num_positions", None) for config in configs]
+    limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]
+    return min(recipe.stages[0].feeding.max_tokens or limits[0], *limits)
+
+
+def sources_of(examples: str) -> list[str]:
+    """The sources of a table of statements."""
+    batches = iter_batches(examples, STATEMENTS, columns=["source"], flag="--examples")
+    found = {value for batch in batches for value in batch.column(0).unique().to_pylist()}
+    return sorted(value for value in found if value is not None)

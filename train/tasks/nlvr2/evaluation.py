@@ -1,0 +1,118 @@
+"""What NLVR2's official metrics say of predictions: figures by split, their file, and cases."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmill.schemas.files.reading import iter_batches
+from vlmill.schemas.tables import STATEMENTS
+from vlmill.train.tasks.nlvr2.metrics import nlvr2_metrics, verdicts
+from vlmill.train.tasks.nlvr2.submission import write_predictions
+from vlmill.train.tasks.report import Case
+from vlmill.train.tasks.scores import Figures
+from vlmill.train.tasks.task import Evaluated
+
+PUBLISHED = ("nlvr2/dev/accuracy", "nlvr2/test-P/accuracy")
+NO_SPLIT = "train"  # of rows that name none
+COLUMNS = ("example_id", "image_ids", "text_a", "label_id", "split", "subset")
+SPLITS = {"test1": "test-P", "test2": "test-U"}  # the public test, and the one that was not
+WORDS = ("False", "True")
+SUBSETS = ("balanced", "unbalanced")
+
+
+@dataclass(kw_only=True)
+class Split:
+    """Holds the statements of a split that were predicted, and their public labels."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def identifier_of(example_id: str) -> str:
+    """Returns the data set's own identifier: ``dev-12-3-1`` of ``nlvr2/dev-12-3-1``."""
+    return example_id.rpartition("/")[2]
+
+
+def evaluated(examples: str, values: Mapping[str, Sequence[float]]) -> Evaluated:
+    """Scores the logits ``values`` of false and true, by example_id.
+
+    Raises InputError for identifiers of another form than SPLIT-SET-PAIR-SENTENCE.
+    """
+    figures, headline, notes = Figures(), list[str](), list[str]()
+    files, cases = [], list[Case]()
+    for name, split in read_splits(examples, values).items():
+        files.append(partial(write_split, name=name, split=split))
+        ours = [f"nlvr2/{name}/{figure}" for figure in ("accuracy", "consistency")]
+        headline += ours
+        if not split.labels:
+            figures |= dict.fromkeys(ours)
+            continue
+        if unscored := len(split.rows) - len(split.labels):
+            notes.append(f"{unscored} statements of {name} have no label and are not scored.")
+        found = verdicts({key: split.said[key] for key in split.labels}, split.labels)
+        subsets = {
+            subset: {
+                key
+                for row in split.rows
+                if row["subset"] == subset and (key := identifier_of(row["example_id"])) in found
+            }
+            for subset in SUBSETS
+        }
+        of_split = {subset: keys for subset, keys in subsets.items() if keys}
+        figures |= nlvr2_metrics(found, name, of_split)
+        cases += [
+            case_of(row, values[row["example_id"]]) for row in split.rows if row["label_id"] >= 0
+        ]
+    return Evaluated(
+        figures=figures,
+        headline=headline,
+        published=PUBLISHED,
+        files=files,
+        cases=cases,
+        notes=notes,
+    )
+
+
+def read_splits(examples: str, values: Mapping[str, Sequence[float]]) -> dict[str, Split]:
+    """The statements that have been predicted, by their splits."""
+    splits: dict[str, Split] = {}
+    for batch in iter_batches(examples, STATEMENTS, columns=COLUMNS, flag="--examples"):
+        for row in batch.to_pylist():
+            if row["example_id"] not in values:
+                continue
+            name = row["split"] or NO_SPLIT
+            split = splits.setdefault(SPLITS.get(name, name), Split())
+            key = identifier_of(row["example_id"])
+            split.rows.append(row)
+            split.said[key] = WORDS[int(np.argmax(values[row["example_id"]]))]
+            if row["label_id"] >= 0:
+                split.labels[key] = WORDS[row["label_id"]]
+    return splits
+
+
+def write_split(folder: Path, *, name: str, split: Split) -> None:
+    """Writes ``nlvr2_SPLIT.csv``, which the data set's scripts read."""
+    said = {key: word == WORDS[1] for key, word in split.said.items()}
+    write_predictions(folder / f"nlvr2_{name}.csv", said, list(split.said))
+
+
+def case_of(row: Mapping[str, Any], value: Sequence[float]) -> Case:
+    """A statement as a report shows it, with its left picture; its score is the right class's
+    probability.
+    """
+    logits = np.array(value, dtype=np.float64)
+    odds = np.exp(logits - logits.max())
+    first, second = row["image_ids"]
+    return Case(
+        example_id=row["example_id"],
+        image_id=first,
+        score=float(odds[row["label_id"]] / odds.sum()),
+        asked=f"{row['text_a']} (and {second})",
+        said=WORDS[int(np.argmax(value))],
+        right=WORDS[row["label_id"]],
+    )

@@ -1,0 +1,240 @@
+"""NLVR2 as VLMo's paper and code fine-tune it, and with models on regions as 12-in-1 does [choice].
+
+[code] is a released one, [choice] is ours. Published runs are chosen by nothing: the last epoch
+counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from vlmill.models.interbert.config import (
+    InterBertPicturesConfig,
+    interbert_paper,
+    interbert_small,
+)
+from vlmill.models.vilbert.config import (
+    Vilbert12in1Config,
+    VilbertClassifierConfig,
+    vilbert_12in1,
+    vilbert_base,
+    vilbert_small,
+)
+from vlmill.models.vlmo.config import (
+    VlmoConfig,
+    VlmoNlvr2Config,
+    vlmo_base,
+    vlmo_base_paper,
+    vlmo_base_plus,
+    vlmo_large,
+    vlmo_large_paper,
+    vlmo_small,
+)
+from vlmill.train.recipes.feeding import interbert_feeding, vilbert_feeding, vlmo_feeding
+from vlmill.train.recipes.fine_tuning import (
+    PUBLISHED_RUN,
+    TRIAL_RUN,
+    from_bert,
+    vilbert_task_optimizer,
+    vlmo_task_optimizer,
+)
+from vlmill.train.recipes.spec import Feeding, Optimizer, Pass
+from vlmill.train.recipes.tasks import TaskRecipe
+
+PICTURES = 2  # of a statement
+REGIONS, IMAGES = "regions of the pictures", "--images: the pictures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nlvr2Settings:
+    """The fields that NLVR2 alone has."""
+
+    task_token: int = 12  # of the task in 12-in-1's table of tokens [code]: TASK12
+
+    @property
+    def samples_of_pair(self) -> int:
+        """How many pairs are computed for a statement."""
+        return PICTURES
+
+
+def nlvr2_recipe(
+    name: str,
+    variant: str,
+    model: Any,
+    starts_from: tuple[str, ...],
+    stage: Pass,
+    about: str,
+    needs: str,
+    **changes: Any,
+) -> TaskRecipe:
+    """What the runs share."""
+    return TaskRecipe(
+        name=name,
+        task="nlvr2",
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(stage,),
+        settings=Nlvr2Settings(),
+        about=about,
+        needs=needs,
+        **(PUBLISHED_RUN | changes),
+    )
+
+
+# VLMo (arXiv:2111.02358, sec. 4.2): (statement, left) and (statement, right) through the fusion
+# encoder, pictures of 384 pixels, 10 epochs of 128.
+
+WITHOUT_HEADS = {"contrast": False, "match": False, "mlm": False, "num_images": PICTURES}
+VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float, float]] = {  # rate, drop path
+    "base": (vlmo_base, 5e-5, 0.1),
+    "base-plus": (vlmo_base_plus, 3e-5, 0.2),  # [code]
+    "large": (vlmo_large, 3e-5, 0.15),
+    "base-paper": (vlmo_base_paper, 5e-5, 0.1),
+    "large-paper": (vlmo_large_paper, 3e-5, 0.15),
+}
+
+
+def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
+    """As released, a classifier of two layers on both pooled vectors; by the paper (``-paper``),
+    one layer on both [T_CLS]. Pictures are mirrored whatever the statement says of sides [code].
+    """
+    make, rate, drop_path = VLMO_SIZES[size]
+    paper = size.endswith("-paper")
+    stage = Pass(
+        name="nlvr2",
+        epochs=10,
+        batch_size=128,
+        feeding=vlmo_feeding(image_size=image_size),
+        optimizer=vlmo_task_optimizer(rate),
+    )
+    encoder = make(image_size=image_size, drop_path=drop_path, **WITHOUT_HEADS)
+    pixels = "" if image_size == 384 else f"-{image_size}"
+    return nlvr2_recipe(
+        f"nlvr2-vlmo-{size}{pixels}",
+        "vlmo-nlvr2",
+        VlmoNlvr2Config(encoder=encoder, two_layers=not paper),
+        ("vlmo", "vlmo-nlvr2"),
+        stage,
+        f"NLVR2 with VLMo {size.removesuffix('-paper')}, "
+        + ("by the paper's text" if paper else "as released")
+        + (f", {image_size} pixels" if pixels else ""),
+        f"{IMAGES}; --init: a pretrained VLMo",
+        seed=1,
+        precision="fp16",
+    )
+
+
+# Models on regions: 12-in-1's way [choice]; neither ViLBERT's paper nor InterBERT's has the task.
+
+
+def of_regions(feeding: Feeding) -> Pass:
+    """[choice]: 40 tokens, and ViLBERT's run for VQA in batches of 128 statements."""
+    return Pass(
+        name="nlvr2",
+        epochs=20,
+        epoch_steps="ceil",
+        batch_size=128,
+        feeding=replace(feeding, max_tokens=40, max_regions=99, region_targets="class"),
+        optimizer=vilbert_task_optimizer(4e-5),
+    )
+
+
+def nlvr2_vilbert() -> TaskRecipe:
+    """The classifier of mmf's checkpoints."""
+    return nlvr2_recipe(
+        "nlvr2-vilbert",
+        "vilbert-classifier",
+        VilbertClassifierConfig(trunk=vilbert_base(), num_labels=2, num_pictures=PICTURES),
+        ("vilbert", "vilbert-tasks", "vilbert-classifier"),
+        of_regions(vilbert_feeding()),
+        "NLVR2 with ViLBERT, as 12-in-1 does",
+        f"{REGIONS}; --init: a pretrained ViLBERT",
+    )
+
+
+def nlvr2_vilbert_12in1() -> TaskRecipe:
+    """12-in-1's own checkpoint, all of its heads kept."""
+    return nlvr2_recipe(
+        "nlvr2-vilbert-12in1",
+        "vilbert-12in1-tasks",
+        Vilbert12in1Config(trunk=vilbert_12in1()),
+        ("vilbert-12in1-tasks",),
+        of_regions(vilbert_feeding()),
+        "NLVR2 with 12-in-1's ViLBERT",
+        f"{REGIONS}; --init: 12-in-1 (train-vl convert --family vilbert)",
+    )
+
+
+def nlvr2_interbert() -> TaskRecipe:
+    """InterBERT with the same head."""
+    return nlvr2_recipe(
+        "nlvr2-interbert",
+        "interbert-pictures",
+        InterBertPicturesConfig(trunk=interbert_paper()),
+        ("interbert", "interbert-tasks", "interbert-pictures"),
+        of_regions(interbert_feeding()),
+        "NLVR2 with InterBERT, as 12-in-1 does",
+        f"{REGIONS}; --init: a pretrained InterBERT",
+    )
+
+
+# For trials on a CPU.
+
+
+def small(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskRecipe:
+    """``like`` in minutes on a CPU, for some thousand statements."""
+    defaults: dict[str, Any] = {
+        "steps": 600,
+        "epochs": None,
+        "batch_size": 32,
+        "optimizer": Optimizer(lr=2e-4),
+    }
+    return replace(
+        like,
+        name=name,
+        model=model,
+        stages=(replace(like.stages[0], **(defaults | stage)),),
+        about=f"{like.about.partition(',')[0]} for trials on a CPU",
+        **TRIAL_RUN,
+        standardise_features=like.stages[0].feeding.reads_regions,
+    )
+
+
+def nlvr2_vilbert_small() -> TaskRecipe:
+    """With a small ViLBERT."""
+    trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = VilbertClassifierConfig(trunk=trunk, num_labels=2, num_pictures=PICTURES, dropout=0.0)
+    return small("nlvr2-vilbert-small", nlvr2_vilbert(), model)
+
+
+def nlvr2_interbert_small() -> TaskRecipe:
+    """With a small InterBERT."""
+    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = InterBertPicturesConfig(trunk=trunk, dropout=0.0)
+    return small("nlvr2-interbert-small", nlvr2_interbert(), model)
+
+
+def nlvr2_vlmo_small() -> TaskRecipe:
+    """With a small VLMo, on pictures that are larger than in its pretraining."""
+    like = nlvr2_vlmo("base")
+    feeding = replace(like.stages[0].feeding, image_size=80, max_tokens=None, augment=False)
+    feeding = replace(feeding, flip=0.0, crop=(1.0, 1.0))
+    encoder = vlmo_small(image_size=80, **WITHOUT_HEADS)
+    model = VlmoNlvr2Config(encoder=encoder)
+    return small("nlvr2-vlmo-small", like, model, feeding=feeding, optimizer=Optimizer(lr=3e-4))
+
+
+RECIPES: dict[str, Callable[[], TaskRecipe]] = {
+    **{f"nlvr2-vlmo-{size}": partial(nlvr2_vlmo, size) for size in VLMO_SIZES},
+    "nlvr2-vlmo-base-224": partial(nlvr2_vlmo, "base", 224),
+    "nlvr2-vilbert": nlvr2_vilbert,
+    "nlvr2-vilbert-from-bert": lambda: from_bert(nlvr2_vilbert()),
+    "nlvr2-vilbert-12in1": nlvr2_vilbert_12in1,
+    "nlvr2-interbert": nlvr2_interbert,
+    "nlvr2-interbert-from-bert": lambda: from_bert(nlvr2_interbert()),
+    "nlvr2-vilbert-small": nlvr2_vilbert_small,
+    "nlvr2-interbert-small": nlvr2_interbert_small,
+    "nlvr2-vlmo-small": nlvr2_vlmo_small,
+}

@@ -1,0 +1,208 @@
+"""NLVR2: whether a statement is true of two pictures.
+
+Input: the statement with either picture, two pairs that share the text. Head: a classifier on what
+the model pools of both, side by side. Loss: cross-entropy over false and true. Metric: the share of
+right examples; consistency, over all pictures of a statement, is evaluation's.
+
+S statements, B = 2 S pairs, T tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import STATEMENTS
+from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.sample import Sample
+from vlmill.train.loading.stage_batches import Rows
+from vlmill.train.loading.store.pairs import COLUMNS, SECOND, Examples
+from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
+from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.run.learning import Criterion
+from vlmill.train.tasks.nlvr2.evaluation import evaluated
+from vlmill.train.tasks.nlvr2.recipes import PICTURES, Nlvr2Settings
+from vlmill.train.tasks.scores import require_finite
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+
+LABELS = pa.schema([STATEMENTS.schema.field("label_id"), *SECOND])
+
+Logits = Callable[[Any, Batch, Nlvr2Settings], Float[Tensor, "S 2"]]
+
+
+def pooled_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
+    """ViLBERT and InterBERT: what is pooled of both pictures, side by side [choice]."""
+    logits: Tensor = model.label_logits(model(batch.inputs).pooled)
+    return logits
+
+
+def task_token_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
+    """12-in-1: the same with the task's token (arXiv:1912.02315, sec. 3)."""
+    tokens = batch.inputs.tokens
+    task = torch.full_like(tokens[:, 0], settings.task_token)
+    logits: Tensor = model.two_picture_logits(model(batch.inputs, task=task).pooled)
+    return logits
+
+
+def pixel_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
+    """VLMo: both pairs through the fusion encoder (arXiv:2111.02358, sec. 4.2)."""
+    assert batch.pixels is not None
+    inputs = batch.inputs
+    pixels = batch.pixels.unflatten(0, (-1, PICTURES))
+    tokens, mask = inputs.tokens[::PICTURES], inputs.token_mask[::PICTURES]
+    logits: Tensor = model(tokens, mask, pixels, real=batch.labels.get("real"))
+    return logits
+
+
+HEADS: dict[str, Logits] = {
+    "interbert-pictures": pooled_logits,
+    "vilbert-12in1-tasks": task_token_logits,
+    "vilbert-classifier": pooled_logits,
+    "vlmo-nlvr2": pixel_logits,
+}
+
+
+@dataclass(kw_only=True)
+class Nlvr2(Task):
+    """NLVR2 with a variant's head."""
+
+    settings: Nlvr2Settings
+    variant: str
+
+    name = "nlvr2"
+    losses = ("labels",)
+    criterion = Criterion(name="accuracy", highest=True)
+    weighs_regions = False  # the report draws one picture
+
+    # Input
+
+    def examples(self, path: str) -> Examples:
+        """The statements with both of their pictures."""
+        return Examples(
+            path=path,
+            table=STATEMENTS,
+            as_pairs=as_pairs,
+            labels=LABELS,
+            two_pictures=True,
+            fault_of=fault_of,
+        )
+
+    @property
+    def record(self) -> TaskRecord:
+        """The head means the same for all data."""
+        return TaskRecord(name=self.name)
+
+    def samples(self, batches: Reading, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
+        """The statement with the left picture, then with the right one."""
+        made = list[Sample]()
+        for second in (False, True):
+            sample = batches.example(visit.row, draws, second=second)
+            if isinstance(sample, Undecodable):
+                return sample
+            made.append(sample)
+        return tuple(made)
+
+    def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:
+        """Each statement's class (-100: not public), and where its tokens stand in a batch of
+        statements, for a model that reads them once.
+        """
+        firsts = samples[::PICTURES]
+        ids = [table.value("label_id", sample.row) for sample in firsts]
+        lengths = np.array([len(sample.text.tokens) for sample in firsts])
+        real = np.flatnonzero(np.arange(lengths.max()) < lengths[:, None])
+        return {
+            f"{LABEL}classes": torch.tensor([number if number >= 0 else IGNORED for number in ids]),
+            f"{LABEL}real": torch.from_numpy(real),
+        }
+
+    # Head and loss
+
+    def count_labels(self, batch: HostBatch) -> dict[str, int]:
+        """The statements whose label is public."""
+        return {"labels": int((batch.tensors[f"{LABEL}classes"] != IGNORED).sum())}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "S 2"]:
+        """The logits of the variant's head."""
+        return HEADS[self.variant](model, batch, self.settings)
+
+    def compute(self, outputs: Float[Tensor, "S 2"], batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy as a mean over the statements with a label."""
+        return {"labels": mean_cross_entropy(outputs, batch.labels["classes"])}
+
+    # Metric
+
+    def predict(self, outputs: Float[Tensor, "S 2"], batch: Batch) -> list[list[float]]:
+        """The logits of false and true."""
+        logits = outputs.float().cpu()
+        of_statements = dict(zip(batch.pair_ids[::PICTURES], logits.numpy(), strict=True))
+        require_finite(of_statements, "--checkpoint")
+        values: list[list[float]] = logits.tolist()
+        return values
+
+    def score_of(self, outputs: Float[Tensor, "S 2"], value: list[float]) -> float:
+        """The higher logit."""
+        return max(value)
+
+    def measure(self, table: SampleTable, predicted: Sequence[Predicted]) -> dict[str, float]:
+        """The share of right examples."""
+        labels = [table.value("label_id", one.row) for one in predicted]
+        hits = [
+            int(np.argmax(one.value)) == label
+            for one, label in zip(predicted, labels, strict=True)
+            if label >= 0
+        ]
+        return {"accuracy": float(np.mean(hits)) if hits else 0.0}
+
+    def evaluate(
+        self, examples: str, table: SampleTable, predicted: Sequence[Predicted]
+    ) -> Evaluated:
+        """Accuracy and consistency of each split, and its file of predictions."""
+        return evaluated(examples, {table.pair_id(one.row): one.value for one in predicted})
+
+
+def as_pairs(statements: pa.RecordBatch) -> pa.RecordBatch:
+    """Reads statements as pairs with their first picture, and the second one's id; neither of one
+    without two.
+    """
+    rows = [ids if len(ids) == PICTURES else [None] * PICTURES for ids in _image_ids(statements)]
+    columns = {name: statements.column(name) for name in statements.schema.names}
+    columns |= {
+        "pair_id": columns["example_id"],
+        "text": columns["text_a"],
+        "image_id": pa.array([first for first, _ in rows], pa.string()),
+        "second_image_id": pa.array([second for _, second in rows], pa.string()),
+        "second_row": pa.nulls(len(rows), pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in (*COLUMNS, *LABELS.names)})
+
+
+def _image_ids(statements: pa.RecordBatch) -> list[list[str | None]]:
+    ids: list[list[str | None]] = statements.column("image_ids").to_pylist()
+    return ids
+
+
+def fault_of(row: Mapping[str, Any]) -> Reason | None:
+    """A label that is neither false nor true."""
+    return None if -1 <= row["label_id"] <= 1 else Reason.LABEL_UNKNOWN
+
+
+def nlvr2(
+    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
+) -> Nlvr2:
+    """The task of a recipe. Raises InputError for a list of labels."""
+    if labels is not None:
+        raise InputError(f"--labels {labels}: nlvr2 tells false from true; drop it")
+    return Nlvr2(settings=recipe.settings, variant=recipe.variant)
