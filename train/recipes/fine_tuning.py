@@ -72,7 +72,7 @@ def small_region_cnn() -> RegionCnnConfig:
     """
     return RegionCnnConfig(
         blocks=(1, 1, 1, 1),
-        widths=(16, 24, 32, 32),
+        widths=(16, 24, 32, 40),
         stem_channels=16,
         pool_size=7,
         frozen_stages=0,
