@@ -10,6 +10,9 @@ from pretraining on the captions of the same pictures, or from a BERT of the sam
 blind one is trained and asked in the same way, and shown no picture. Prints lines of JSON: the
 share of right answers beside the blind model's, and the same for each kind of question. Retrieval
 finds held-out pictures by their captions and captions by their pictures; blind, that is chance.
+Referring expressions name a thing by its looks, or by where it stands to another; choices ask
+for a colour, and given that for a place (benchmarks/worlds/expressions.py), from regions and from
+pixels. A blind model of the former is shown where the boxes are.
 
 The short form has a world of two things in three colours and shapes, and starts from drawn weights;
 the full one two or three things in five colours and four shapes, so that an arm takes minutes.
@@ -30,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from proof.arms import Arm, base_arms
+from proof.box_arms import BOX_TASKS, box_arms
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, failed, finished, results, run_all
@@ -59,8 +63,13 @@ def forms() -> dict[bool, Form]:
     world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
         False: Form(world=easy, pairs=400, held_out=100, arms=short_arms()),
-        True: Form(world=world, pairs=3_000, held_out=300, arms=(*vqa_arms(), *retrieval_arms())),
+        True: Form(world=world, pairs=3_000, held_out=300, arms=every_arm()),
     }
+
+
+def every_arm() -> tuple[TaskArm, ...]:
+    """The arms of the full form."""
+    return (*vqa_arms(), *retrieval_arms(), *box_arms())
 
 
 SHORT = {"output": Path("build/learning-tasks"), "results": None}
@@ -83,6 +92,8 @@ def run(arguments: Sequence[str]) -> int:
         tables.write(base_arms(()), {})
         if any(job.arm.reads_neighbours for job in missing):
             tables.write_neighbours()
+        if any(job.arm.task in BOX_TASKS for job in missing):
+            tables.write_boxes()
     told = 0
     for job, line in run_all(jobs, path):
         if isinstance(line, Exception):

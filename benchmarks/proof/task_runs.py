@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from proof.arms import Arm
+from proof.box_arms import BOX_TASKS
+from proof.box_runs import box_inputs, evaluate_boxes
 from proof.runs import Job, one_thread, pretrained
 from proof.tables import ArmTables
 from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
@@ -116,12 +118,13 @@ def _line(job: TaskJob) -> Line:
         "regions": job.tables.regions if feeding.reads_regions else None,
         "images": job.tables.images if feeding.reads_pictures else None,
     }
+    if arm.task in BOX_TASKS:
+        tables = box_inputs(job.tables, feeding)
     inputs = TaskInputs(
-        examples=job.tables.pairs,
+        examples=job.tables.boxes if arm.task in BOX_TASKS else job.tables.pairs,
         negatives=job.tables.neighbours if arm.reads_neighbours else None,
         init=None if start is None else str(start),
-        regions=tables["regions"],
-        images=tables["images"],
+        **tables,
     )
     continued, clock = bool(saved_steps(trained)), time.process_time()
     finetune(recipe, inputs, trained)
@@ -172,6 +175,7 @@ def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | N
 EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]] = {
     "vqa": evaluate_vqa,
     "retrieval": evaluate_recall,
+    **dict.fromkeys(BOX_TASKS, evaluate_boxes),
 }
 
 
