@@ -172,6 +172,21 @@ def test_a_run_starts_from_pretraining_end_to_end(tmp_path: Path, task: str) -> 
         finetune(other, inputs, tmp_path / "other")
 
 
+def test_a_picture_without_a_box_counts_as_wrong_from_pixels_too(
+    trained: tuple[str, TaskInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, inputs, run = trained
+    if task == "vcr":
+        return  # its boxes are the objects', of which a question has some
+    given = dataclasses.replace(
+        inputs, regions=write_boxes(tmp_path / "few", shift=2.0, empty=(3,))
+    )
+    assert evaluate(task, given, run, tmp_path / "out", "--split", "val") == 0
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["refcoco+/val/upper_bound"] == 0.5  # pictures 3 and 7, two expressions each
+    assert "2 expressions have no box to choose" in capsys.readouterr().err
+
+
 def test_random_weights_are_not_kept_constant(tmp_path: Path) -> None:
     inputs = world(tmp_path, "vcr")
     with pytest.raises(InputError, match=r"frozen_stages=2: they are never trained.*--backbone"):
