@@ -20,7 +20,6 @@ from tests.train.tasks.expressions import (
     WIDTH,
     expression,
     order_of,
-    write_boxes,
     write_expressions,
 )
 
@@ -28,7 +27,8 @@ from vlmill.models import MODELS
 from vlmill.models.vlbert.config import VlBertEndToEndConfig, vlbert_small
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import image_id_of
-from vlmill.schemas.tables import IMAGES
+from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe
@@ -67,6 +67,21 @@ def write_pictures(folder: Path) -> str:
     return str(folder)
 
 
+def write_bare(folder: Path, *, shift: float = 0.0, empty: tuple[int, ...] = ()) -> str:
+    """Boxes of the pictures' objects without features, ``shift`` pixels off; some have none."""
+    rows = [
+        RegionRow(
+            image_id=f"picture-{number}",
+            width=WIDTH,
+            height=HEIGHT,
+            boxes=PLACES[: 0 if number in empty else 3] + np.float32(shift),
+        )
+        for number in range(PICTURES)
+    ]
+    write_shard(folder, REGIONS, encode_regions(rows, dtype="float16"))
+    return str(folder)
+
+
 def outlined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of choices with outlines: triangles, and of the last object none."""
     corners = [[[x1, y1], [x2, y1], [x1, y2]] for x1, y1, x2, y2 in PLACES.tolist()]
@@ -83,8 +98,8 @@ def world(folder: Path, task: str, count: int = 16, **tables: str) -> TaskInputs
     return TaskInputs(
         examples=write_expressions(folder, [expression(number) for number in range(count)]),
         images=images,
-        regions=write_boxes(folder / "regions", shift=2.0),
-        annotated_regions=write_boxes(folder / "annotated"),
+        regions=write_bare(folder / "regions", shift=2.0),
+        annotated_regions=write_bare(folder / "annotated"),
     )
 
 

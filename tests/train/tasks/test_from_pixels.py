@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tests.train.tasks.choices import choice_row, write_choices
-from tests.train.tasks.expressions import PLACES, WIDTH, write_boxes
+from tests.train.tasks.expressions import PLACES, WIDTH
 from tests.train.tasks.finetuning.starts import logged
-from tests.train.tasks.from_pixels import NAMES, outlined, pretrained, tiny, world
+from tests.train.tasks.from_pixels import NAMES, outlined, pretrained, tiny, world, write_bare
 
 from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.schemas.errors import InputError
@@ -178,9 +178,7 @@ def test_a_picture_without_a_box_counts_as_wrong_from_pixels_too(
     task, inputs, run = trained
     if task == "vcr":
         return  # its boxes are the objects', of which a question has some
-    given = dataclasses.replace(
-        inputs, regions=write_boxes(tmp_path / "few", shift=2.0, empty=(3,))
-    )
+    given = dataclasses.replace(inputs, regions=write_bare(tmp_path / "few", shift=2.0, empty=(3,)))
     assert evaluate(task, given, run, tmp_path / "out", "--split", "val") == 0
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics["refcoco+/val/upper_bound"] == 0.5  # pictures 3 and 7, two expressions each
@@ -190,7 +188,7 @@ def test_a_picture_without_a_box_counts_as_wrong_from_pixels_too(
 def test_random_weights_are_not_kept_constant(tmp_path: Path) -> None:
     inputs = world(tmp_path, "vcr")
     with pytest.raises(InputError, match=r"frozen_stages=2: they are never trained.*--backbone"):
-        finetune(tiny("vcr", name="end-to-end-q2a"), inputs, tmp_path / "out")
+        finetune(tiny("vcr", "accumulation=1", name="end-to-end-q2a"), inputs, tmp_path / "out")
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -223,7 +221,7 @@ def test_vcrs_other_losses_are_learnt_from_pixels(tmp_path: Path, changes: tuple
 def test_stored_features_are_not_needed(tmp_path: Path) -> None:
     """Also where the objects of VCR come from a table, as they do on stored features."""
     inputs = dataclasses.replace(
-        world(tmp_path, "vcr"), annotated_regions=write_boxes(tmp_path / "annotated")
+        world(tmp_path, "vcr"), annotated_regions=write_bare(tmp_path / "annotated")
     )
     finetune(tiny("vcr", "feeding.boxes=annotated", "feeding.flip=0"), inputs, tmp_path / "table")
     finetune(tiny("vcr", "feeding.flip=0"), inputs, tmp_path / "examples")
