@@ -60,7 +60,7 @@ PEERS: dict[str, dict[str, Callable[..., tuple[nn.Module, Step]]]] = {
 }
 WORKS: dict[str, Callable[[PreparedStep], object]] = {"vqa": PreparedStep.work, "vcr": vcr_work}
 # VL-BERT mirrors boxes, which costs nothing; ViLBERT learns both sub-tasks.
-CHANGES = {
+CHANGES: dict[str, tuple[str, ...]] = {
     "vqa": (),
     "vcr": ("accumulation=1", "settings.subtasks=[q2a]", "feeding.flip=0"),
 }

@@ -124,7 +124,7 @@ def _line(job: TaskJob) -> Line:
         examples=job.tables.boxes if arm.task in BOX_TASKS else job.tables.pairs,
         negatives=job.tables.neighbours if arm.reads_neighbours else None,
         init=None if start is None else str(start),
-        **tables,
+        **tables,  # type: ignore[arg-type]
     )
     continued, clock = bool(saved_steps(trained)), time.process_time()
     finetune(recipe, inputs, trained)

@@ -12,7 +12,7 @@ from worlds.expressions import (
     relation_expressions,
     write_boxes,
 )
-from worlds.scenes import World, holds, make_scenes
+from worlds.scenes import Split, World, holds, make_scenes
 
 from vlmill.schemas.files.outputs import State
 from vlmill.schemas.files.reading import read_table
@@ -63,8 +63,8 @@ def test_one_choice_is_right_and_the_others_are_not() -> None:
 
 def test_boxes_are_those_of_the_worlds_pictures(tmp_path: Path) -> None:
     detector = Detector(feature_dim=8)
-    pictures = {"train": 3, "test": 2}
-    assert write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector) is not State.FINISHED  # type: ignore[arg-type]
+    pictures: dict[Split, int] = {"train": 3, "test": 2}
+    assert write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector) is not State.FINISHED
     regions, choices = RegionReader(tmp_path), read_table(str(tmp_path), CHOICES).to_pylist()
     for row in read_table(str(tmp_path), EXPRESSIONS).to_pylist():
         number = int(row["ref_id"].rpartition("/")[2])
@@ -72,5 +72,5 @@ def test_boxes_are_those_of_the_worlds_pictures(tmp_path: Path) -> None:
     assert choices and {row["split"] for row in choices} == {"train", "test"}
     for row in choices:
         assert regions[row["image_id"]].boxes.ravel().tolist() == row["boxes"]
-    again = write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector)  # type: ignore[arg-type]
+    again = write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector)
     assert again is State.FINISHED

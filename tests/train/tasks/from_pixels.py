@@ -89,7 +89,7 @@ def outlined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"segms": segms} for row in rows]
 
 
-def world(folder: Path, task: str, count: int = 16, **tables: str) -> TaskInputs:
+def world(folder: Path, task: str, count: int = 16) -> TaskInputs:
     """Examples of a task with their pictures, and of expressions the boxes to choose among."""
     images = write_pictures(folder / "images")
     if task == "vcr":
