@@ -1,8 +1,12 @@
-"""Speed of a step of VQA at base size on this CPU, beside the published codes' steps.
+"""Speed of a step of VQA and of VCR at base size on this CPU, beside the published codes' steps.
 
 For each model two lines of JSON: forward and backward of what `train-vl finetune` computes in a
-step (training mode, dropout on, loss of 3,129 answers, no optimiser) on questions and regions of
-the lengths that VQA has, and what memory a step takes. ``peer`` is the official code on the same
+step (training mode, dropout on, no optimiser; VQA with the loss of 3,129 answers, VCR of answers
+alone) on texts and regions of the lengths that the task has, and what memory a step takes. The four
+texts of a question of VCR are packed without padding, and a picture's regions embedded once for
+them; beyond that each choice is encoded with the regions, as both models let text and regions read
+each other from the first layer, or the first co-attention, on. VL-BERT's VCR reads stored features
+here, and so does its peer. ``peer`` is the official code on the same
 batch, in a process of its own, where a checkout of it is given (benchmarks/peers/official_models.py
 says which; ViLBERT's has PyTorch's norm in the place of apex's, which is absent). The bar is 1.5
 times its samples per CPU second. ``left_out`` says which side does not compute what.
@@ -12,6 +16,7 @@ backward one, counted on this batch; ``value`` is their sum at the published bat
 latter part is divided by ``accumulation=N``.
 
     python benchmarks/finetuning.py
+    python benchmarks/finetuning.py --tasks vcr --models vl-bert --questions 1
     python benchmarks/finetuning.py --full --official vilbert=../vilbert_beta vl-bert=../VL-BERT
 """
 
@@ -24,11 +29,13 @@ from pathlib import Path
 
 import torch
 from peers.apart import Apart, Timing, measure, timed
-from peers.official_models import official_checkout
+from peers.choices import vcr_work, write_choices
+from peers.official_choices import CHOICE_PEERS
+from peers.official_models import Step, official_checkout
 from peers.official_tasks import TASK_PEERS, step_of
 from peers.questions import PreparedStep, prepared_step, write_questions
 from shell import parse_form, result_line
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlmill.schemas.console.memory import keep_freed_memory
 from vlmill.train.recipes import change_recipe
@@ -42,23 +49,45 @@ FLOAT_BYTES = 4
 # sure the detector was, and the picture.
 TEXTS = (7, 8, 8, 9, 9, 10, 11, 14)
 REGIONS = (11, 16, 22, 31, 47, 68, 93, 100)
-RECIPES = {"vilbert": "vqa-vilbert", "vl-bert": "vqa-vl-bert"}
+MODELS = ("vilbert", "vl-bert")
+RECIPES = {
+    "vqa": {"vilbert": "vqa-vilbert", "vl-bert": "vqa-vl-bert"},
+    "vcr": {"vilbert": "vcr-vilbert", "vl-bert": "vcr-vl-bert-q2a"},
+}
+PEERS: dict[str, dict[str, Callable[..., tuple[nn.Module, Step]]]] = {
+    "vqa": TASK_PEERS,
+    "vcr": CHOICE_PEERS,
+}
+WORKS: dict[str, Callable[[PreparedStep], object]] = {"vqa": PreparedStep.work, "vcr": vcr_work}
+# VL-BERT mirrors boxes, which costs nothing; ViLBERT learns both sub-tasks.
+CHANGES: dict[str, tuple[str, ...]] = {
+    "vqa": (),
+    "vcr": ("accumulation=1", "settings.subtasks=[q2a]", "feeding.flip=0"),
+}
 LEFT_OUT = {
     "ours": "the last layer's rows that no head reads",
-    "vilbert": "nothing; heads of all tasks and of pretraining, padding to 16 tokens and 100 rows",
-    "vl-bert": "nothing; padding to the longest of the batch",
+    "vqa/vilbert": "nothing; heads of all tasks and of pretraining, padding to 16 tokens and 100 "
+    "rows",
+    "vqa/vl-bert": "nothing; padding to the longest of the batch",
+    "vcr/vilbert": "nothing; heads of all tasks and of pretraining, padding to 60 tokens and 100 "
+    "rows, the regions embedded for each choice",
+    "vcr/vl-bert": "the network of regions, as ours here; padding to the longest of the batch",
 }
 
 
-def run_model(name: str, official: Path | None, questions: int, rounds: int) -> None:
-    """Prints a model's lines."""
+def run_model(task: str, name: str, official: Path | None, questions: int, rounds: int) -> None:
+    """Prints a model's lines of a task."""
     changes = (f"batch_size={questions}", "steps=1", "epochs=null", "workers=0", "trackers=[]")
-    recipe = change_recipe(task_recipe_named(RECIPES[name]), changes)
-    published = task_recipe_named(RECIPES[name]).stages[0].batch_size
+    usual = task_recipe_named(RECIPES[task][name])
+    recipe = change_recipe(usual, [*CHANGES[task], *changes])
+    published = usual.stages[0].batch_size
     every = len(TEXTS) // questions
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="vlmill-finetuning-") as scratch:
-        inputs = write_questions(Path(scratch), TEXTS[::every], REGIONS[::every])
+        if task == "vcr":
+            inputs = write_choices(Path(scratch), questions)
+        else:
+            inputs = write_questions(Path(scratch), TEXTS[::every], REGIONS[::every])
         prepared = prepared_step(recipe, inputs, Path(scratch) / "run")
         ours = step_of(prepared.module, prepared.loss)
         works: dict[str, Callable[[], Timing]] = {"ours": partial(timed, partial(ours, True))}
@@ -66,13 +95,15 @@ def run_model(name: str, official: Path | None, questions: int, rounds: int) -> 
         if official is None:
             timings = measure(works, rounds)
         else:
-            peer = Apart(partial(TASK_PEERS[name], official, prepared.work()))
-            works["peer"], left_out["peer"] = partial(peer.step, True), LEFT_OUT[name]
+            peer = Apart(partial(PEERS[task][name], official, WORKS[task](prepared)))
+            works["peer"] = partial(peer.step, True)
+            left_out["peer"] = LEFT_OUT[f"{task}/{name}"]
             timings = measure(works, rounds)
             peer.close()
-        line = speed_line(name, questions, timings)
+        line = speed_line(f"{task}/{name}", questions, timings)
         print(json.dumps(line | {"left_out": left_out}), flush=True)
-        print(json.dumps(memory_line(name, prepared, questions, published)), flush=True)
+        memory = memory_line(f"{task}/{name}", prepared, questions, published)
+        print(json.dumps(memory), flush=True)
 
 
 def speed_line(name: str, questions: int, timings: dict[str, Timing]) -> dict[str, object]:
@@ -80,7 +111,7 @@ def speed_line(name: str, questions: int, timings: dict[str, Timing]) -> dict[st
     ours, peer = timings["ours"], timings.get("peer")
     ratio = peer and round(peer.cpu_s / ours.cpu_s, 3)
     return result_line(
-        f"finetuning/vqa/{name}/step",
+        f"finetuning/{name}/step",
         round(questions / ours.cpu_s, 3),
         "samples/CPU s",
         peer=peer and round(questions / peer.cpu_s, 3),
@@ -100,7 +131,7 @@ def memory_line(
     of_model = FLOATS * FLOAT_BYTES * prepared.parameters
     of_question = kept_bytes(prepared) / questions
     return result_line(
-        f"finetuning/vqa/{name}/memory",
+        f"finetuning/{name}/memory",
         round((of_model + published * of_question) / 1e9, 2),
         "GB",
         of_model_gb=round(of_model / 1e9, 2),
@@ -133,7 +164,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--models", nargs="+", choices=RECIPES, default=list(RECIPES), help="to measure (all)"
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="to measure (all)"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=RECIPES, default=list(RECIPES), help="to measure (all)"
     )
     parser.add_argument(
         "--official",
@@ -150,8 +184,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official = dict(options.official)
-    for name in options.models:
-        run_model(name, official.get(name), options.questions, options.rounds)
+    for task in options.tasks:
+        for name in options.models:
+            run_model(task, name, official.get(name), options.questions, options.rounds)
 
 
 if __name__ == "__main__":

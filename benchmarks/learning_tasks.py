@@ -12,6 +12,9 @@ share of right answers beside the blind model's, and the same for each kind of q
 finds held-out pictures by their captions and captions by their pictures; blind, that is chance.
 NLVR2 has statements on two pictures; GLUE has what follows from a caption, and whether it names
 more warm colours than cold ones: texts alone, beside chance (benchmarks/worlds/statements.py).
+Referring expressions name a thing by its looks, or by where it stands to another; choices ask
+for a colour, and given that for a place (benchmarks/worlds/expressions.py), from regions and from
+pixels. A blind model of the former is shown where the boxes are.
 
 The short form has a world of two things in three colours and shapes, and starts from drawn weights;
 the full one two or three things in five colours and four shapes, so that an arm takes minutes.
@@ -32,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from proof.arms import Arm, base_arms
+from proof.box_arms import BOX_TASKS, box_arms
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, failed, finished, results, run_all
@@ -68,7 +72,7 @@ def forms() -> dict[bool, Form]:
 
 def full_arms() -> tuple[TaskArm, ...]:
     """The arms of all tasks."""
-    return (*vqa_arms(), *retrieval_arms(), *text_arms())
+    return (*vqa_arms(), *retrieval_arms(), *text_arms(), *box_arms())
 
 
 SHORT = {"output": Path("build/learning-tasks"), "results": None}
@@ -91,6 +95,8 @@ def run(arguments: Sequence[str]) -> int:
         tables.write(base_arms(()), {})
         if any(job.arm.reads_neighbours for job in missing):
             tables.write_neighbours()
+        if any(job.arm.task in BOX_TASKS for job in missing):
+            tables.write_boxes()
     told = 0
     for job, line in run_all(jobs, path):
         if isinstance(line, Exception):

@@ -35,7 +35,11 @@ from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import WeightNormLinear
 from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.end_to_end import VlBertEndToEnd
+from vlmill.models.vlbert.end_to_end import (
+    VlBertEndToEnd,
+    VlBertRefcocoEndToEnd,
+    VlBertVcrEndToEnd,
+)
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 from vlmill.models.vlmo.encoder import VlmoEncoder
@@ -175,10 +179,13 @@ BERT_SOURCES: dict[type[nn.Module], Callable[[Any, Mapping[str, Tensor]], list[L
 
 PYTORCH, XAVIER = "PyTorch's default", "Xavier's uniform distribution"
 _VLBERT = [("region_vectors.projection.*", PYTORCH)]
+_REGION_CNN = [("cnn.*", PYTORCH)]
 DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
     VlBertBody: _VLBERT,
     VlBert: _VLBERT,
-    VlBertEndToEnd: [("cnn.*", PYTORCH)],
+    VlBertEndToEnd: _REGION_CNN,
+    VlBertRefcocoEndToEnd: _REGION_CNN,
+    VlBertVcrEndToEnd: _REGION_CNN,
     VlmoEncoder: [("patch_embedding.projection.*", PYTORCH)],
     VlBertVqa: [("head.*", XAVIER)],
     VlBertRefcoco: [("head.*", XAVIER)],

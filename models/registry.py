@@ -137,6 +137,12 @@ MODELS: dict[str, Variant] = VARIANTS | {
     "vl-bert-refcoco": Variant(
         config=VlBertRefcocoConfig, home="vlmill.models.vlbert.tasks.VlBertRefcoco"
     ),
+    "vl-bert-refcoco-end-to-end": Variant(
+        config=VlBertEndToEndConfig, home="vlmill.models.vlbert.end_to_end.VlBertRefcocoEndToEnd"
+    ),
+    "vl-bert-vcr-end-to-end": Variant(
+        config=VlBertEndToEndConfig, home="vlmill.models.vlbert.end_to_end.VlBertVcrEndToEnd"
+    ),
     "vl-bert-vcr": Variant(config=VlBertVcrConfig, home="vlmill.models.vlbert.tasks.VlBertVcr"),
     "vl-bert-vqa": Variant(config=VlBertVqaConfig, home="vlmill.models.vlbert.tasks.VlBertVqa"),
     "vlmo-nlvr2": Variant(config=VlmoNlvr2Config, home="vlmill.models.vlmo.tasks.VlmoForNlvr2"),

@@ -83,13 +83,18 @@ class PreparedStep:
         )
 
 
+def write_vocabulary(folder: Path) -> None:
+    """Writes ``vocab.txt`` of BERT's size, whose special words have BERT's numbers."""
+    words = [*SPECIAL, "[MASK]", *(f"w{number}" for number in range(WORDS - len(SPECIAL) - 1))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
 def write_questions(folder: Path, texts: Sequence[int], regions: Sequence[int]) -> TaskInputs:
     """Writes a question of so many tokens, with [CLS] and [SEP], about a picture of so many
     regions, the whole picture among them, for each of ``texts``; and a vocabulary of BERT's size.
     """
     rng = np.random.default_rng(0)
-    words = [*SPECIAL, "[MASK]", *(f"w{number}" for number in range(WORDS - len(SPECIAL) - 1))]
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    write_vocabulary(folder)
     answers = [f"answer {number}" for number in range(ANSWERS)]
     (folder / "answers.txt").write_text("\n".join(answers) + "\n", encoding="utf-8")
     rows, pictures = [], []

@@ -7,6 +7,8 @@ from typing import Any
 
 from proof.arms import Arm
 from worlds import World, make_scenes, oracles, write_noisy_pairs, write_world
+from worlds.expressions import write_boxes
+from worlds.scenes import Split
 
 from vlmill.pipelines.hard_negatives import command as hard_negatives
 from vlmill.pipelines.nearest_pictures import command as nearest_pictures
@@ -27,6 +29,7 @@ class ArmTables:
     images: str
     negatives: str | None = None
     neighbours: str | None = None  # the nearest pictures of each
+    boxes: str = ""  # expressions, choices and the things' own regions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,13 @@ class WorldTables:
             images=str(pictures),
             negatives=str(self.folder / "negatives") if arm.negatives else None,
             neighbours=str(self.folder / "neighbours"),
+            boxes=str(self.folder / "boxes"),
         )
+
+    def write_boxes(self) -> None:
+        """Writes what tasks with boxes ask of the plain world's pictures, if that is not done."""
+        pictures: dict[Split, int] = {"train": self.pairs, "test": self.held_out}
+        write_boxes(self.folder / "boxes", self.world, pictures=pictures)
 
     def write_neighbours(self) -> None:
         """Finds the nearest pictures of each by their regions, if that is not done."""

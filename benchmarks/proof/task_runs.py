@@ -12,6 +12,8 @@ from typing import Any
 
 from proof import text_arms
 from proof.arms import Arm
+from proof.box_arms import BOX_TASKS
+from proof.box_runs import box_inputs, evaluate_boxes
 from proof.runs import Job, one_thread, pretrained
 from proof.tables import ArmTables
 from proof.task_arms import PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
@@ -117,12 +119,13 @@ def _line(job: TaskJob) -> Line:
         "regions": job.tables.regions if feeding.reads_regions else None,
         "images": job.tables.images if feeding.reads_pictures else None,
     }
+    if arm.task in BOX_TASKS:
+        tables = box_inputs(job.tables, feeding)
     inputs = TaskInputs(
         examples=examples_of(job),
         negatives=job.tables.neighbours if arm.reads_neighbours else None,
         init=None if start is None else str(start),
-        regions=tables["regions"],
-        images=tables["images"],
+        **tables,  # type: ignore[arg-type]
     )
     continued, clock = bool(saved_steps(trained)), time.process_time()
     finetune(recipe, inputs, trained)
@@ -139,6 +142,8 @@ def _line(job: TaskJob) -> Line:
 
 def examples_of(job: TaskJob) -> str:
     """The table that the arm is trained and asked on."""
+    if job.arm.task in BOX_TASKS:
+        return job.tables.boxes
     if job.arm.task not in text_arms.TASKS:
         return job.tables.pairs
     folder = job.output / text_arms.FOLDER
@@ -195,6 +200,7 @@ EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]
     "vqa": evaluate_vqa,
     **dict.fromkeys(text_arms.TASKS, evaluate_texts),
     "retrieval": evaluate_recall,
+    **dict.fromkeys(BOX_TASKS, evaluate_boxes),
 }
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from proof.box_arms import BOX_TASKS
+from proof.box_runs import box_lines
 from proof.task_arms import BLIND, MARGIN
 from proof.text_arms import CHANCE, HEADLINES, SHARES
 from shell import result_line
@@ -27,6 +29,8 @@ def lines_of(line: Line, all_lines: Sequence[Line]) -> list[Line]:
         chance = {name: share for name, share in CHANCE.items() if name in line["metrics"]}
         return [figure_line(line, chance, name) for name in chance]
     blind = blind_of(line, all_lines)
+    if line["settings"]["task"] in BOX_TASKS:
+        return list(box_lines(line, blind))
     return [
         figure_line(line, blind and blind["metrics"], name)
         for name, value in line["metrics"].items()

@@ -251,6 +251,11 @@ class RegionCnnConfig:
         """Gives D, the width of a region's feature."""
         return self.widths[3] * EXPANSION
 
+    @property
+    def num_cells(self) -> int:
+        """Gives the cells a side of which a region's feature is the mean."""
+        return self.pool_size if self.dilated else -(-self.pool_size // 2)
+
 
 # In this order plain values fit the right one only.
 TaskConfig = VlBertConfig | VlBertRefcocoConfig | VlBertVqaConfig | VlBertVcrConfig

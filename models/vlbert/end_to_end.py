@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vlmill.models.inputs import PictureRegions, VLInputs
+from vlmill.models.places import Places
 from vlmill.models.vlbert.config import (
     TaskConfig,
     VlBertEndToEndConfig,
@@ -67,24 +68,22 @@ class VlBertEndToEnd(nn.Module):
         regions: PictureRegions,
         texts: VLInputs | ChoiceInputs,
         *arguments: Any,
+        real: Places | None = None,
         pack: bool = True,
+        **options: Any,
     ) -> Any:
         """Runs ``model`` on ``texts`` with features and locations from the pictures.
 
         ``texts`` has the same regions; its own features, which may have width 0, and locations
-        are replaced. Regions that are masked there lose their pixels. ``arguments`` go to the
+        are replaced. Regions that are masked there lose their pixels. ``real`` are the places that
+        ``regions.region_mask`` marks, where they are known. ``arguments`` and ``options`` go to the
         model.
         """
-        pictures = regions.pictures
-        masked = texts.masked_regions if isinstance(texts, VLInputs) else None
+        pictures, masked = regions.pictures, texts.masked_regions
         if masked is not None:
             pictures = without_pixels(pictures, regions.boxes, masked)
         features = self.cnn(
-            pictures,
-            regions.boxes,
-            regions.region_mask,
-            regions.instance_masks,
-            texts.real_regions if isinstance(texts, VLInputs) else None,
+            pictures, regions.boxes, regions.region_mask, regions.instance_masks, real
         )
         filled = dataclasses.replace(
             texts,
@@ -92,4 +91,21 @@ class VlBertEndToEnd(nn.Module):
             region_locations=regions.locations(),
             region_mask=regions.region_mask,
         )
-        return self.model(filled, *arguments, pack=pack)
+        return self.model(filled, *arguments, pack=pack, **options)
+
+
+class VlBertRefcocoEndToEnd(VlBertEndToEnd):
+    """Holds the region network with RefCOCO+'s head (sec. 4.2; released code)."""
+
+
+class VlBertVcrEndToEnd(VlBertEndToEnd):
+    """Holds the region network with VCR's heads (sec. 4.2; released code)."""
+
+
+def build_end_to_end(config: VlBertEndToEndConfig) -> VlBertEndToEnd:
+    """Builds the region network and, on it, the model that a configuration describes."""
+    if isinstance(config.model, VlBertRefcocoConfig):
+        return VlBertRefcocoEndToEnd(config)
+    if isinstance(config.model, VlBertVcrConfig):
+        return VlBertVcrEndToEnd(config)
+    return VlBertEndToEnd(config)

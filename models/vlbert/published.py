@@ -10,7 +10,7 @@ from vlmill.models.convert.names import block_links, mlm_head_links
 from vlmill.models.vlbert.backbone import torchvision_name
 from vlmill.models.vlbert.config import TaskConfig, VlBertEndToEndConfig
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, build_vlbert
+from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, build_end_to_end, build_vlbert
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.published_settings import configure
 from vlmill.models.vlbert.region_cnn import RegionCnn
@@ -23,7 +23,7 @@ CONV5 = ("roi_head_feature_extractor", "head.0")
 def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
     """Builds the model that `configure` describes."""
     if isinstance(config, VlBertEndToEndConfig):
-        return VlBertEndToEnd(config)
+        return build_end_to_end(config)
     return build_vlbert(config)
 
 

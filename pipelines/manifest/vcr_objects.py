@@ -59,13 +59,14 @@ def objects_of(metadata: Any) -> Objects | Drop:
 
 
 def is_polygons(segms: Any, num_objects: int) -> bool:
-    """Whether these are, for each object, polygons of points; an object may have none."""
+    """Whether these are, for each object, polygons of points, one at least each; an object may have
+    no polygon.
+    """
     try:
         return len(segms) == num_objects and all(
-            math.isfinite(x) and math.isfinite(y)
+            len(polygon) > 0 and all(math.isfinite(x) and math.isfinite(y) for x, y in polygon)
             for polygons in segms
             for polygon in polygons
-            for x, y in polygon
         )
     except (TypeError, ValueError):
         return False

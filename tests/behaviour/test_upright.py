@@ -21,6 +21,7 @@ from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.readers.regions import RegionReader, RegionRow
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.pictures.boxed import boxed_picture
+from vlmill.train.loading.pictures.crop import decode as decoded
 from vlmill.train.loading.pictures.crop import evaluation_picture, training_pictures
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
@@ -61,7 +62,7 @@ def boxed(data: bytes, boxes: Array) -> dict[str, Array]:
         masks=MaskedRegions.none(count),
         num_shown=count,
     )
-    return boxed_picture(data, regions, BOXED)
+    return boxed_picture(decoded(data, "picture"), regions, BOXED)
 
 
 def test_the_stored_pictures_differ() -> None:

@@ -91,7 +91,9 @@ def test_every_line_has_the_keys_that_all_benchmarks_share(
         case = replace(module.CASES["interbert"], preset="interbert-small").halved().halved()
         monkeypatch.setitem(module.CASES, "interbert", case)
     if name == "finetuning":
-        monkeypatch.setattr(module, "RECIPES", {"vl-bert": "vqa-vl-bert-small"})
+        small = {"vqa": "vqa-vl-bert-small", "vcr": "vcr-vl-bert-small"}
+        recipes = {task: {"vl-bert": recipe} for task, recipe in small.items()}
+        monkeypatch.setattr(module, "RECIPES", recipes)
     run: Callable[[list[str]], int | None] = module.main
     assert not run(SMALLEST[name])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

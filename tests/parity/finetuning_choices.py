@@ -1,25 +1,40 @@
 """VCR's inputs: texts with names and tags as the released codes build them, and regions."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from tests.parity.finetuning_regions import batch_of, check_regions, picture, stored_tables
 from tests.parity.golden import GoldenSet, leaves, naming, read_json
 from tests.parity.results import Results
 from tokenizers import Tokenizer
 
+from vlmill.schemas.readers.regions import RegionRow
+from vlmill.train.loading.boxes import Size, scales
+from vlmill.train.loading.masking.regions import MaskedRegions
+from vlmill.train.loading.pictures.boxed import (
+    MASKS,
+    boxed_picture,
+    padded_pictures,
+    picture_regions_of,
+)
+from vlmill.train.loading.sample import SampledRegions
+from vlmill.train.loading.stored import unread_features
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.tasks.vcr.categories import PERSON
+from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, category_of
 from vlmill.train.tasks.vcr.examples import cut_pieces, named_texts
+from vlmill.train.tasks.vcr.outlines import instance_masks, outlines_of
 from vlmill.train.tasks.vcr.recipes import VcrSettings, vilbert_vcr_feeding
 from vlmill.train.tasks.vcr.texts import MARK, names_in_turn
 
 UNUSED = "none: a mask that the model does not read"
-PIXELS = "VCR of VL-BERT from pixels"
 RELEVANT = "none: objects that the text names alone, off in all released settings"
 
 
@@ -67,22 +82,75 @@ def vlbert_choices(golden: GoldenSet, results: Results) -> None:
     content = read_json(golden.folder / "cases.json")
     results.given("cases:vcr_annotations.*", "cases:vcr_metadata.*", "tensors:vcr.sample*")
     results.given("cases:vcr.*.draws*", "cases:vcr.*.label")
-    results.waits(PIXELS, "tensors:vcr.case*", "cases:vcr.*.im_info*")
     first, before = 0, None
     for number, case in enumerate(content["vcr"]):
         at = f"cases:vcr.{number}"
         settings = ("case", "task", "sample", "seq_len", "only_use_relevant_dets")
         results.given(*(f"{at}.{name}" for name in settings))
         if case["only_use_relevant_dets"]:
-            results.waits(RELEVANT, f"{at}.question*", f"{at}.choices*")
+            results.waits(RELEVANT, f"{at}.question*", f"{at}.choices*", f"{at}.im_info*")
+            results.waits(RELEVANT, f"tensors:vcr.case{case['case']}.*")
             continue
         run = case["task"], case["seq_len"]
         first, before = (first if run == before else 0), run
         annotation = content["vcr_annotations"][case["sample"]]
         with naming(at):
-            ours = tagged(annotation, case, first, tokenizer)
+            ours: dict[str, Any] = tagged(annotation, case, first, tokenizer)
+            ours["im_info"] = picture_with_outlines(golden, results, content, case)
             results.check_all(dict(leaves(ours, at)))
         first += annotation["objects"].count(PERSON)
+
+
+def picture_with_outlines(
+    golden: GoldenSet, results: Results, content: dict[str, Any], case: dict[str, Any]
+) -> list[float]:
+    """The picture, boxes with score and category, and outlines; the resized picture's facts.
+
+    The published code pads all pictures to one size.
+    """
+    at, sample = f"tensors:vcr.case{case['case']}", case["sample"]
+    annotation, about = content["vcr_annotations"][sample], content["vcr_metadata"][sample]
+    image = Image.fromarray(golden.tensors[f"tensors:vcr.sample{sample}.image_uint8"].numpy())
+    recorded = golden.tensors[f"{at}.image"]
+    feeding = replace(
+        task_recipe_named("vcr-vl-bert-end-to-end-q2a").stages[0].feeding,
+        short_side=min(recorded.shape[1:]),
+        long_side=max(recorded.shape[1:]),
+    )
+    ((_, drawn),) = case["draws"]
+    mirrored = drawn < 0.5
+    stored = np.array(about["boxes"], dtype=np.float32)
+    boxes, scores = stored[:, :4], torch.from_numpy(stored[:, 4])
+    regions = SampledRegions(
+        row=RegionRow(
+            image_id=str(sample), width=about["width"], height=about["height"], boxes=boxes
+        ),
+        features=unread_features(len(boxes)),
+        boxes=boxes,
+        masks=MaskedRegions.none(len(boxes)),
+        num_shown=len(boxes),
+        mirrored=mirrored,
+    )
+    outlines = outlines_of(json.dumps(about["segms"]), len(boxes))
+    masks = instance_masks(outlines, boxes, 14, mirrored=mirrored)
+    padded = padded_pictures(
+        [boxed_picture(image, regions, feeding) | {MASKS: masks}], 1 + len(boxes)
+    )
+    tensors = {name: torch.from_numpy(array) for name, array in padded.items()}
+    tensors["region_mask"] = torch.ones(1, 1 + len(boxes), dtype=torch.bool)
+    pictures = picture_regions_of(tensors)
+    assert pictures is not None and pictures.instance_masks is not None
+    height, width = pictures.pictures.shape[2:]
+    below, right = recorded.shape[1] - height, recorded.shape[2] - width
+    results.check(f"{at}.image", F.pad(pictures.pictures[0], (0, right, 0, below)))
+    categories = torch.tensor([category_of(name) or 0 for name in annotation["objects"]])
+    more = torch.stack([scores, categories.float()], dim=1)
+    more = torch.cat([torch.tensor([[1.0, WHOLE]]), more])
+    results.check(f"{at}.boxes", torch.cat([pictures.boxes[0], more], dim=1))
+    results.check(f"{at}.masks", pictures.instance_masks[0])
+    size = Size(width=about["width"], height=about["height"])
+    new = size.resized(feeding.short_side, feeding.long_side)
+    return [float(x) for x in (new.width, new.height, *scales(size, new), sample)]
 
 
 def tagged(

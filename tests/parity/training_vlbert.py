@@ -24,6 +24,7 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.pictures.boxed import boxed_picture
+from vlmill.train.loading.pictures.crop import decode
 from vlmill.train.loading.sample import (
     Sample,
     columns_of,
@@ -193,7 +194,7 @@ def caption(
         pair_id=case,
         text=text,
         regions=regions,
-        pixels=boxed_picture(picture_of(golden, sample), regions, feeding),
+        pixels=boxed_picture(decode(picture_of(golden, sample), case), regions, feeding),
         matching=matching,
     )
     planned = collate(

@@ -95,7 +95,9 @@ def read_features(
     tensors = {name: tensor.clone() for name, tensor in batch.tensors.items()}
     if pin_memory:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-    if "hidden" in tensors:
+    if batch.stored and not batch.stored[0].is_read:
+        tensors["features"] = torch.zeros((*tensors["hidden"].shape, 0))
+    elif "hidden" in tensors:
         assert reader is not None
         shape = (*tensors["hidden"].shape, reader.feature_dim)
         dtype = STORED[reader.arrays["features"]["dtype"]]

@@ -14,7 +14,7 @@ from vlmill.schemas.readers.region_rows import RegionRow
 from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import SampledRegions, placed_boxes
-from vlmill.train.loading.stored import StoredFeatures, stored_features
+from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_features
 from vlmill.train.recipes.spec import Feeding
 
 
@@ -77,7 +77,11 @@ def joined_regions(
     boxes = np.concatenate([row.boxes, other.boxes])[order]
     return SampledRegions(
         row=RegionRow(image_id=row.image_id, width=row.width, height=row.height, boxes=boxes),
-        features=_features(regions, (detected, annotated), parts),
+        features=(
+            _features(regions, (detected, annotated), parts)
+            if feeding.reads_features
+            else unread_features(len(order))
+        ),
         boxes=placed_boxes(boxes, size, feeding, mirrored=mirrored),
         masks=MaskedRegions.none(len(boxes)),
         num_shown=sum(shown),

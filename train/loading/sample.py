@@ -19,7 +19,7 @@ from vlmill.train.loading.boxes import overlaps
 from vlmill.train.loading.masking.regions import MaskedRegions, mask_groups, masked_by
 from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.stored import StoredFeatures, stored_features
+from vlmill.train.loading.stored import StoredFeatures, stored_features, unread_features
 from vlmill.train.recipes.spec import Feeding, Masking
 
 LONGEST = 64  # text and regions together
@@ -151,7 +151,11 @@ def take_regions(
     boxes = placed_boxes(boxes, (row.width, row.height), feeding, mirrored=mirrored)
     return SampledRegions(
         row=row,
-        features=stored_features(group, at, count, order),
+        features=(
+            stored_features(group, at, count, order)
+            if feeding.reads_features
+            else unread_features(count, order)
+        ),
         boxes=boxes,
         masks=MaskedRegions.none(count) if mask is None else mask(boxes, row),
         num_shown=count,

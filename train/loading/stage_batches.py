@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 
 from vlmill.schemas.errors import InputError
@@ -22,7 +23,7 @@ from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.mixture import ROUND_EPOCH, mixture_of
 from vlmill.train.loading.order import PairOrder, Visit
 from vlmill.train.loading.pictures.boxed import boxed_picture
-from vlmill.train.loading.pictures.crop import UndecodablePicture, training_pictures
+from vlmill.train.loading.pictures.crop import UndecodablePicture, decode, training_pictures
 from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.sample import Sample, SampledRegions, columns_of, fit_together
 from vlmill.train.loading.store.splits import Splits
@@ -185,14 +186,18 @@ class StageBatches(Dataset[HostBatch], ABC):
         """
         at, image_id = self._picture_of(row, second=second)
         kind = self.stage.feeding.kind
-        text, regions, pixels = sample.text, None, Arrays()
-        if kind in ("regions", "picture-regions"):
-            regions = self._regions(at, draws)
-            text, regions = fit_together(text, regions, self.stage.feeding)
+        text, regions, pixels, image = sample.text, None, Arrays(), None
         try:
             if kind == "picture-regions":
-                assert regions is not None
-                pixels = self._boxed(regions, row)
+                image = self._image(row)
+            if image is not None and self.stage.feeding.boxes == "examples":
+                regions = self._example_regions(row, image.size, draws)
+            elif kind in ("regions", "picture-regions"):
+                regions = self._regions(at, draws)
+            if regions is not None:
+                text, regions = fit_together(text, regions, self.stage.feeding)
+            if image is not None and regions is not None:
+                pixels = self._boxed(image, regions)
             elif kind in ("pixels", "pictures"):
                 pixels = self._pixels(at, image_id, draws)
         except UndecodablePicture as error:
@@ -221,15 +226,28 @@ class StageBatches(Dataset[HostBatch], ABC):
     def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
         """The regions of a row of their table."""
 
+    def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
+        """The boxes of a row of the samples itself, whose picture has that width and height."""
+        raise InputError(
+            f"stages.{self.stage_number}.feeding.boxes=examples: {self.asking} has no boxes; set "
+            "it to detected"
+        )
+
     @cached_property
     def _join(self) -> Join:
         assert self.images is not None
         return Join(self.images.index, asking=self.asking, holding="--images")
 
-    def _boxed(self, regions: SampledRegions, row: int) -> Arrays:
+    def _image(self, row: int) -> Image.Image:
+        """The picture of a row, RGB and upright. Raises UndecodablePicture."""
         assert self.images is not None
-        (at,) = self._join.find([self.table.image_id(row)])
-        return boxed_picture(self.images.bytes_of(int(at)), regions, self.stage.feeding)
+        image_id = self.table.image_id(row)
+        (at,) = self._join.find([image_id])
+        return decode(self.images.bytes_of(int(at)), image_id)
+
+    def _boxed(self, image: Image.Image, regions: SampledRegions) -> Arrays:
+        """The picture with the boxes of its regions, as the model takes them."""
+        return boxed_picture(image, regions, self.stage.feeding)
 
     def _pixels(self, at: int, image_id: str, draws: Uniforms) -> Arrays:
         assert self.images is not None

@@ -17,6 +17,7 @@ class StoredFeatures:
     ``place`` is a shard, and an offset and a size in its file; None for a compressed row, whose
     bytes are in ``copied``. The regions are the row's first, or those at the places ``order``
     [num_regions] of the row, in this order. ``more`` come behind them, of this or another table.
+    Of a model that makes its own of pixels none is read.
     """
 
     num_regions: int
@@ -24,6 +25,7 @@ class StoredFeatures:
     copied: npt.NDArray[np.uint8] | None = None
     order: Ids | None = None
     more: tuple["StoredFeatures", ...] = ()
+    is_read: bool = True
 
     @property
     def parts(self) -> tuple["StoredFeatures", ...]:
@@ -51,6 +53,11 @@ def stored_features(
     if copied is None:
         raise no_features(group.image_id(at))
     return StoredFeatures(num_regions=num_regions, place=None, copied=copied, order=order)
+
+
+def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeatures:
+    """Stands for the features of regions whose model makes its own of pixels."""
+    return StoredFeatures(num_regions=num_regions, place=None, order=order, is_read=False)
 
 
 def no_features(image_id: str) -> InputError:

@@ -55,7 +55,7 @@ def activations(network: Network, stage: Pass, max_text_tokens: int) -> int:
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or max_text_tokens
     picture = 0
-    if feeding.reads_regions:
+    if feeding.has_regions:
         picture = feeding.max_regions + (feeding.whole_image != "none")
         if feeding.max_elements is not None:
             picture = min(picture, feeding.max_elements - 1)

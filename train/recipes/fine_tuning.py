@@ -1,8 +1,10 @@
 """What recipes of several tasks share: the codes' optimisers, and a start from BERT alone."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
+from vlmill.models.vlbert.config import RegionCnnConfig, VlBertEndToEndConfig
 from vlmill.train.recipes.spec import Optimizer
 from vlmill.train.recipes.tasks import TaskRecipe
 
@@ -16,6 +18,7 @@ TRIAL_RUN: dict[str, Any] = {
     "precision": "no",
     "vocabulary_size": 4000,
 }
+FAMILY = re.compile("vl-bert(-paper)?")  # in the names of VL-BERT's recipes
 BERT = "--init: BERT (train-vl convert --family bert --as bert-base)"
 
 
@@ -42,6 +45,38 @@ def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:
         "warmup": 0.1,
     }
     return Optimizer(lr=lr, **(fields | changes))
+
+
+def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
+    """VL-BERT's recipe on stored features with the network trained along that makes them: what it
+    starts from has learnt so, too.
+    """
+    (stage,) = recipe.stages
+    feeding = replace(stage.feeding, kind="picture-regions")
+    init = "--init: a VL-BERT pretrained end to end"
+    return replace(
+        recipe,
+        name=FAMILY.sub(r"\g<0>-end-to-end", recipe.name, count=1),
+        variant=f"{recipe.variant}-end-to-end",
+        model=model,
+        starts_from=("vl-bert-end-to-end", f"{recipe.variant}-end-to-end"),
+        stages=(replace(stage, feeding=feeding),),
+        about=recipe.about.removesuffix(", on stored features") + ", from pixels",
+        needs=f"--images; {recipe.needs.partition('; --init')[0]}; {init}",
+    )
+
+
+def small_region_cnn() -> RegionCnnConfig:
+    """A network of regions for trials on a CPU, all of it trained: 1/4 of the width, a block a
+    stage.
+    """
+    return RegionCnnConfig(
+        blocks=(1, 1, 1, 1),
+        widths=(16, 24, 32, 40),
+        stem_channels=16,
+        pool_size=7,
+        frozen_stages=0,
+    )
 
 
 def from_bert(recipe: TaskRecipe) -> TaskRecipe:

@@ -65,7 +65,9 @@ class Feeding:
     # Whose boxes they are: ``--regions``, ``--annotated-regions``, or both, the annotated ones
     # behind the detected ones and first to stay (``max_regions``); ``joined-in-training`` has the
     # detected ones alone wherever it is measured, and for the whole picture's feature (RefCOCO+).
-    boxes: Literal["detected", "annotated", "joined", "joined-in-training"] = "detected"
+    # ``examples``: those of the objects that the examples themselves name (VCR), of which only
+    # pixels tell more: no table of regions is read.
+    boxes: Literal["detected", "annotated", "joined", "joined-in-training", "examples"] = "detected"
     # That of the table, or by falling confidence: the highest probability of any class, background
     # included (VL-BERT), or where only the class's own score is stored, that; else the table's.
     region_order: Literal["table", "confidence"] = "table"
@@ -90,9 +92,19 @@ class Feeding:
     long_side: int = 1000
 
     @property
+    def has_regions(self) -> bool:
+        """Whether a picture comes with regions, from whichever table."""
+        return self.kind in ("regions", "picture-regions")
+
+    @property
     def reads_regions(self) -> bool:
         """Whether the table of regions is read."""
-        return self.kind in ("regions", "picture-regions")
+        return self.has_regions and self.boxes != "examples"
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether stored features are read; from pixels the model makes its own."""
+        return self.kind == "regions"
 
     @property
     def reads_pictures(self) -> bool:
@@ -102,6 +114,11 @@ class Feeding:
     def __post_init__(self) -> None:
         _share("feeding.flip", self.flip)
         _share("feeding.jitter", self.jitter)
+        if self.boxes == "examples" and self.kind != "picture-regions":
+            raise ValueError(
+                f"feeding.kind={self.kind}, boxes=examples: boxes of examples have no stored "
+                "features; set kind=picture-regions, or boxes=annotated"
+            )
         sides = (("image_size", 1), ("short_side", 1), ("long_side", 1))
         for name, least in (("max_regions", 1), ("text_rows", 0), *sides):
             if getattr(self, name) < least:

@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 # What VLMo's stages and its BEiT have in common; lengths, resolutions, heads, experts may differ.
@@ -27,7 +28,8 @@ class VariantTraining:
     # What a published checkpoint was fed at the end of its pretraining.
     feeding: str = "vlmill.train.recipes.spec.Feeding"
     # The model inside it, and the field of its configuration, that has words and regions: where a
-    # network of its own makes the regions' features, or a task's heads stand on it. Empty: itself.
+    # network of its own makes the regions' features, or a task's heads stand on it, or both, from
+    # the outermost in. Empty: itself.
     body: str = ""
     makes_features: bool = False  # whether that network makes them
     # The head that says how well a text and a picture fit, and the method that asks it, of what the
@@ -47,12 +49,15 @@ class VariantTraining:
 
     def body_of(self, whole: Any) -> Any:
         """The part of a model, or of its configuration, that has words and regions."""
-        return getattr(whole, self.body) if self.body else whole
+        return attrgetter(self.body)(whole) if self.body else whole
+
+    def with_body(self, config: Any, body: Any) -> Any:
+        """``config`` with another configuration of its words and regions."""
+        return with_part(config, self.body, body) if self.body else body
 
     def with_sizes(self, config: Any, **sizes: int) -> Any:
         """``config`` with other sizes of words and regions."""
-        body = dataclasses.replace(self.body_of(config), **sizes)
-        return dataclasses.replace(config, **{self.body: body}) if self.body else body
+        return self.with_body(config, dataclasses.replace(self.body_of(config), **sizes))
 
 
 PLAIN = VariantTraining()
@@ -114,7 +119,9 @@ TRAININGS: dict[str, VariantTraining] = {
         makes_features=True,
     ),
     "vl-bert-refcoco": VariantTraining(body="body"),
+    "vl-bert-refcoco-end-to-end": VariantTraining(body="model.body", makes_features=True),
     "vl-bert-vcr": VariantTraining(body="body"),
+    "vl-bert-vcr-end-to-end": VariantTraining(body="model.body", makes_features=True),
     "vl-bert-vqa": VariantTraining(body="body"),
     "vlmo-nlvr2": VariantTraining(body="encoder"),
     "vlmo-text": VariantTraining(body="encoder"),
@@ -132,6 +139,14 @@ TRAININGS: dict[str, VariantTraining] = {
 def training_of(variant: str | None) -> VariantTraining:
     """The variant's row; a plain region model's for one without."""
     return TRAININGS.get(variant or "", PLAIN)
+
+
+def with_part(config: Any, path: str, part: Any) -> Any:
+    """A configuration with another one at the end of a dotted path of fields."""
+    name, _, inner = path.partition(".")
+    return dataclasses.replace(
+        config, **{name: with_part(getattr(config, name), inner, part) if inner else part}
+    )
 
 
 def part_of(model: Any, path: str) -> Any:

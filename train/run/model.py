@@ -147,11 +147,11 @@ def _class_targets(init: LoadedCheckpoint) -> str | None:
     return str(feeding.region_targets)
 
 
-def refuse_random_constants(recipe: Recipe, init: LoadedCheckpoint | None) -> None:
+def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) -> None:
     """Raises InputError where stages of a region network would keep their random weights."""
     if not isinstance(recipe.model, VlBertEndToEndConfig):
         return
-    if init is not None and init.variant == recipe.variant:
+    if init is not None and training_of(init.variant).makes_features:
         return
     if stages := recipe.model.cnn.frozen_stages:
         raise InputError(

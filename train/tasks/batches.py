@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from vlmill.schemas.readers.joined_regions import JoinedRegions
+from vlmill.schemas.readers.region_rows import RegionRow
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.chosen import stage_rows
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.joined import joined_regions
+from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
+from vlmill.train.loading.pictures.boxed import hidden_picture
 from vlmill.train.loading.pictures.crop import evaluation_picture
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample, SampledRegions, take_regions
+from vlmill.train.loading.sample import Sample, SampledRegions, placed_boxes, take_regions
 from vlmill.train.loading.stage_batches import Rows, StageBatches
+from vlmill.train.loading.stored import unread_features
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.tasks.task import LearntTask
 
@@ -105,7 +110,7 @@ class TaskBatches(StageBatches):
     def _regions(self, at: int, draws: Uniforms) -> SampledRegions:
         assert self.regions is not None
         feeding = self.stage.feeding
-        mirrored = self.training and bool(feeding.flip) and draws.random() < feeding.flip
+        mirrored = self._mirrors(draws)
         joined = feeding.boxes == "joined" or (
             feeding.boxes == "joined-in-training" and self.training
         )
@@ -116,6 +121,33 @@ class TaskBatches(StageBatches):
             table = self.regions.located(at)
             regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
         return self.task.hidden(regions) if self.blind else regions
+
+    def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
+        feeding = self.stage.feeding
+        boxes = self.task.boxes_of(self.table, row)[: feeding.max_regions]
+        mirrored = self._mirrors(draws)
+        regions = SampledRegions(
+            row=RegionRow(
+                image_id=self.table.image_id(row), width=size[0], height=size[1], boxes=boxes
+            ),
+            features=unread_features(len(boxes)),
+            boxes=placed_boxes(boxes, size, feeding, mirrored=mirrored),
+            masks=MaskedRegions.none(len(boxes)),
+            num_shown=len(boxes),
+            mirrored=mirrored,
+        )
+        return self.task.hidden(regions) if self.blind else regions
+
+    def _mirrors(self, draws: Uniforms) -> bool:
+        """Whether a picture is mirrored: by chance, in training alone."""
+        flip = self.stage.feeding.flip
+        return self.training and bool(flip) and draws.random() < flip
+
+    def _boxed(self, image: Image.Image, regions: SampledRegions) -> Arrays:
+        boxed = super()._boxed(image, regions)
+        if not self.blind:
+            return boxed
+        return boxed | {"picture": hidden_picture(boxed["picture"])}
 
     def _pixels(self, at: int, image_id: str, draws: Uniforms) -> Arrays:
         if self.training and not self.blind:

@@ -11,8 +11,9 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import TaskRecord
-from vlmill.train.loading.arrays import Ids
+from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.chosen import StagePairs
 from vlmill.train.loading.masking.regions import MaskedRegions
@@ -25,6 +26,7 @@ from vlmill.train.loading.store.pairs import Examples
 from vlmill.train.loading.store.prepare import AS_IT_IS, TextForm
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
@@ -100,6 +102,19 @@ def without_features(regions: SampledRegions) -> SampledRegions:
     return dataclasses.replace(regions, masks=masks)
 
 
+def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
+    """Raises InputError for stored features beside a model that makes its own of pixels, and for
+    pictures beside one that does not.
+    """
+    (stage,) = recipe.stages
+    kind = "picture-regions" if from_pixels else "regions"
+    if stage.feeding.kind != kind:
+        raise InputError(
+            f"feeding.kind={stage.feeding.kind}: a {recipe.variant} reads {kind}; take the recipe "
+            f"{'on stored features' if from_pixels else 'from pixels (end-to-end)'} instead"
+        )
+
+
 class LearntTask(ABC):
     """A task with its model's head, as it is learnt, and followed while it is.
 
@@ -157,6 +172,16 @@ class LearntTask(ABC):
         it has.
         """
         return dataclasses.replace(without_features(regions), num_shown=0)
+
+    def boxes_of(self, table: SampleTable, row: int) -> Array:
+        """The boxes [R, 4] that an example itself names, in pixels (``feeding.boxes=examples``).
+
+        Raises InputError where the task's examples name none.
+        """
+        raise InputError(
+            f"feeding.boxes=examples: an example of {self.name} names no boxes to be fed; set it "
+            "to detected, annotated or joined"
+        )
 
     @abstractmethod
     def labelled(self, table: SampleTable, samples: Sequence[Sample]) -> Mapping[str, Tensor]:

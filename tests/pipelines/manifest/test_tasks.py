@@ -193,6 +193,7 @@ def test_lines_of_vcr_that_are_none(change: dict[str, Any], expected: Reason) ->
         ({"boxes": None}, Reason.BAD_ROW),
         ({"segms": [[]]}, Reason.BAD_ROW),
         ({"segms": [[[1, 2]], []]}, Reason.BAD_ROW),
+        ({"segms": [[[]], []]}, Reason.BAD_ROW),  # a polygon without points
     ],
 )
 def test_metadata_that_is_none(change: dict[str, Any], expected: Reason) -> None:

@@ -92,6 +92,7 @@ def test_every_variant_and_task_has_its_formula() -> None:
     [
         *("vqa-vilbert-small", "vqa-single-stream", "vqa-vl-bert-small", "vqa-vlmo-small"),
         *("two layers", "refcoco-vl-bert-small", "vcr-vl-bert-small", "vcr-vl-bert-paper-q2a"),
+        "vcr-vl-bert-end-to-end-small",
     ],
 )
 def test_formulas_count_what_tasks_add(name: str) -> None:

@@ -1,6 +1,6 @@
 """Pictures with the boxes of their regions, for VL-BERT end to end (its code; arXiv:1908.08530).
 
-B pictures, R regions with the whole picture first, H x W pixels.
+B pictures, R regions with the whole picture first, H x W pixels, P x P cells of a region.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,26 @@ from torch import Tensor
 from vlmill.models.inputs import PictureRegions
 from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.train.loading.boxes import Size, resized_boxes
-from vlmill.train.loading.pictures.crop import decode, planes
+from vlmill.train.loading.pictures.crop import planes
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.recipes.spec import Feeding
 
+MASKS = "instance_masks"  # of a sample's regions, where its task has outlines
+
 
 def boxed_picture(
-    data: bytes | None, regions: SampledRegions, feeding: Feeding
+    image: Image.Image, regions: SampledRegions, feeding: Feeding
 ) -> dict[str, npt.NDArray[Any]]:
     """``picture`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
     float32 [1 + num_shown, 4] in its pixels, the whole picture's resized like the others; both
     mirrored if the sample is.
 
-    Raises InputError for a picture that cannot be decoded.
+    ``image`` is RGB and upright.
     """
     row, mirrored = regions.row, regions.mirrored
     size = Size(width=row.width, height=row.height)
     new = size.resized(feeding.short_side, feeding.long_side)
-    image = decode(data, row.image_id).resize((new.width, new.height), Image.Resampling.BILINEAR)
+    image = image.resize((new.width, new.height), Image.Resampling.BILINEAR)
     if mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     whole = np.array([[0, 0, size.width - 1, size.height - 1]], dtype=np.float32)
@@ -44,10 +46,18 @@ def boxed_picture(
     }
 
 
+def hidden_picture(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A picture of the same size that shows nothing: the mean colour, to whole numbers."""
+    mean = np.round(MEAN_BGR).astype(picture.dtype)[:, None, None]
+    return np.broadcast_to(mean, picture.shape)
+
+
 def padded_pictures(
-    found: Sequence[dict[str, npt.NDArray[Any]]], shown: int
+    found: Sequence[Mapping[str, npt.NDArray[Any]]], shown: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Pictures uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes."""
+    """Pictures uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes, and
+    where a sample has them the regions' ``instance_masks`` [B, R, P, P].
+    """
     sizes = np.array([one["picture"].shape[:0:-1] for one in found], dtype=np.float32)
     width, height = sizes.max(axis=0).astype(int).tolist()
     pictures = np.zeros((len(found), 3, height, width), dtype=np.uint8)
@@ -56,7 +66,13 @@ def padded_pictures(
         _, rows, columns = one["picture"].shape
         pictures[i, :, :rows, :columns] = one["picture"]
         boxes[i, : len(one["boxes"])] = one["boxes"]
-    return {"pictures": pictures, "picture_sizes": sizes, "picture_boxes": boxes}
+    padded = {"pictures": pictures, "picture_sizes": sizes, "picture_boxes": boxes}
+    if MASKS in found[0]:
+        masks = np.zeros((len(found), shown, *found[0][MASKS].shape[1:]), dtype=np.uint8)
+        for i, one in enumerate(found):
+            masks[i, : len(one[MASKS])] = one[MASKS]
+        padded[MASKS] = masks
+    return padded
 
 
 def picture_regions_of(held: Mapping[str, Tensor]) -> PictureRegions | None:
@@ -73,4 +89,5 @@ def picture_regions_of(held: Mapping[str, Tensor]) -> PictureRegions | None:
         sizes=sizes,
         boxes=held["picture_boxes"],
         region_mask=held["region_mask"][: len(pictures)],
+        instance_masks=held[MASKS].float() if MASKS in held else None,
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from vlmill.models import MODELS
 from vlmill.models.bert.config import BertConfig
 from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.published import export_reference
-from vlmill.models.vlbert.config import vlbert_for_task
+from vlmill.models.vlbert.config import RegionCnnConfig, vlbert_for_task
 from vlmill.models.vlmo.stages import start_from as start_vlmo
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_fields import flatten, to_plain
@@ -23,6 +24,7 @@ from vlmill.train.run.model import (
     OF_DATA,
     WITHOUT_WEIGHTS,
     feature_statistics,
+    refuse_random_constants,
     say_what_is_new,
 )
 
@@ -67,18 +69,20 @@ def task_config(
     Raises InputError for changes of the recipe that the checkpoint's weights do not allow.
     """
     training, init = training_of(recipe.variant), sources.init
-    ours = training.body_of(recipe.model)
+    ours, whole = training.body_of(recipe.model), recipe.model
     # A BERT has the sizes of its checkpoint, another model that starts from BERT its own.
     if init is None or (init.variant == "bert" and not isinstance(ours, BertConfig)):
         of_data = {"vocab_size": vocab_size}
-        if sources.regions is not None:
+        if sources.regions is not None and not training.makes_features:
             of_data["region_width"] = sources.reader.feature_dim
         body = dataclasses.replace(ours, **of_data)
     else:
         body = of_checkpoint(recipe, ours, init)
-        check_regions(body, sources)
-    config = dataclasses.replace(recipe.model, **{training.body: body}) if training.body else body
-    return dataclasses.replace(config, **sizes)
+        if training.makes_features:
+            whole = dataclasses.replace(whole, cnn=network_of_checkpoint(recipe, init))
+        else:
+            check_regions(body, sources)
+    return dataclasses.replace(training.with_body(whole, body), **sizes)
 
 
 def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
@@ -93,21 +97,36 @@ def of_checkpoint(recipe: TaskRecipe, ours: Any, init: LoadedCheckpoint) -> Any:
     if recipe.variant == "vlmo-text":
         free.append("first_vl_layer")  # texts alone meet no picture
     body = dataclasses.replace(theirs, **{name: getattr(ours, name) for name in free})
-    refuse_changes(recipe, to_plain(body), init)
+    refuse_changes(recipe, training_of(recipe.variant).body, body, init)
     return body
 
 
-def refuse_changes(recipe: TaskRecipe, body: Mapping[str, Any], init: LoadedCheckpoint) -> None:
-    """Raises InputError for fields that the user has changed and the checkpoint has otherwise."""
+def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> RegionCnnConfig:
+    """The network of ``--init`` that makes the regions' features; the recipe says how much of it is
+    trained.
+    """
+    theirs: RegionCnnConfig = init.config.cnn
+    network = dataclasses.replace(theirs, frozen_stages=recipe.model.cnn.frozen_stages)
+    refuse_changes(recipe, "cnn", network, init)
+    return network
+
+
+def refuse_changes(recipe: TaskRecipe, part: str, config: Any, init: LoadedCheckpoint) -> None:
+    """Raises InputError for fields of a part of the model that the user has changed and the
+    checkpoint, with this ``config``, has otherwise.
+    """
     known = task_recipes().get(recipe.name)
     if known is None:
         return
-    training, flat = training_of(recipe.variant), flatten(body)
-    usual = flatten(to_plain(training.body_of(known().model)))
-    for name, value in flatten(to_plain(training.body_of(recipe.model))).items():
+    flat = flatten(to_plain(config))
+    asked, usual = (
+        flatten(to_plain(attrgetter(part)(model) if part else model))
+        for model in (recipe.model, known().model)
+    )
+    for name, value in asked.items():
         changed = usual.get(name) != value and name.rpartition(".")[2] not in OF_DATA
         if changed and flat.get(name) != value:
-            field = f"model.{training.body}.{name}" if training.body else f"model.{name}"
+            field = f"model.{part}.{name}" if part else f"model.{name}"
             raise InputError(
                 f"{field}={value}: --init {init.path} has {flat.get(name)}; "
                 "leave it as the checkpoint has it"
@@ -131,6 +150,7 @@ def first_task_model(
 
     Raises InputError for a checkpoint that does not fit.
     """
+    refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
     init, body = sources.init, training_of(recipe.variant).body_of(recipe.model)
@@ -179,6 +199,17 @@ def start_vlbert(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
         fresh.start_from(init.model)
 
 
+def start_vlbert_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
+    """The network of regions as it is, and above it as from stored regions."""
+    fresh.cnn.load_state_dict(init.model.cnn.state_dict())
+    if init.variant == "vl-bert-end-to-end":
+        fresh.model.start_from(init.model.model)
+        return
+    fresh.model.body.load_state_dict(init.model.model.body.state_dict())
+    names = sorted(n for n, _ in fresh.model.named_parameters() if not n.startswith("body."))
+    say_what_is_new([f"model.{name}" for name in names])
+
+
 def start_vlmo_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     """VLMo's encoder, its positions resized; the classifier is always new (the code)."""
     say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config.encoder)))
@@ -210,7 +241,9 @@ STARTS: dict[str, Callable[[Any, LoadedCheckpoint, Labels], None]] = {
     "vilbert-classifier": start_trunk,
     "vilbert-tasks": start_trunk,
     "vl-bert-refcoco": start_vlbert,
+    "vl-bert-refcoco-end-to-end": start_vlbert_end_to_end,
     "vl-bert-vcr": start_vlbert,
+    "vl-bert-vcr-end-to-end": start_vlbert_end_to_end,
     "vl-bert-vqa": start_vlbert,
     "vlmo": start_vlmo_dual,
     "vlmo-nlvr2": start_vlmo_task,

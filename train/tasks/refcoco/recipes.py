@@ -1,7 +1,7 @@
 """RefCOCO, RefCOCO+ and RefCOCOg as each paper and each released code fine-tunes on them.
 
-[code] is the released one, [choice] is ours. All read features that are stored; VL-BERT's own runs
-trained the network that makes them along.
+[code] is the released one, [choice] is ours. VL-BERT trains the network along that makes the
+regions' features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from vlmill.models.vilbert.config import (
     vilbert_small,
 )
 from vlmill.models.vlbert.config import (
+    RegionCnnConfig,
+    VlBertEndToEndConfig,
     VlBertRefcocoConfig,
     vlbert_base,
     vlbert_for_task,
@@ -26,12 +28,15 @@ from vlmill.train.recipes.fine_tuning import (
     PUBLISHED_RUN,
     TRIAL_RUN,
     from_bert,
+    from_pixels,
+    small_region_cnn,
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.spec import Feeding, Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.tasks.vqa.recipes import vlbert_vqa_optimizer
 
+SMALL_PX = 128  # a side of the pictures of trials
 Rule = Literal["exact", "released", "vlbert", "mattnet"]
 
 
@@ -216,6 +221,13 @@ def among_annotated(recipe: TaskRecipe) -> TaskRecipe:
     )
 
 
+def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
+    """``recipe`` from pixels: as released the stem and res2 are constant [code]; the paper trains
+    all (sec. 3.4).
+    """
+    return from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
+
+
 # For trials on a CPU.
 
 
@@ -247,6 +259,19 @@ def refcoco_vl_bert_small() -> TaskRecipe:
     return small_refcoco("refcoco-vl-bert-small", refcoco_vl_bert(), model)
 
 
+def refcoco_vl_bert_end_to_end_small() -> TaskRecipe:
+    """With a small VL-BERT and a small network of regions."""
+    cnn = small_region_cnn()
+    body = vlbert_for_task(vlbert_small(dropout=0.0, region_width=cnn.feature_width))
+    model = VlBertEndToEndConfig(model=VlBertRefcocoConfig(body=body), cnn=cnn)
+    like = from_pixels(refcoco_vl_bert(), model)
+    (stage,) = like.stages
+    feeding = replace(stage.feeding, short_side=SMALL_PX, long_side=SMALL_PX)
+    like = replace(like, stages=(replace(stage, feeding=feeding),))
+    return small_refcoco("refcoco-vl-bert-end-to-end-small", like, model)
+
+
+RELEASED_CNN, PAPER_CNN = RegionCnnConfig(), RegionCnnConfig(frozen_stages=0)
 RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "refcoco-vilbert": refcoco_vilbert,
     "refcoco-vilbert-paper": refcoco_vilbert_paper,
@@ -258,6 +283,19 @@ RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     "refcoco-vl-bert-paper": refcoco_vl_bert_paper,
     "refcoco-vl-bert-paper-annotated": lambda: among_annotated(refcoco_vl_bert_paper()),
     "refcoco-vl-bert-from-bert": lambda: from_bert(refcoco_vl_bert()),
+    "refcoco-vl-bert-end-to-end": lambda: refcoco_vl_bert_end_to_end(
+        refcoco_vl_bert(), RELEASED_CNN
+    ),
+    "refcoco-vl-bert-end-to-end-annotated": lambda: among_annotated(
+        refcoco_vl_bert_end_to_end(refcoco_vl_bert(), RELEASED_CNN)
+    ),
+    "refcoco-vl-bert-paper-end-to-end": lambda: refcoco_vl_bert_end_to_end(
+        refcoco_vl_bert_paper(), PAPER_CNN
+    ),
+    "refcoco-vl-bert-paper-end-to-end-annotated": lambda: among_annotated(
+        refcoco_vl_bert_end_to_end(refcoco_vl_bert_paper(), PAPER_CNN)
+    ),
     "refcoco-vilbert-small": refcoco_vilbert_small,
     "refcoco-vl-bert-small": refcoco_vl_bert_small,
+    "refcoco-vl-bert-end-to-end-small": refcoco_vl_bert_end_to_end_small,
 }

@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import EXPRESSIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
 from vlmill.train.loading.arrays import Array
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
+from vlmill.train.loading.boxes import Size, resized_boxes
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample, SampledRegions, placed_boxes
@@ -44,10 +46,18 @@ from vlmill.train.tasks.refcoco.evaluation import evaluated
 from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
 from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
 from vlmill.train.tasks.scores import by_id, require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, without_features
+from vlmill.train.tasks.task import (
+    Evaluated,
+    Predicted,
+    Reading,
+    Task,
+    require_kind,
+    without_features,
+)
 
 LABELS = pa.schema([("box", pa.list_(pa.float32()))])
-OWN_HEAD = "vl-bert-refcoco"  # the variant that is this head
+# The variants that are this head.
+OWN_HEADS = ("vl-bert-refcoco", "vl-bert-refcoco-end-to-end")
 SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box
 OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
 
@@ -132,7 +142,7 @@ class Refcoco(Task):
             regions = sample.regions
             assert regions is not None
             reference = np.array(table.value("box", sample.row), dtype=np.float32)
-            targets.append(self._targets(regions, reference))
+            targets.append(self._targets(sample, regions, reference))
             boxes = regions.stored_boxes[: regions.num_shown]
             size = (regions.row.width, regions.row.height)
             candidates.append(with_whole(boxes, size, self.feeding))
@@ -146,8 +156,16 @@ class Refcoco(Task):
             f"{LABEL}counts": torch.tensor([len(boxes) for boxes in candidates]),
         }
 
-    def _targets(self, regions: SampledRegions, reference: Boxes) -> NDArray[np.float32]:
+    def _targets(
+        self, sample: Sample, regions: SampledRegions, reference: Boxes
+    ) -> NDArray[np.float32]:
+        """What each region is taught [N + 1]; from pixels by the boxes of the resized picture."""
         size = (regions.row.width, regions.row.height)
+        if "boxes" in sample.pixels:
+            old = Size(width=size[0], height=size[1])
+            new = old.resized(self.feeding.short_side, self.feeding.long_side)
+            named = resized_boxes(reference[None], old, new, mirrored=regions.mirrored)
+            return targets_of(sample.pixels["boxes"], named[0], self.settings)
         named = placed_boxes(reference[None], size, self.feeding, mirrored=regions.mirrored)
         boxes = with_whole(regions.boxes[: regions.num_shown], size, self.feeding)
         return targets_of(boxes, named[0], self.settings)
@@ -162,7 +180,10 @@ class Refcoco(Task):
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B R"]:
         """The logit of each region; far below all others at padding."""
         inputs = dataclasses.replace(batch.inputs, read_regions=batch.inputs.real_regions)
-        if self.variant == OWN_HEAD:
+        if (pictures := batch.picture_regions) is not None:
+            of_pixels: Tensor = model(pictures, inputs, real=inputs.real_regions)
+            return of_pixels
+        if self.variant in OWN_HEADS:
             logits: Tensor = model(inputs)
             return logits
         encoded = model(inputs)
@@ -265,4 +286,5 @@ def refcoco(
     if labels is not None:
         raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
     settings: Any = recipe.settings
+    require_kind(recipe, from_pixels=isinstance(recipe.model, VlBertEndToEndConfig))
     return Refcoco(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)

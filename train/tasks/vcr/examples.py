@@ -11,10 +11,11 @@ from tokenizers import Tokenizer
 
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
-from vlmill.train.loading.arrays import Flags, Ids
+from vlmill.train.loading.arrays import Array, Flags, Ids
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.vocabulary import CLS, MASK, SEP
+from vlmill.train.tasks.vcr.outlines import Outline, outlines_of
 from vlmill.train.tasks.vcr.recipes import VcrSettings
 from vlmill.train.tasks.vcr.submission import CHOICES
 from vlmill.train.tasks.vcr.texts import (
@@ -35,6 +36,8 @@ COLUMNS = (
     *("task", "label", "question", "choices", "object_names", "boxes"),
     *("question_tags", "choice_tags"),
 )
+SEGMS = "segms"  # the column of outlines, which only pixels are read with
+OUTSIDE_PX = 1.0  # a box that reaches further out of its picture is another picture's
 NEAR_PX = 2.0  # corners of an object's box and of the region that is taken for it
 
 
@@ -51,12 +54,23 @@ class Question:
     boxes: Sequence[float]
     question_tags: Sequence[Sequence[int]]
     choice_tags: Sequence[Sequence[Sequence[int]]]
+    segms: str | None = None
 
     @staticmethod
-    def of_row(table: SampleTable, row: int) -> "Question":
-        """Reads a prepared row."""
-        values = {name: table.value(name, row) for name in COLUMNS}
+    def of_row(table: SampleTable, row: int, *, outlined: bool = False) -> "Question":
+        """Reads a prepared row, ``outlined`` with its objects' outlines."""
+        columns = (*COLUMNS, SEGMS) if outlined else COLUMNS
+        values = {name: table.value(name, row) for name in columns}
         return Question(example_id=table.pair_id(row), **values)
+
+    @property
+    def box_rows(self) -> Array:
+        """The objects' boxes [R, 4]."""
+        return np.array(self.boxes, dtype=np.float32).reshape(-1, 4)
+
+    def outlines(self) -> list[Outline]:
+        """The objects' outlines. Raises ValueError for polygons that are none."""
+        return outlines_of(self.segms, len(self.object_names))
 
     @property
     def key(self) -> str:
@@ -91,6 +105,7 @@ def fault_of(question: Question) -> tuple[Reason, str] | None:
         )
     try:
         first, choices = question.words()
+        question.outlines()
     except ValueError as error:
         return Reason.BAD_ROW, str(error)
     numbers = [n for words in (first, *choices) for w in words if not isinstance(w, str) for n in w]
@@ -102,11 +117,23 @@ def fault_of(question: Question) -> tuple[Reason, str] | None:
     return None
 
 
+def fault_of_boxes(question: Question, size: tuple[int, int]) -> tuple[Reason, str] | None:
+    """Says which object's box reaches out of its picture of ``size``, or has no area."""
+    for name, box in zip(question.object_names, question.box_rows.tolist(), strict=True):
+        beyond = max(-box[0], -box[1], box[2] - size[0], box[3] - size[1])
+        if not beyond <= OUTSIDE_PX or not (box[0] < box[2] and box[1] < box[3]):
+            return (
+                Reason.EMPTY_BOX,
+                f"the box {box} of the {name} is not of a picture of {size[0]} x {size[1]}",
+            )
+    return None
+
+
 def fault_of_regions(
     question: Question, regions: SampledRegions, max_regions: int
 ) -> tuple[Reason, str] | None:
     """Says whether the annotated regions are those of other boxes than the objects have."""
-    boxes = np.array(question.boxes, dtype=np.float32).reshape(-1, 4)[:max_regions]
+    boxes = question.box_rows[:max_regions]
     size = np.array([regions.row.width, regions.row.height] * 2, dtype=np.float32)
     theirs = regions.stored_boxes[regions.first_annotated : regions.num_shown]
     same_number = len(theirs) == len(boxes)

@@ -30,25 +30,28 @@ class ChoiceOutputs(NamedTuple):
 def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutputs:
     """VL-BERT: the logits of each sequence's choice, and what its other heads are asked."""
     labels, inputs = batch.labels, batch.inputs
-    output = model(
-        ChoiceInputs(
-            tokens=labels["tokens"],
-            token_mask=labels["token_mask"],
-            segments=labels["segments"],
-            text_regions=labels["text_regions"],
-            region_features=inputs.region_features,
-            region_locations=inputs.region_locations,
-            region_mask=inputs.region_mask,
-            masked_regions=inputs.masked_regions if settings.regions == "masked" else None,
-        ),
-        asked=(labels["region_sequences"], labels["region_rows"]),
+    texts = ChoiceInputs(
+        tokens=labels["tokens"],
+        token_mask=labels["token_mask"],
+        segments=labels["segments"],
+        text_regions=labels["text_regions"],
+        region_features=inputs.region_features,
+        region_locations=inputs.region_locations,
+        region_mask=inputs.region_mask,
+        masked_regions=inputs.masked_regions if settings.regions == "masked" else None,
     )
+    asked = (labels["region_sequences"], labels["region_rows"])
+    if (pictures := batch.picture_regions) is None:
+        output, heads = model(texts, asked=asked), model
+    else:
+        output = model(pictures, texts, real=inputs.real_regions, asked=asked)
+        heads = model.model
     outputs = ChoiceOutputs(choices=output.answer_logits)
     if settings.regions != "none":
         outputs = outputs._replace(categories=output.category_logits)
     if settings.words:
         hidden = output.text.flatten(0, 1)[labels["word_places"]]
-        outputs = outputs._replace(words=model.word_logits(hidden))
+        outputs = outputs._replace(words=heads.word_logits(hidden))
     return outputs
 
 

@@ -1,7 +1,7 @@
 """VCR as each paper and each released code fine-tunes on it.
 
-[code] is the released one, [choice] is ours. All read features that are stored; VL-BERT's own runs
-trained the network that makes them along.
+[code] is the released one, [choice] is ours. VL-BERT trains the network along that makes the
+regions' features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from vlmill.models.vilbert.config import (
     vilbert_small,
 )
 from vlmill.models.vlbert.config import (
+    RegionCnnConfig,
+    VlBertEndToEndConfig,
     VlBertVcrConfig,
     vlbert_base,
     vlbert_for_task,
@@ -26,12 +28,15 @@ from vlmill.train.recipes.fine_tuning import (
     PUBLISHED_RUN,
     TRIAL_RUN,
     from_bert,
+    from_pixels,
+    small_region_cnn,
     vilbert_task_optimizer,
 )
 from vlmill.train.recipes.spec import Feeding, Masking, Optimizer, Pass
 from vlmill.train.recipes.tasks import TaskRecipe
 
 SUBTASKS = ("q2a", "qa2r")
+SMALL_PX = 128  # a side of the pictures of trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +247,20 @@ def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
     )
 
 
+def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
+    """``recipe`` from pixels, the long side up to 1,200, at the objects' own boxes and outlines; as
+    released the stem and res2 are constant [code], the paper trains all (sec. 3.4).
+    """
+    pixels = from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
+    (stage,) = pixels.stages
+    feeding = replace(stage.feeding, boxes="examples", long_side=1200)
+    return replace(
+        pixels,
+        stages=(replace(stage, feeding=feeding),),
+        needs=f"--images: VCR's pictures; {pixels.needs.rpartition('; ')[2]}",
+    )
+
+
 # For trials on a CPU.
 
 
@@ -277,11 +296,33 @@ def vcr_vl_bert_small() -> TaskRecipe:
     return small_vcr("vcr-vl-bert-small", vcr_vl_bert("q2a"), model)
 
 
+def vcr_vl_bert_end_to_end_small() -> TaskRecipe:
+    """With a small VL-BERT and a small network of regions."""
+    cnn = small_region_cnn()
+    body = vlbert_small(dropout=0.0, region_width=cnn.feature_width)
+    heads = VlBertVcrConfig(body=vlbert_for_task(body, pooler=True), dropout=0.0)
+    like = replace(vcr_vl_bert("q2a"), model=heads)
+    like = vcr_vl_bert_end_to_end(like, cnn)
+    (stage,) = like.stages
+    feeding = replace(stage.feeding, short_side=SMALL_PX, long_side=SMALL_PX)
+    like = replace(like, stages=(replace(stage, feeding=feeding),), needs="--images")
+    return small_vcr("vcr-vl-bert-end-to-end-small", like, like.model)
+
+
+RELEASED_CNN, PAPER_CNN = RegionCnnConfig(), RegionCnnConfig(frozen_stages=0)
+
+
 def _of_vl_bert(subtask: str) -> dict[str, Callable[[], TaskRecipe]]:
     return {
         f"vcr-vl-bert-{subtask}": lambda: vcr_vl_bert(subtask),
         f"vcr-vl-bert-paper-{subtask}": lambda: vcr_vl_bert_paper(subtask),
         f"vcr-vl-bert-{subtask}-from-bert": lambda: from_bert(vcr_vl_bert(subtask)),
+        f"vcr-vl-bert-end-to-end-{subtask}": lambda: vcr_vl_bert_end_to_end(
+            vcr_vl_bert(subtask), RELEASED_CNN
+        ),
+        f"vcr-vl-bert-paper-end-to-end-{subtask}": lambda: vcr_vl_bert_end_to_end(
+            vcr_vl_bert_paper(subtask), PAPER_CNN
+        ),
     }
 
 
@@ -295,4 +336,5 @@ RECIPES: dict[str, Callable[[], TaskRecipe]] = {
     **_of_vl_bert("qa2r"),
     "vcr-vilbert-small": vcr_vilbert_small,
     "vcr-vl-bert-small": vcr_vl_bert_small,
+    "vcr-vl-bert-end-to-end-small": vcr_vl_bert_end_to_end_small,
 }

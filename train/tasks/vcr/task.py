@@ -20,13 +20,17 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.models.vlbert.config import VlBertEndToEndConfig
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.arrays import Array
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import Lexicon, MaskedTokens, mask_texts
 from vlmill.train.loading.order import Visit
+from vlmill.train.loading.pictures.boxed import MASKS
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample, mask_picture
 from vlmill.train.loading.stage_batches import Rows
@@ -36,17 +40,20 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.recipes.spec import Feeding
 from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.variants import training_of
 from vlmill.train.run.learning import Criterion
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task
+from vlmill.train.tasks.task import Evaluated, Predicted, Reading, Task, require_kind
 from vlmill.train.tasks.vcr.collated import choice_tensors
 from vlmill.train.tasks.vcr.evaluation import evaluated
 from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
 from vlmill.train.tasks.vcr.examples import (
+    SEGMS,
     ChoiceSample,
     ChoiceText,
     Question,
     fault_of,
+    fault_of_boxes,
     fault_of_regions,
     texts_of,
 )
@@ -56,10 +63,12 @@ from vlmill.train.tasks.vcr.heads import (
     own_outputs,
     pooled_scores,
 )
+from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.recipes import VcrSettings
 
-LABELS = pa.schema([CHOICES.schema.field(name) for name in LABELLED])
-OWN_HEADS = "vl-bert-vcr"  # the variant whose model has heads for categories and words
+# The variants whose model has heads for categories and words.
+OWN_HEADS = ("vl-bert-vcr", "vl-bert-vcr-end-to-end")
+OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their order
 
 
 class Scored(NamedTuple):
@@ -78,6 +87,7 @@ class Vcr(Task):
     feeding: Feeding
     tokenizer: Tokenizer | None = None
     lexicon: Lexicon | None = None
+    num_cells: int = 0  # a side, that outlines are rastered into
 
     name = "vcr"
     criterion = Criterion(name="accuracy", highest=True)
@@ -95,7 +105,13 @@ class Vcr(Task):
 
     def examples(self, path: str) -> Examples:
         """The rows of the sub-tasks."""
-        return Examples(path=path, table=CHOICES, as_pairs=self._as_pairs, labels=LABELS)
+        return Examples(path=path, table=CHOICES, as_pairs=self._as_pairs, labels=self._labels)
+
+    @property
+    def _labels(self) -> pa.Schema:
+        """The columns that are read; outlines, which are long, where they are rastered alone."""
+        names = (*LABELLED, SEGMS) if self.outlined else LABELLED
+        return pa.schema([CHOICES.schema.field(name) for name in names])
 
     def _as_pairs(self, choices: pa.RecordBatch) -> pa.RecordBatch:
         """Reads choices as pairs, whose text holds all words: a vocabulary is trained on it."""
@@ -104,7 +120,8 @@ class Vcr(Task):
         columns = {name: choices.column(name) for name in choices.schema.names}
         texts = [" ".join([row["question"], *row["choices"]]) for row in choices.to_pylist()]
         pairs = columns | {"pair_id": columns["example_id"], "text": pa.array(texts, pa.string())}
-        return pa.RecordBatch.from_pydict({name: pairs[name] for name in (*COLUMNS, *LABELLED)})
+        names = (*COLUMNS, *self._labels.names)
+        return pa.RecordBatch.from_pydict({name: pairs[name] for name in names})
 
     @property
     def record(self) -> TaskRecord:
@@ -115,21 +132,30 @@ class Vcr(Task):
         """The question with its picture and the texts of its choices; what is wrong with a row
         makes it one that cannot be used.
         """
-        question = Question.of_row(batches.table, visit.row)
+        question = Question.of_row(batches.table, visit.row, outlined=self.outlined)
+        image_id = batches.table.image_id(visit.row)
+        if fault := fault_of(question):
+            return unusable(question, image_id, *fault)
         sample = batches.example(visit.row, draws)
         if isinstance(sample, Undecodable):
             return sample
         assert sample.regions is not None and self.tokenizer is not None
-        fault = fault_of(question)
-        if fault is None and self.feeding.boxes != "detected" and sample.regions.num_shown:
+        row = sample.regions.row
+        fault = fault_of_boxes(question, (row.width, row.height))
+        at_objects = self.feeding.reads_regions and self.feeding.boxes != "detected"
+        if fault is None and at_objects and sample.regions.num_shown:
             fault = fault_of_regions(question, sample.regions, self.feeding.max_regions)
         if fault is not None:
-            return Undecodable(
-                pair_id=sample.pair_id,
-                image_id=sample.regions.row.image_id,
-                reason=fault[0],
-                why=fault[1],
+            return unusable(question, image_id, *fault)
+        if self.outlined:
+            shown = sample.regions.num_shown
+            masks = instance_masks(
+                question.outlines()[:shown],
+                question.box_rows[:shown],
+                self.num_cells,
+                mirrored=sample.regions.mirrored,
             )
+            sample = dataclasses.replace(sample, pixels={**sample.pixels, MASKS: masks})
         texts = texts_of(question, self.settings, self.tokenizer)
         if batches.training:
             sample, texts = self._masked(sample, texts, draws)
@@ -137,6 +163,17 @@ class Vcr(Task):
         none = np.zeros(len(first), dtype=np.bool_)
         text = MaskedTokens(original=first, tokens=first, masked=none)
         return (ChoiceSample(**(vars(sample) | {"text": text, "texts": texts})),)
+
+    @property
+    def outlined(self) -> bool:
+        """Whether regions come with their objects' outlines: those from pixels at the objects'
+        own boxes.
+        """
+        return self.feeding.kind == "picture-regions" and self.feeding.boxes in OWN_BOXES
+
+    def boxes_of(self, table: SampleTable, row: int) -> Array:
+        """The objects' boxes."""
+        return np.array(table.value("boxes", row), dtype=np.float32).reshape(-1, 4)
 
     def _masked(
         self, sample: Sample, texts: tuple[ChoiceText, ...], draws: Uniforms
@@ -189,7 +226,7 @@ class Vcr(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
         """The logits of the variant's heads."""
-        if self.variant == OWN_HEADS:
+        if self.variant in OWN_HEADS:
             return own_outputs(model, batch, self.settings)
         return ChoiceOutputs(choices=pooled_scores(model, batch))
 
@@ -241,6 +278,11 @@ class Vcr(Task):
         return evaluated(examples, scores, sizes, self.settings.scores)
 
 
+def unusable(question: Question, image_id: str, reason: Reason, why: str) -> Undecodable:
+    """A row that would teach nonsense."""
+    return Undecodable(pair_id=question.example_id, image_id=image_id, reason=reason, why=why)
+
+
 def vcr(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Vcr:
@@ -248,12 +290,21 @@ def vcr(
     if labels is not None:
         raise InputError(f"--labels {labels}: vcr has no list of labels; drop it")
     settings: VcrSettings = recipe.settings
-    has_heads = recipe.variant == OWN_HEADS
+    has_heads = recipe.variant in OWN_HEADS
     if not has_heads and (settings.regions != "none" or settings.words):
         raise InputError(
             f"settings.regions={settings.regions}, words={settings.words}: a {recipe.variant} has "
             "no head for regions or words of VCR; leave them at none and false"
         )
-    if has_heads and settings.words and not recipe.model.masked_words:
-        raise InputError("settings.words=true needs its head: add model.masked_words=true")
-    return Vcr(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)
+    feeding = recipe.stages[0].feeding
+    heads, num_cells = recipe.model, 0
+    from_pixels = isinstance(recipe.model, VlBertEndToEndConfig)
+    require_kind(recipe, from_pixels=from_pixels)
+    if from_pixels:
+        of_network = init is not None and training_of(init.variant).makes_features
+        network = init.config.cnn if init is not None and of_network else recipe.model.cnn
+        heads, num_cells = recipe.model.model, network.num_cells
+    if has_heads and settings.words and not heads.masked_words:
+        where = "model.model" if from_pixels else "model"
+        raise InputError(f"settings.words=true needs its head: add {where}.masked_words=true")
+    return Vcr(settings=settings, variant=recipe.variant, feeding=feeding, num_cells=num_cells)

@@ -1,0 +1,82 @@
+"""What an arm with boxes reads, how it is evaluated, and its figures beside the blind ones."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proof.box_arms import CHANCE, FIGURES
+from proof.task_arms import BLIND, MARGIN
+from shell import result_line
+
+from vlmill.train.recipes.spec import Feeding
+from vlmill.train.tasks.evaluating.job import evaluate_task
+from vlmill.train.tasks.evaluating.opened import EvaluationOptions
+
+Line = dict[str, Any]
+SPLIT = "test"
+
+
+def box_inputs(tables: Any, feeding: Feeding) -> dict[str, str | None]:
+    """The tables that a run with this feeding reads: examples with boxes, pictures, regions."""
+    reads = {
+        "regions": feeding.reads_regions and feeding.boxes != "annotated",
+        "annotated_regions": feeding.reads_regions and feeding.boxes != "detected",
+        "images": feeding.reads_pictures,
+    }
+    found = {"regions": tables.regions, "annotated_regions": tables.boxes, "images": tables.images}
+    return {name: found[name] if read else None for name, read in reads.items()}
+
+
+def evaluate_boxes(job: Any, checkpoint: Path, tables: Mapping[str, str | None]) -> Line:
+    """The official metrics of the held-out examples that :data:`FIGURES` names."""
+    options = EvaluationOptions(
+        task=job.arm.task,
+        checkpoint=checkpoint,
+        examples=job.tables.boxes,
+        split=SPLIT,
+        output=job.folder / "evaluated",
+        device=job.device,
+        fresh=True,
+        **tables,  # type: ignore[arg-type]
+    )
+    evaluate_task(options)
+    metrics: Line = json.loads((options.output / "metrics.json").read_text(encoding="utf-8"))
+    told = FIGURES[job.arm.task]
+    more = [f"{name}{end}" for name in told for end in ("_n", "_stderr")]
+    return {name: metrics[name] for name in (*told, *more) if name in metrics}
+
+
+def box_lines(line: Line, blind: Line | None) -> Sequence[Line]:
+    """Each figure beside the blind model's, which is shown where boxes are; ``learned`` says
+    whether it was beaten by the margin that is wanted. With one that chance is known of, that too.
+    """
+    settings, lines = line["settings"], []
+    for name in FIGURES[settings["task"]]:
+        value = line["metrics"][name]
+        more: Line = {"examples": line["metrics"].get(f"{name}_n")}
+        more |= {"chance": CHANCE[settings["task"]]}
+        more |= {key: settings[key] for key in ("seed", "steps", "pairs", "held_out")}
+        more |= {key: line[key] for key in ("cpu_minutes", "device")}
+        told = f"learning_tasks/{line['name']}/{name.replace(f'/{SPLIT}', '')}"
+        if blind is None or settings["name"] == BLIND:
+            lines.append(result_line(told, value, "share", **more))
+            continue
+        alone = blind["metrics"][name]
+        lines.append(
+            result_line(
+                told,
+                value,
+                "share",
+                peer="a model that sees no picture",
+                peer_value=alone,
+                ratio=value / alone if alone else None,
+                margin=value - alone,
+                margin_wanted=MARGIN,
+                learned=value - alone >= MARGIN,
+                limit=1.0,
+                fraction_of_limit=value,
+                **more,
+            )
+        )
+    return lines

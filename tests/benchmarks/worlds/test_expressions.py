@@ -1,0 +1,76 @@
+"""Expressions mean one thing, and choices have one right answer that the picture alone tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from worlds.detector import Detector
+from worlds.expressions import (
+    attribute_expressions,
+    choice_rows,
+    relation_expressions,
+    write_boxes,
+)
+from worlds.scenes import Split, World, holds, make_scenes
+
+from vlmill.schemas.files.outputs import State
+from vlmill.schemas.files.reading import read_table
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.tables import CHOICES, EXPRESSIONS
+from vlmill.train.tasks.vcr.texts import tagged_words
+
+WORLD = World(num_things=(2, 3), num_colours=5, num_shapes=4)
+
+
+def test_an_expression_fits_one_thing_alone() -> None:
+    for scene in make_scenes(WORLD, "train", 12):
+        for text, number in attribute_expressions(scene):
+            words = set(text.split()) - {"the", "thing"}
+            fits = [words <= {thing.colour, thing.shape} for thing in scene.things]
+            assert fits.index(True) == number and sum(fits) == 1, text
+        for text, number in relation_expressions(scene):
+            relation, _, other = text.removeprefix("the thing ").partition(" the ")
+            at = [thing.kind for thing in scene.things].index(other)
+            places = scene.places
+            fits = [i != at and holds(relation, places[i], places[at]) for i in range(len(places))]
+            assert fits.index(True) == number and sum(fits) == 1, text
+
+
+def test_one_choice_is_right_and_the_others_are_not() -> None:
+    rng, labels = np.random.default_rng(0), []
+    for scene in make_scenes(WORLD, "train", 40):
+        boxes = np.zeros((len(scene.things), 4), np.float32)
+        for row in choice_rows(WORLD, "train", "world/train/0", scene, boxes, rng):
+            labels.append(row["label"])
+            assert len(set(row["choices"])) == 4
+            texts = [row["question"], *row["choices"]]
+            tags = [row["question_tags"], *row["choice_tags"]]
+            for text, numbers in zip(texts, tags, strict=True):
+                tagged_words(text, numbers)  # which refuses tags of other words
+            (subject,) = row["question_tags"][3]
+            if row["task"] == "q2a":
+                words = [choice.split()[2] for choice in row["choices"]]
+                assert words[row["label"]] == scene.things[subject].colour
+                continue
+            true = []
+            for choice in row["choices"]:
+                relation, _, other = choice.split(" is ")[1].removesuffix("] .").partition(" [")
+                true.append(holds(relation, scene.places[subject], scene.places[int(other)]))
+            assert true.index(True) == row["label"] and sum(true) == 1
+    assert len(labels) > 60 and set(labels) == {0, 1, 2, 3}
+
+
+def test_boxes_are_those_of_the_worlds_pictures(tmp_path: Path) -> None:
+    detector = Detector(feature_dim=8)
+    pictures: dict[Split, int] = {"train": 3, "test": 2}
+    assert write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector) is not State.FINISHED
+    regions, choices = RegionReader(tmp_path), read_table(str(tmp_path), CHOICES).to_pylist()
+    for row in read_table(str(tmp_path), EXPRESSIONS).to_pylist():
+        number = int(row["ref_id"].rpartition("/")[2])
+        assert regions[row["image_id"]].boxes[number].tolist() == row["box"]
+    assert choices and {row["split"] for row in choices} == {"train", "test"}
+    for row in choices:
+        assert regions[row["image_id"]].boxes.ravel().tolist() == row["boxes"]
+    again = write_boxes(tmp_path, WORLD, pictures=pictures, detector=detector)
+    assert again is State.FINISHED

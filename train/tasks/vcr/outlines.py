@@ -1,0 +1,89 @@
+"""Objects' outlines, rastered into the cells of their boxes (VL-BERT's code).
+
+V corners of a polygon, P x P cells of a box.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmill.train.loading.arrays import Array
+
+Cells = NDArray[np.uint8]
+Outline = Sequence[Array]  # polygons [V, 2] of x and y in pixels; none: all of the object's box
+
+
+def outlines_of(segms: str | None, num_objects: int) -> list[Outline]:
+    """Reads the column ``segms`` of a row of choices: an outline for each object.
+
+    Raises ValueError for other things than as many lists of polygons of points.
+    """
+    if segms is None:
+        return [()] * num_objects
+    try:
+        of_objects: Any = json.loads(segms)
+        count = len(of_objects)
+        outlines = [[points_of(polygon) for polygon in polygons] for polygons in of_objects]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"segms: {error}") from None
+    if count != num_objects:
+        raise ValueError(f"segms of {count} objects, want {num_objects}")
+    for number, polygons in enumerate(outlines):
+        if any(not len(points) for points in polygons):
+            raise ValueError(f"segms: a polygon of object {number} has no points")
+    return list(outlines)
+
+
+def points_of(polygon: Any) -> Array:
+    """A polygon's corners [V, 2]. Raises ValueError for other things."""
+    points = np.array(polygon, dtype=np.float32).reshape(len(polygon), 2)
+    if not np.isfinite(points).all():
+        raise ValueError("a polygon has a corner that is not finite")
+    return points
+
+
+def instance_masks(
+    outlines: Sequence[Outline], boxes: Array, cells: int, *, mirrored: bool
+) -> Cells:
+    """The outlines in their ``boxes`` [R, 4] behind the whole picture, which is all of its own:
+    uint8 [1 + R, P, P], mirrored with the picture.
+    """
+    whole = np.ones((cells, cells), dtype=np.uint8)
+    objects = zip(outlines, boxes, strict=True)
+    masks = np.stack([whole, *(rastered(outline, box, cells) for outline, box in objects)])
+    return masks[..., ::-1] if mirrored else masks
+
+
+def rastered(outline: Outline, box: Array, cells: int) -> Cells:
+    """1 for the cells of ``box`` (x1, y1, x2, y2) whose corner lies in a polygon, edges counted;
+    all of them for an object without a polygon.
+
+    A box has its last pixel: a point of it is at (x - x1) P / (x2 - x1 + 1), cut to the cells.
+    """
+    if not len(outline):
+        return np.ones((cells, cells), dtype=np.uint8)
+    corner, size = box[:2], box[2:] - box[:2] + 1
+    inside = np.zeros((cells, cells), dtype=np.bool_)
+    for polygon in outline:
+        inside |= filled(np.clip((polygon - corner) * cells / size, 0, cells - 1), cells)
+    return inside.astype(np.uint8)
+
+
+def filled(polygon: Array, cells: int) -> NDArray[np.bool_]:
+    """Which points with whole coordinates lie in a polygon or on its edges: [P, P], rows first."""
+    x, y = np.meshgrid(np.arange(cells, dtype=np.float64), np.arange(cells, dtype=np.float64))
+    ends = polygon.astype(np.float64)
+    starts = np.roll(ends, 1, axis=0)
+    x1, y1, x2, y2 = (v[:, None, None] for v in (*starts.T, *ends.T))
+    # The side of each edge on which a point lies; 0 on its line.
+    side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
+    within = (np.minimum(x1, x2) <= x) & (x <= np.maximum(x1, x2))
+    within &= (np.minimum(y1, y2) <= y) & (y <= np.maximum(y1, y2))
+    on_edge = (side == 0) & within
+    # A ray to the right crosses an edge that passes the point's height with its lower end counted.
+    crosses = ((y1 > y) != (y2 > y)) & ((side > 0) == (y2 > y1))
+    inside: NDArray[np.bool_] = (crosses.sum(axis=0) % 2 == 1) | on_edge.any(axis=0)
+    return inside
