@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
-from vlmill.models.places import Cells
+from vlmill.models.places import Cells, first_cells
 from vlmill.models.registry import variant_of
 from vlmill.models.vilbert.model import Stream
 from vlmill.train.loading.arrays import Ids
@@ -98,13 +98,22 @@ class EncodeScorer:
         if self.max_elements is not None:
             tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
             regions, real = regions[:, : region_mask.shape[1]], None
-        encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real)
+        read = pooled_cells(token_mask, region_mask)
+        encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real, read=read)
         pooled: Float[Tensor, "B P"] = encoded.pooled
         return pooled
 
     def match(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
         return self.logit(self.pool(texts, picture))
+
+
+def pooled_cells(text: Shaped[Tensor, "B L"], picture: Shaped[Tensor, "B R"]) -> Cells:
+    """Returns the places that heads read, the first of either: most of the last layer is left
+    out.
+    """
+    texts, pictures = (len(text), text.shape[1]), (len(picture), picture.shape[1])
+    return Cells(first_cells(texts, text), first_cells(pictures, picture))
 
 
 def fitted(
@@ -126,7 +135,7 @@ def fitted(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamScorer:
-    """ViLBERT: each text and each picture is read once up to the first co-attention."""
+    """ViLBERT: each text and each picture is read once up to what the first co-attention mixes."""
 
     model: Vilbert
     logit: Logit
@@ -134,19 +143,20 @@ class StreamScorer:
 
     def read_texts(self, texts: TextBatch) -> Stream:
         """Runs the text's own layers."""
-        return self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
+        text = self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
+        return self.model.projected_text(text).pooled_alone()
 
     def read_picture(self, batch: Batch) -> Stream:
         """Runs the regions' own layers."""
         inputs = batch.inputs
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
-        return self.model.read_regions(embedded, inputs.region_mask)
+        return self.model.projected_regions(self.model.read_regions(embedded, inputs.region_mask))
 
     def pool(self, texts: Stream, picture: Stream) -> Float[Tensor, "B P"]:
         """Runs the layers from co-attention on."""
         count = texts.layout.shape[0]
         again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
-        return self.model.join(texts, picture.take(again)).pooled
+        return self.model.join(texts, picture.take(again).pooled_alone()).pooled
 
     def match(self, texts: Stream, picture: Stream) -> Float[Tensor, " B"]:
         """Asks the head of the joined streams."""
@@ -175,7 +185,8 @@ class PixelScorer:
         encoder = self.model.encoder
         image = picture.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
-        return encoder.fuse(embedded, texts.token_mask, image, real=texts.real).pooled
+        read = pooled_cells(texts.token_mask, image[..., 0])
+        return encoder.fuse(embedded, texts.token_mask, image, real=texts.real, read=read).pooled
 
     def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
