@@ -104,6 +104,7 @@ def vl_bert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step]:
         "pretrain.modules.resnet_vlbert_for_pretraining",
     )
     config["NETWORK"]["WITH_REL_LOSS"] = True
+    config["NETWORK"]["VLBERT"]["with_pooler"] = True
     torch.manual_seed(0)
     model: Any = code.ResNetVLBERTForPretraining(config)
     torch.save(model.state_dict(), folder / WEIGHTS)

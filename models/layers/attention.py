@@ -9,7 +9,9 @@ from vlmill.models.layers.packed_attention import packed_attention, reads_packed
 from vlmill.models.layers.packing import Layout, ReadRows
 
 Bias = Float[Tensor, "heads N N"]
-Projected = tuple[Float[Tensor, "*rows1 three_width"] | None, Float[Tensor, "*rows2 three_width"] | None]
+Projected = tuple[
+    Float[Tensor, "*rows1 three_width"] | None, Float[Tensor, "*rows2 three_width"] | None
+]
 
 
 def _check_heads(width: int, num_heads: int) -> None:

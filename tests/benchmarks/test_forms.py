@@ -32,6 +32,7 @@ SMALLEST = {
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
     "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
+    "retrieval": ["--variants", "vlmo", "--captions", "1", "--pictures", "1", "--rounds", "1"],
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
     "web_pairs": ["--pages", "12", "--rounds", "1", "--growth", "1"],
     "workers": ["--pages", "12"],

@@ -25,6 +25,7 @@ from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.recipes.variants import part_of, training_of
 from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
+from vlmill.train.tasks.retrieval.kept import KeptScores
 
 Advance = Callable[[int], None]
 Logit = Callable[[Float[Tensor, "B P"]], Float[Tensor, " B"]]
@@ -220,39 +221,60 @@ def match_scores(
     batch_size: int,
     advance: Advance = silent,
     chosen: NDArray[np.bool_] | None = None,
+    kept: KeptScores | None = None,
 ) -> NDArray[np.float32]:
     """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
 
     Pictures are read one after the other and never padded. Memory is the matrix, one batch of
     ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, pictures
-    are read again for the next ones. ``advance`` is told the number of pairs of each batch.
+    are read again for the next ones. ``advance`` is told the number of pairs of each batch. What
+    ``kept`` knows is not computed again, and what is new goes there.
     """
     scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
+    kept = KeptScores() if kept is None else kept
+    place = 0  # of the next pair, in the order of all
+    for rows, batches in _passes(scorer, texts, len(image_ids), batch_size, device, chosen):
+        read: list[Any] = []
+        for at in rows:
+            asked, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
+            for number, batch in enumerate(batches):
+                begin, place = place, place + len(batch.columns)
+                if place <= len(kept.known):
+                    scores[at, batch.columns] = kept.known[begin:place]
+                    continue
+                read = read or [scorer.read_texts(one) for one in batches]
+                if picture is None:
+                    picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
+                asked.append(batch.columns)
+                logits.append(scorer.match(read[number], picture).float())
+                # A device works on while the next batch is asked for, until its picture is done.
+                if device.type == "cpu" or number == len(batches) - 1:
+                    values = torch.cat(logits).cpu().numpy()
+                    scores[at, np.concatenate(asked)] = values
+                    kept.add(values)
+                    asked, logits = [], []
+                advance(len(batch.columns))
+    return scores
 
-    def score(at: int, batches: Sequence[TextBatch], read: Sequence[Any]) -> None:
-        picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
-        logits = []
-        for batch, text in zip(batches, read, strict=True):
-            logits.append(scorer.match(text, picture).float())
-            advance(len(batch.columns))
-        columns = np.concatenate([batch.columns for batch in batches])
-        scores[at, columns] = torch.cat(logits).cpu().numpy()
 
+def _passes(
+    scorer: PairScorer,
+    texts: Sequence[Ids],
+    num_images: int,
+    batch_size: int,
+    device: torch.device,
+    chosen: NDArray[np.bool_] | None,
+) -> Iterator[tuple[Sequence[int], list[TextBatch]]]:
+    """Yields rows of pictures, each with the batches of texts that it is scored with."""
     if chosen is not None:
         for at, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)
-            shortlist = text_batches(
-                [texts[c] for c in columns.tolist()], batch_size, device, columns
-            )
-            if shortlist:
-                score(at, shortlist, [scorer.read_texts(batch) for batch in shortlist])
-        return scores
+            asked = [texts[column] for column in columns.tolist()]
+            yield [at], text_batches(asked, batch_size, device, columns)
+        return
     every = text_batches(texts, batch_size, device)
     for part in _parts(every) if scorer.keeps_texts else [every]:
-        read = [scorer.read_texts(batch) for batch in part]
-        for at in range(len(image_ids) if part else 0):
-            score(at, part, read)
-    return scores
+        yield range(num_images), part
 
 
 def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:
