@@ -9,6 +9,9 @@ from vlmill.models.layers.packed_attention import packed_attention, reads_packed
 from vlmill.models.layers.packing import Layout, ReadRows
 
 Bias = Float[Tensor, "heads N N"]
+Projected = tuple[
+    Float[Tensor, "*rows1 three_width"] | None, Float[Tensor, "*rows2 three_width"] | None
+]
 
 
 def _check_heads(width: int, num_heads: int) -> None:
@@ -141,9 +144,15 @@ class CoAttention(nn.Module):
         first_layout: Layout,
         second: Float[Tensor, "*rows2 H2"],
         second_layout: Layout,
+        projected: Projected = (None, None),
     ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
-        """Gives what each position of the first stream takes from the second, and the reverse."""
-        one, two = self.first_qkv(first), self.second_qkv(second)
+        """Gives what each position of the first stream takes from the second, and the reverse.
+
+        ``projected``: what `first_qkv` and `second_qkv` make of the streams, where it is known.
+        """
+        one, two = projected
+        one = self.first_qkv(first) if one is None else one
+        two = self.second_qkv(second) if two is None else two
         rates = self.dropouts if self.training else (0.0, 0.0)
         (q1, k1, v1), (q2, k2, v2) = (by_heads(rows, self.num_heads) for rows in (one, two))
         if reads_packed(q1, first_layout, second_layout):

@@ -6,7 +6,7 @@ H1, H2 widths of the streams; rows in either layout (`Layout`).
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.layers.attention import CoAttention
+from vlmill.models.layers.attention import CoAttention, Projected
 from vlmill.models.layers.blocks import FeedForwardSublayer, layer_norm
 from vlmill.models.layers.operators import Dropout, Linear
 from vlmill.models.layers.packing import Layout
@@ -47,9 +47,13 @@ class CoAttentionBlock(nn.Module):
         first_layout: Layout,
         second: Float[Tensor, "*rows2 H2"],
         second_layout: Layout,
+        projected: Projected = (None, None),
     ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
-        """Updates both streams, each from what the other was before the layer."""
-        taken = self.attention(first, first_layout, second, second_layout)
+        """Updates both streams, each from what the other was before the layer.
+
+        ``projected``: the streams' queries, keys and values, where they are known.
+        """
+        taken = self.attention(first, first_layout, second, second_layout, projected)
         mixed = []
         for number, (stream, context) in enumerate(zip((first, second), taken, strict=True)):
             added = self.dropouts[number](self.outs[number](context))

@@ -24,10 +24,15 @@ from vlmill.models.vilbert.config import VilbertConfig
 
 
 class Stream(NamedTuple):
-    """Holds sequences on their way through the network."""
+    """Holds sequences on their way through the network.
+
+    projected: the queries, keys and values that the first co-attention makes of them, where
+    somebody has computed these before (`Vilbert.projected_text`).
+    """
 
     hidden: Float[Tensor, "*rows H"]
     layout: Layout
+    projected: Float[Tensor, "*rows three_P"] | None = None
 
     def take(self, which: Int[Tensor, " P"]) -> "Stream":
         """Gives the sequences of these numbers, each as often as it is asked for.
@@ -40,7 +45,17 @@ class Stream(NamedTuple):
             packed = self.layout.real is not None
             mask = mask[which]
             layout = layout_of(mask, cells_of(mask) if packed else None, pack=packed)
-        return Stream(layout.pack(self.layout.unpack(self.hidden)[which]), layout)
+        hidden, projected = (
+            None if rows is None else layout.pack(self.layout.unpack(rows)[which])
+            for rows in (self.hidden, self.projected)
+        )
+        assert hidden is not None
+        return Stream(hidden, layout, projected)
+
+    def pooled_alone(self) -> "Stream":
+        """Says that of each sequence the first place alone is read after the last layer."""
+        first = first_cells(self.layout.shape, self.hidden)
+        return self._replace(layout=self.layout._replace(read=first))
 
 
 class Vilbert(PairHeads):
@@ -230,17 +245,33 @@ class Vilbert(PairHeads):
         start = range(frozen, self.config.visual_co_layers[0])
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
+    def projected_text(self, text: Stream) -> Stream:
+        """Adds what the first co-attention makes of texts alone, for who joins them many times."""
+        if not self.config.co_attention:
+            return text
+        projected: Tensor = self.co_layers[0].attention.second_qkv(text.hidden)
+        return text._replace(projected=projected)
+
+    def projected_regions(self, regions: Stream) -> Stream:
+        """Adds what the first co-attention makes of regions alone, as `projected_text`."""
+        if not self.config.co_attention:
+            return regions
+        projected: Tensor = self.co_layers[0].attention.first_qkv(regions.hidden)
+        return regions._replace(projected=projected)
+
     def join(self, text: Stream, regions: Stream) -> EncodedPair:
         """Runs the rest: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
         has_task = self.task_table is not None
         text_spans = _spans(config.text_co_layers, config.num_layers - 1)
         visual_spans = _spans(config.visual_co_layers, config.visual_num_layers - 1)
+        projected = (regions.projected, text.projected)
         for co_layer, text_span, visual_span in zip(
             self.co_layers, text_spans, visual_spans, strict=True
         ):
             if config.co_attention:
-                v, t = co_layer(v, regions.layout, t, text.layout)
+                v, t = co_layer(v, regions.layout, t, text.layout, projected)
+                projected = (None, None)
             v = _run(self.visual_layers, visual_span, v, regions.layout)
             t = _run(self.text_layers, text_span, t, text.layout)
         t = run_layers([self.text_layers[-1]], t, text.layout)

@@ -32,6 +32,7 @@ SMALLEST = {
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],
     "models": ["--full", "--variants", "interbert", "--rounds", "1"],
     "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
+    "retrieval": ["--variants", "vlmo", "--captions", "1", "--pictures", "1", "--rounds", "1"],
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
     "train_detector": [
         *["--narrow", "--pictures", "1", "--height", "64", "--width", "80"],

@@ -27,9 +27,10 @@ paper or code says.
 
 retrieval: models of regions, and VLMo without a contrastive head, read every text with every
 picture: time grows with their product. VLMo's contrastive head reads each of them once, and
---rerank has the matching head read the best. Pairs and pictures that the checkpoint was trained on
-are counted and noted. Memory: the scores (4 bytes a pair, 20 with --rerank), the texts and one
-batch.
+--rerank has the matching head read the best, of any model with --first-stage; what recall that
+costs at most is printed. A killed evaluation goes on where it was. Pairs and pictures that the
+checkpoint was trained on are counted and noted. Memory: the scores (4 bytes a pair, 20 with
+--rerank), the texts and one batch.
 
 Other tasks predict each of --examples, and score the splits whose labels are public. Examples that
 lack their picture are an error unless --missing skip leaves them out. GLUE has no pictures.
@@ -92,7 +93,19 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--rerank",
         type=int,
         metavar="K",
-        help="VLMo: the best K by its contrastive head are ranked by its matching head",
+        help="retrieval: the best K of each query are ranked by the matching head, the others "
+        "behind; picked by VLMo's contrastive head, or by --first-stage",
+    )
+    add(
+        "--first-stage",
+        metavar="DIR|words",
+        help="retrieval: what picks the K of --rerank: a VLMo's checkpoint, which reads --images, "
+        "or classes of the regions that a text names (words, with --class-names)",
+    )
+    add(
+        "--class-names",
+        metavar="FILE",
+        help="retrieval: names of the detector's classes, one a line, synonyms separated by commas",
     )
     add(
         "--fold-images",

@@ -22,8 +22,11 @@ TIE_WARNING = 0.001  # the gap between R@1 by the two rules for equal scores tha
 Ranking = Literal["matching", "contrast"]
 
 
-def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
-    """Says by which head the model ranks: the contrastive one where there is one.
+def ranking_of(
+    loaded: LoadedCheckpoint, rerank: int | None = None, first_stage: str | None = None
+) -> Ranking:
+    """Says by which head the model ranks: the contrastive one where there is one, but for what a
+    ``first_stage`` has picked.
 
     Raises InputError if the model cannot say whether a text and a picture belong together, or not
     in the way that is asked for.
@@ -49,17 +52,19 @@ def ranking_of(loaded: LoadedCheckpoint, rerank: int | None = None) -> Ranking:
         )
     if loaded.feeding is not None and loaded.feeding.kind not in ("regions", "pixels"):
         raise InputError(f"{who} last trained on {loaded.feeding.kind} alone; train it on pairs")
+    if first_stage is not None and rerank is None:
+        raise InputError("--first-stage picks what is ranked again; say how many with --rerank K")
     if rerank is not None:
-        if not (contrast and _has_matching_head(loaded)):
+        if not ((contrast or first_stage) and _has_matching_head(loaded)):
             raise InputError(
                 f"--rerank {rerank}: {who}, which has not both a contrastive and a matching head; "
-                "leave --rerank out"
+                "leave --rerank out, or pick by another model or by words with --first-stage"
             )
         if rerank < 1:
             raise InputError(f"--rerank {rerank}: want at least 1")
     if getattr(config, "num_tasks", 0):
         raise InputError(f"{who} that wants a task's token, which retrieval does not feed it")
-    return "contrast" if contrast else "matching"
+    return "contrast" if contrast and first_stage is None else "matching"
 
 
 def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
@@ -190,3 +195,24 @@ def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:
                 f"{percent(high)} % if equal scores counted for the model, and is {percent(low)} %."
             )
     return notes
+
+
+def notes_on_shortlists(metrics: Mapping[str, float]) -> list[str]:
+    """Says what recall a first stage costs at most, where there was one."""
+    if "image_retrieval/listed" not in metrics:
+        return []
+    texts, images = (1 - metrics[f"{one}_retrieval/listed"] for one in ("image", "text"))
+    return [
+        f"The first stage costs at most {percent(texts)} % of recall of pictures, as it left out "
+        f"the right picture of so many texts, and {percent(images)} % of recall of texts."
+    ]
+
+
+def notes_on_many(count: int, shape: tuple[int, ...]) -> list[str]:
+    """Says so where ``--rerank`` asks for ``count`` or more of all that there are."""
+    if count < max(shape):
+        return []
+    return [
+        f"--rerank {count} is as many as there are pictures and texts, or more: all pairs are "
+        "scored, and the first stage decides nothing."
+    ]

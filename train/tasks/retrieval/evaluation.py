@@ -15,7 +15,7 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
-from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.outputs import State, prepare_output, remove_work
 from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.rejects import rejects_said
@@ -23,13 +23,19 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.report import WeighedPicture
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
-from vlmill.train.tasks.retrieval.checks import notes_on_ties, notes_on_training, overlap_of
+from vlmill.train.tasks.retrieval.checks import (
+    notes_on_shortlists,
+    notes_on_ties,
+    notes_on_training,
+    overlap_of,
+)
 from vlmill.train.tasks.retrieval.examples import (
     Outcome,
     nearest_images,
     nearest_texts,
     neighbours_json,
 )
+from vlmill.train.tasks.retrieval.first_stage import WORDS
 from vlmill.train.tasks.retrieval.job import (
     Opened,
     RetrievalOptions,
@@ -66,6 +72,8 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     ids = sorted({pair.image_id for pair in opened.read.pairs if pair.image_id is not None})
     pictures = opened.pictures
     faults = dict(pictures.missing(ids))
+    if opened.first is not None:
+        faults = dict(opened.first.missing(ids)) | faults
     if summary := pictures.join.summary():
         opened.notes.append(f"{summary}.")
     candidates, rejects = select(opened, faults)
@@ -88,7 +96,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
     overlap = overlap_of(opened.loaded.trained_on, candidates)
     metrics |= {} if overlap is None else overlap.metrics
     opened.notes += notes_on_training(opened.loaded, overlap, candidates)
-    opened.notes += notes_on_ties(metrics)
+    opened.notes += notes_on_ties(metrics) + notes_on_shortlists(metrics)
     _write(opened, ranked, candidates, metrics, rejects, settings)
     _print_summary(options.output, metrics, rejects, opened.notes)
     return metrics
@@ -114,6 +122,8 @@ def _metrics(
         "rejected_pairs": len(rejects),
         "cut_texts": opened.texts.cut,
     }
+    if ranked.listed is not None:
+        metrics |= ranked.listed.shares(owners)
     if fold_images is not None:
         folds = mean_of_folds(ranked.by_text, owners, fold_images)
         metrics |= {f"folds/{name}": value for name, value in folds.items()}
@@ -156,6 +166,7 @@ def _write(
     )
     write_json(folder / METRICS, metrics)
     write_manifest(folder, [shard], job=JOB, settings=settings, inputs=inputs_of(opened))
+    remove_work(folder)  # the scores of pairs that a killed run would go on from
 
 
 def _weighed(
@@ -171,8 +182,10 @@ def inputs_of(opened: Opened) -> list[Input]:
     """Records what an evaluation has read, for its manifest."""
     options = opened.options
     tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))
+    first = options.first_stage
     return [
         checkpoint_input("--checkpoint", opened.loaded.path),
+        *([] if first in (None, WORDS) else [checkpoint_input("--first-stage", Path(first))]),
         table_input("--pairs", options.pairs, PAIRS),
         *(table_input(flag, path, table) for flag, path, table in tables if path is not None),
     ]

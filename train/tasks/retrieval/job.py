@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import table_input
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
@@ -37,10 +39,17 @@ from vlmill.train.tasks.retrieval.checks import (
     body_config,
     feeding_of,
     longest_text,
+    notes_on_many,
     notes_on_regions,
     ranking_of,
 )
+from vlmill.train.tasks.retrieval.first_stage import (
+    FirstStage,
+    first_stage_settings,
+    open_first_stage,
+)
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, RegionPictures
+from vlmill.train.tasks.retrieval.kept import open_kept
 from vlmill.train.tasks.retrieval.matching import match_scores, scorer_of
 from vlmill.train.tasks.retrieval.vectors import (
     ImageVectors,
@@ -73,6 +82,8 @@ class RetrievalOptions:
     batch_size: int = 64
     max_regions: int | None = None
     rerank: int | None = None
+    first_stage: str | None = None
+    class_names: str | None = None
     fold_images: int | None = None
     fresh: bool = False
 
@@ -90,6 +101,7 @@ class Opened:
     images: ImageReader | None
     read: PairsRead
     texts: Texts
+    first: FirstStage | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -110,10 +122,18 @@ def open_inputs(options: RetrievalOptions) -> Opened:
     if options.rerank is not None and options.fold_images is not None:
         raise InputError("--rerank and --fold-images: shortlists are of all pictures; drop one")
     loaded = load_checkpoint(options.checkpoint)
-    ranking = ranking_of(loaded, options.rerank)
+    ranking = ranking_of(loaded, options.rerank, options.first_stage)
     feeding = feeding_of(loaded, options.max_regions)
     regions, images, notes = _open_pictures(options, loaded, feeding)
     read = read_pairs(options.pairs, options.split)
+    first = open_first_stage(
+        options.first_stage,
+        class_names=options.class_names,
+        images=options.images,
+        regions=regions,
+        device=device,
+        batch_size=options.batch_size,
+    )
     longest = longest_text(loaded, feeding)
     texts = encode_texts(loaded.tokenizer, [pair.text for pair in read.pairs], longest)
     return Opened(
@@ -126,6 +146,7 @@ def open_inputs(options: RetrievalOptions) -> Opened:
         images=images,
         read=read,
         texts=texts,
+        first=first,
         notes=notes,
     )
 
@@ -166,10 +187,12 @@ def settings_of(opened: Opened) -> dict[str, Any]:
     assert reader is not None
     with (loaded.path / MODEL).open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
-    about = {}
+    about: dict[str, Any] = {}
     if opened.regions is not None:
         about["detector_fingerprint"] = opened.regions.detector_fingerprint
         about["detector_weights"] = opened.regions.producer.get("weights")
+    if options.first_stage is not None:
+        about |= first_stage_settings(options.first_stage, options.class_names)
     return {
         "checkpoint": str(options.checkpoint),
         "variant": loaded.variant,
@@ -214,50 +237,73 @@ def survey(
             if fault is not None:
                 faults[image_id] = fault
             progress.advance(rejects=int(fault is not None))
+    if opened.first is not None:
+        faults |= opened.first.survey([one for one in ids if one not in faults])
     return None
 
 
 def rank(opened: Opened, candidates: Candidates, vectors: ImageVectors | None) -> Ranked:
-    """Returns the scores of all pairs, or with ``--rerank`` of all by vectors and of the best
+    """Returns the scores of all pairs, or with ``--rerank`` of all by a first stage and of the best
     again.
     """
     options, size = opened.options, opened.options.batch_size
-    if vectors is None:
-        scores = _matched(opened, candidates)
-        return Ranked(by_text=scores, by_image=scores)
-    with Progress(total=len(candidates.tokens), unit="text", label="texts") as progress:
-        of_texts = text_vectors(
-            opened.loaded.model,
-            candidates.tokens,
-            device=opened.device,
-            batch_size=size,
-            advance=progress.advance,
-        )
-    scores = vectors.of(candidates.image_ids) @ of_texts.T
+    if opened.first is not None:
+        texts = [pair.text for pair in candidates.pairs]
+        scores = opened.first.scores(texts, candidates.image_ids)
+    elif vectors is None:
+        scores = matched(opened, candidates)
+    else:
+        with Progress(total=len(candidates.tokens), unit="text", label="texts") as progress:
+            of_texts = text_vectors(
+                opened.loaded.model,
+                candidates.tokens,
+                device=opened.device,
+                batch_size=size,
+                advance=progress.advance,
+            )
+        scores = vectors.of(candidates.image_ids) @ of_texts.T
     if options.rerank is None:
         return Ranked(by_text=scores, by_image=scores)
+    opened.notes += notes_on_many(options.rerank, scores.shape)
     listed = Shortlists.of(scores, options.rerank)
-    return ranked_again(scores, listed, _matched(opened, candidates, listed))
+    return ranked_again(scores, listed, matched(opened, candidates, listed.either))
 
 
-def _matched(
-    opened: Opened, candidates: Candidates, listed: Shortlists | None = None
+def matched(
+    opened: Opened, candidates: Candidates, chosen: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """Returns logits [I, T] of the matching head, of all pairs or those of the shortlists."""
-    chosen = None if listed is None else listed.either
-    total = len(candidates.image_ids) * len(candidates.tokens)
-    room = room_of(opened.feeding)
-    count = total if chosen is None else int(chosen.sum())
-    with Progress(total=count, unit="pair", label="retrieval") as progress:
+    """Returns logits [I, T] of the matching head, of all pairs or of the ``chosen`` ones.
+
+    They are kept in the output as they come, and taken from there where a killed run has left some.
+    """
+    options = opened.options
+    count = len(candidates.image_ids) * len(candidates.tokens)
+    if chosen is not None:
+        count = int(chosen.sum())
+    read = ("--regions", options.regions, REGIONS)
+    if opened.regions is None:
+        read = ("--images", options.images, IMAGES)
+    kept = open_kept(
+        options.output,
+        candidates,
+        chosen,
+        settings=settings_of(opened),
+        pictures=table_input(*read).digest,
+        batch_size=options.batch_size,  # on which the last bits depend
+        device=str(opened.device),
+    )
+    done = len(kept.known)
+    with Progress(total=count, unit="pair", label="retrieval", done=done) as progress:
         return match_scores(
-            scorer_of(opened.loaded.model, room),
+            scorer_of(opened.loaded.model, room_of(opened.feeding)),
             candidates.tokens,
             candidates.image_ids,
             opened.pictures,
             device=opened.device,
-            batch_size=opened.options.batch_size,
+            batch_size=options.batch_size,
             advance=progress.advance,
             chosen=chosen,
+            kept=kept,
         )
 
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
-from vlmill.models.places import Cells
+from vlmill.models.places import Cells, first_cells
 from vlmill.models.registry import variant_of
 from vlmill.models.vilbert.model import Stream
 from vlmill.train.loading.arrays import Ids
@@ -25,6 +25,7 @@ from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
 from vlmill.train.recipes.variants import part_of, training_of
 from vlmill.train.tasks.retrieval.inputs import Pictures, TextBatch, text_batches
+from vlmill.train.tasks.retrieval.kept import KeptScores
 
 Advance = Callable[[int], None]
 Logit = Callable[[Float[Tensor, "B P"]], Float[Tensor, " B"]]
@@ -98,13 +99,22 @@ class EncodeScorer:
         if self.max_elements is not None:
             tokens, token_mask, region_mask = fitted(texts, picture.shape[1], self.max_elements)
             regions, real = regions[:, : region_mask.shape[1]], None
-        encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real)
+        read = pooled_cells(token_mask, region_mask)
+        encoded = self.model.encode(tokens, token_mask, regions, region_mask, real=real, read=read)
         pooled: Float[Tensor, "B P"] = encoded.pooled
         return pooled
 
     def match(self, texts: TextBatch, picture: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
         return self.logit(self.pool(texts, picture))
+
+
+def pooled_cells(text: Shaped[Tensor, "B L"], picture: Shaped[Tensor, "B R"]) -> Cells:
+    """Returns the places that heads read, the first of either: most of the last layer is left
+    out.
+    """
+    texts, pictures = (len(text), text.shape[1]), (len(picture), picture.shape[1])
+    return Cells(first_cells(texts, text), first_cells(pictures, picture))
 
 
 def fitted(
@@ -126,7 +136,7 @@ def fitted(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamScorer:
-    """ViLBERT: each text and each picture is read once up to the first co-attention."""
+    """ViLBERT: each text and each picture is read once up to what the first co-attention mixes."""
 
     model: Vilbert
     logit: Logit
@@ -134,19 +144,20 @@ class StreamScorer:
 
     def read_texts(self, texts: TextBatch) -> Stream:
         """Runs the text's own layers."""
-        return self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
+        text = self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
+        return self.model.projected_text(text).pooled_alone()
 
     def read_picture(self, batch: Batch) -> Stream:
         """Runs the regions' own layers."""
         inputs = batch.inputs
         embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
-        return self.model.read_regions(embedded, inputs.region_mask)
+        return self.model.projected_regions(self.model.read_regions(embedded, inputs.region_mask))
 
     def pool(self, texts: Stream, picture: Stream) -> Float[Tensor, "B P"]:
         """Runs the layers from co-attention on."""
         count = texts.layout.shape[0]
         again = torch.zeros(count, dtype=torch.int64, device=picture.hidden.device)
-        return self.model.join(texts, picture.take(again)).pooled
+        return self.model.join(texts, picture.take(again).pooled_alone()).pooled
 
     def match(self, texts: Stream, picture: Stream) -> Float[Tensor, " B"]:
         """Asks the head of the joined streams."""
@@ -175,7 +186,8 @@ class PixelScorer:
         encoder = self.model.encoder
         image = picture.expand(len(texts.tokens), -1, -1)
         embedded = encoder.embed_text(texts.tokens)
-        return encoder.fuse(embedded, texts.token_mask, image, real=texts.real).pooled
+        read = pooled_cells(texts.token_mask, image[..., 0])
+        return encoder.fuse(embedded, texts.token_mask, image, real=texts.real, read=read).pooled
 
     def match(self, texts: TextBatch, picture: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
         """Asks the head of the encoded pairs."""
@@ -209,39 +221,60 @@ def match_scores(
     batch_size: int,
     advance: Advance = silent,
     chosen: NDArray[np.bool_] | None = None,
+    kept: KeptScores | None = None,
 ) -> NDArray[np.float32]:
     """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
 
     Pictures are read one after the other and never padded. Memory is the matrix, one batch of
     ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, pictures
-    are read again for the next ones. ``advance`` is told the number of pairs of each batch.
+    are read again for the next ones. ``advance`` is told the number of pairs of each batch. What
+    ``kept`` knows is not computed again, and what is new goes there.
     """
     scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
+    kept = KeptScores() if kept is None else kept
+    place = 0  # of the next pair, in the order of all
+    for rows, batches in _passes(scorer, texts, len(image_ids), batch_size, device, chosen):
+        read: list[Any] = []
+        for at in rows:
+            asked, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
+            for number, batch in enumerate(batches):
+                begin, place = place, place + len(batch.columns)
+                if place <= len(kept.known):
+                    scores[at, batch.columns] = kept.known[begin:place]
+                    continue
+                read = read or [scorer.read_texts(one) for one in batches]
+                if picture is None:
+                    picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
+                asked.append(batch.columns)
+                logits.append(scorer.match(read[number], picture).float())
+                # A device works on while the next batch is asked for, until its picture is done.
+                if device.type == "cpu" or number == len(batches) - 1:
+                    values = torch.cat(logits).cpu().numpy()
+                    scores[at, np.concatenate(asked)] = values
+                    kept.add(values)
+                    asked, logits = [], []
+                advance(len(batch.columns))
+    return scores
 
-    def score(at: int, batches: Sequence[TextBatch], read: Sequence[Any]) -> None:
-        picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
-        logits = []
-        for batch, text in zip(batches, read, strict=True):
-            logits.append(scorer.match(text, picture).float())
-            advance(len(batch.columns))
-        columns = np.concatenate([batch.columns for batch in batches])
-        scores[at, columns] = torch.cat(logits).cpu().numpy()
 
+def _passes(
+    scorer: PairScorer,
+    texts: Sequence[Ids],
+    num_images: int,
+    batch_size: int,
+    device: torch.device,
+    chosen: NDArray[np.bool_] | None,
+) -> Iterator[tuple[Sequence[int], list[TextBatch]]]:
+    """Yields rows of pictures, each with the batches of texts that it is scored with."""
     if chosen is not None:
         for at, flags in enumerate(chosen):
             columns = np.flatnonzero(flags)
-            shortlist = text_batches(
-                [texts[c] for c in columns.tolist()], batch_size, device, columns
-            )
-            if shortlist:
-                score(at, shortlist, [scorer.read_texts(batch) for batch in shortlist])
-        return scores
+            asked = [texts[column] for column in columns.tolist()]
+            yield [at], text_batches(asked, batch_size, device, columns)
+        return
     every = text_batches(texts, batch_size, device)
     for part in _parts(every) if scorer.keeps_texts else [every]:
-        read = [scorer.read_texts(batch) for batch in part]
-        for at in range(len(image_ids) if part else 0):
-            score(at, part, read)
-    return scores
+        yield range(num_images), part
 
 
 def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:

@@ -90,11 +90,13 @@ class Ranked:
     """Holds what each text ranks pictures by, and each picture texts: [I, T] both, higher for
     better.
 
-    One matrix, but where only the first of each query were scored by the matching head.
+    One matrix, but where only the first of each query were scored by the matching head, those that
+    are ``listed``.
     """
 
     by_text: NDArray[np.floating]
     by_image: NDArray[np.floating]
+    listed: "Shortlists | None" = None
 
 
 def shortlist(scores: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
@@ -117,6 +119,18 @@ class Shortlists:
         """Returns the ``count`` best pictures of each text and texts of each picture."""
         return Shortlists(by_text=shortlist(scores.T, count).T, by_image=shortlist(scores, count))
 
+    def shares(self, owners: NDArray[np.int64]) -> dict[str, float]:
+        """Returns the shares of texts whose picture is listed, and of pictures of whose texts one
+        is: no recall can be higher. ``owners`` [T] is the row of each text's picture.
+        """
+        texts = np.arange(len(owners))
+        right = np.zeros(self.by_image.shape, dtype=np.bool_)
+        right[owners, texts] = True
+        return {
+            "image_retrieval/listed": float(self.by_text[owners, texts].mean()),
+            "text_retrieval/listed": float((self.by_image & right).any(axis=1).mean()),
+        }
+
     @property
     def either(self) -> NDArray[np.bool_]:
         """Returns the pairs that have to be scored by the matching head."""
@@ -134,4 +148,5 @@ def ranked_again(
     return Ranked(
         by_text=np.where(listed.by_text, logits, others),
         by_image=np.where(listed.by_image, logits, others),
+        listed=listed,
     )

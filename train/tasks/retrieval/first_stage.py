@@ -1,0 +1,206 @@
+"""Picks the candidates that a model of pairs then ranks: ``--rerank K``.
+
+A dual encoder reads texts and pictures apart: VLMo itself, or with ``--first-stage DIR`` another
+checkpoint. Words and classes need no model (``--first-stage words``): a text and a picture have the
+more in common the more classes of the detector the text names that regions of the picture are of,
+rare ones counting more [choice: by the logarithm of the share of pictures that have them].
+
+I pictures, T texts, C classes of the detector, K candidates of a query.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlmill.schemas.console.progress import Progress
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.digests import file_input
+from vlmill.schemas.readers.class_names import read_names, require_number
+from vlmill.schemas.readers.images import ImageReader
+from vlmill.schemas.readers.regions import RegionReader
+from vlmill.schemas.rejects import Reason
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.folders import MODEL
+from vlmill.train.loading.arrays import Ids
+from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.tasks.retrieval.checks import feeding_of, longest_text, ranking_of
+from vlmill.train.tasks.retrieval.inputs import PixelPictures
+from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
+
+WORDS = "words"
+Scores = NDArray[np.float32]
+Names = Sequence[Sequence[str]]
+
+
+@dataclass(kw_only=True)
+class DualStage:
+    """A model with a contrastive head. Pictures are embedded by `survey`, texts by `scores`."""
+
+    loaded: LoadedCheckpoint
+    pictures: PixelPictures
+    max_tokens: int
+    device: torch.device
+    batch_size: int
+    _vectors: dict[str, NDArray[np.float32]] | None = None
+
+    def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
+        """Returns the pictures that its table has nothing of."""
+        return self.pictures.missing(image_ids)
+
+    def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
+        """Reads and embeds pictures, each once; returns what cannot be decoded."""
+        self.loaded.model.to(self.device)
+        with Progress(total=len(image_ids), unit="picture", label="vectors") as progress:
+            embedded = image_vectors(
+                self.loaded.model,
+                image_ids,
+                self.pictures,
+                device=self.device,
+                batch_size=self.batch_size,
+                advance=progress.advance,
+            )
+        self._vectors = embedded.vectors
+        return embedded.faults
+
+    def scores(self, texts: Sequence[str], image_ids: Sequence[str]) -> Scores:
+        """Returns cosines [I, T], by one product of all vectors."""
+        assert self._vectors is not None
+        tokens: tuple[Ids, ...] = encode_texts(self.loaded.tokenizer, texts, self.max_tokens).tokens
+        with Progress(total=len(texts), unit="text", label="texts") as progress:
+            of_texts = text_vectors(
+                self.loaded.model,
+                tokens,
+                device=self.device,
+                batch_size=self.batch_size,
+                advance=progress.advance,
+            )
+        cosines: Scores = np.stack([self._vectors[one] for one in image_ids]) @ of_texts.T
+        return cosines
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordStage:
+    """The names of a detector's classes, and regions of its classes."""
+
+    names: Names
+    regions: RegionReader
+
+    def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
+        """Returns nothing: the model that ranks reads the same table."""
+        return {}
+
+    def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
+        """Returns nothing: a picture without a class that is named has nothing in common."""
+        return {}
+
+    def scores(self, texts: Sequence[str], image_ids: Sequence[str]) -> Scores:
+        """Returns how much texts and pictures have in common, [I, T]."""
+        present = np.zeros((len(image_ids), len(self.names)), dtype=np.float32)
+        for row, image_id in zip(present, image_ids, strict=True):
+            class_ids = self.regions[image_id].class_ids
+            if class_ids is None:
+                raise InputError(
+                    f"--first-stage words: --regions say no class of {image_id}'s boxes; give "
+                    "regions with classes, or a checkpoint"
+                )
+            row[class_ids[(class_ids >= 0) & (class_ids < len(self.names))]] = 1
+        return common_classes(present, classes_named(self.names, texts))
+
+
+FirstStage = DualStage | WordStage
+
+
+def words_of(text: str) -> list[str]:
+    """Returns the words of a text in lower case, without the s of a plural."""
+    words = re.findall(r"\w+", text.lower())
+    return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in words]
+
+
+def classes_named(names: Names, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Says which classes each text names, 1 or 0 as float32 [T, C]: all words of one of a class's
+    names are among its own.
+    """
+    by_word = defaultdict[str, list[tuple[int, frozenset[str]]]](list)
+    for number, synonyms in enumerate(names):
+        for words in map(words_of, synonyms):
+            if words:
+                by_word[words[0]].append((number, frozenset(words)))
+    named = np.zeros((len(texts), len(names)), dtype=np.float32)
+    for row, text in zip(named, texts, strict=True):
+        words = set(words_of(text))
+        row[[n for word in words for n, others in by_word.get(word, ()) if others <= words]] = 1
+    return named
+
+
+def common_classes(present: NDArray[np.float32], named: NDArray[np.float32]) -> Scores:
+    """Adds up what each class that a picture has [I, C] and a text names [T, C] says, [I, T]."""
+    weights = np.log((len(present) + 1) / (present.sum(axis=0) + 1)).astype(np.float32)
+    scores: Scores = (present * weights) @ named.T
+    return scores
+
+
+def open_first_stage(
+    first: str | None,
+    *,
+    class_names: str | None,
+    images: str | None,
+    regions: RegionReader | None,
+    device: torch.device,
+    batch_size: int,
+) -> FirstStage | None:
+    """Opens ``--first-stage``, if there is one. Raises InputError for what it lacks."""
+    if first == WORDS:
+        return _open_words(class_names, regions)
+    if class_names is not None:
+        raise InputError("--class-names are for --first-stage words; give both or neither")
+    if first is None:
+        return None
+    loaded = load_checkpoint(Path(first))
+    if ranking_of(loaded) != "contrast":
+        raise InputError(
+            f"--first-stage {first} is a {loaded.variant} without a contrastive head, which reads "
+            "texts and pictures together; give a VLMo with one, or words"
+        )
+    if images is None:
+        raise InputError(f"--images is missing: --first-stage {first} reads pictures")
+    feeding = feeding_of(loaded)
+    return DualStage(
+        loaded=loaded,
+        pictures=PixelPictures(ImageReader(images), feeding),
+        max_tokens=longest_text(loaded, feeding),
+        device=device,
+        batch_size=batch_size,
+    )
+
+
+def _open_words(class_names: str | None, regions: RegionReader | None) -> WordStage:
+    if regions is None:
+        raise InputError(
+            "--first-stage words reads classes of regions, which this model has none of; leave it "
+            "out, or give a checkpoint"
+        )
+    if class_names is None:
+        raise InputError(
+            "--class-names is missing: --first-stage words wants the names of the detector's "
+            "classes, one a line"
+        )
+    names = read_names(class_names, "--class-names")
+    require_number(names, regions.producer, "classes", flag="--class-names", regions="--regions")
+    return WordStage(names=names, regions=regions)
+
+
+def first_stage_settings(first: str, class_names: str | None) -> dict[str, Any]:
+    """Returns what of a first stage decides the figures."""
+    if first == WORDS:
+        assert class_names is not None
+        digest = file_input("--class-names", class_names).digest
+        return {"first_stage": first, "class_names_sha256": digest}
+    digest = file_input("--first-stage", Path(first) / MODEL).digest
+    return {"first_stage": first, "first_stage_sha256": digest}
