@@ -67,6 +67,21 @@ def workers_of(cluster: Cluster) -> Iterator[psutil.Process]:
                 yield process
 
 
+def busiest_worker(cluster: Cluster, seconds: float = 1.0) -> psutil.Process:
+    """The Python process that takes the most CPU time in some seconds."""
+    before = {worker: cpu_seconds(worker) for worker in workers_of(cluster)}
+    time.sleep(seconds)
+    return max(before, key=lambda worker: cpu_seconds(worker) - before[worker])
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """What a process has taken so far; nothing where it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
 def jobs_of(cluster: Cluster) -> list[dict[str, Any]]:
     """The jobs that the cluster has had, the last first."""
     jobs: list[dict[str, Any]] = cluster.ask("/jobs/overview")["jobs"]

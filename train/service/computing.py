@@ -39,9 +39,7 @@ def open_model(options: ModelOptions, device: str) -> Opened:
 
     Raises InputError for one that can be asked nothing, and for what does not belong to it.
     """
-    model = load_pretrained(
-        options.checkpoint, options.detector, None, device, options.batch_size
-    )
+    model = load_pretrained(options.checkpoint, options.detector, None, device, options.batch_size)
     methods = methods_of(model, options.index)
     if not methods:
         raise InputError(
