@@ -1,6 +1,6 @@
 """The endpoints of a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -110,7 +110,7 @@ def few(texts: Sequence[str]) -> Sequence[str]:
     return texts
 
 
-READERS = {
+READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
     SCORE: (("texts",), score_question),
     ATTEND: (("text",), attend_question),
     EMBED: (("texts",), embed_question),
