@@ -10,7 +10,7 @@ from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.refused import Refused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.shell import Shell, guarded, new_application
-from vlmill.train.service.engine import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
+from vlmill.train.service.questions import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
 
 DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
 MOST_TEXTS, MOST_TOP = 256, 1_000
