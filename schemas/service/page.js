@@ -198,6 +198,7 @@ function pick(at) {
 
 function show(figure, regions, url, caption) {
   const image = figure.querySelector("img");
+  figure.querySelectorAll("button").forEach((button) => button.remove()); // of the one before
   image.src = url;
   image.alt = caption;
   figure.querySelector("figcaption").textContent = caption;
@@ -350,6 +351,7 @@ async function answer() {
   const said = await (await ask("/v1/answer",
     { method: "POST", body: words({ question: $("text").value.trim() }) })).json();
   $("said").textContent = `Answer: ${said.answer}`;
+  $("answers").replaceChildren();
   say("Answered.");
 }
 

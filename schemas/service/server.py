@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_address
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -162,8 +161,8 @@ def run_service(
 def serve(shell: Shell, application: Guard, opened: socket.socket, name: str) -> None:
     """Serves on a socket until a stop is asked for."""
     settings = shell.settings
-    config: Any = uvicorn.Config(
-        application,  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        application,
         http=patient_for(settings.header_seconds),
         ws="none",
         lifespan="off",

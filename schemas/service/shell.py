@@ -269,4 +269,4 @@ def add_page(application: FastAPI, name: str, kind: str) -> None:
 def guarded(shell: Shell, application: FastAPI) -> Guard:
     """Puts the limits around a finished application."""
     paths = {getattr(route, "path", "") for route in application.routes}
-    return Guard(application, shell.settings, shell.metrics, frozenset(paths))  # type: ignore[arg-type]
+    return Guard(application, shell.settings, shell.metrics, frozenset(paths))

@@ -1,4 +1,5 @@
 """A checkpoint over HTTP: ``train-vl serve``.
 
-Reading order: ``command``, ``engine`` (what a worker is), ``computing`` (in it) and ``app``.
+Reading order: ``command``, ``questions``, ``engine`` (what a worker is), ``computing`` (in it) and
+``app``.
 """

@@ -1,6 +1,6 @@
 """The endpoints of a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -10,7 +10,7 @@ from vlmill.schemas.service.guard import Guard
 from vlmill.schemas.service.refused import Refused, bad_request
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.shell import Shell, guarded, new_application
-from vlmill.train.service.engine import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
+from vlmill.train.service.questions import ANSWER, ATTEND, EMBED, SCORE, SEARCH, NoAnswer, Question
 
 DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
 MOST_TEXTS, MOST_TOP = 256, 1_000
@@ -110,7 +110,7 @@ def few(texts: Sequence[str]) -> Sequence[str]:
     return texts
 
 
-READERS = {
+READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
     SCORE: (("texts",), score_question),
     ATTEND: (("text",), attend_question),
     EMBED: (("texts",), embed_question),

@@ -52,7 +52,8 @@ def run_serve(args: argparse.Namespace) -> int:
     # What serves takes its time to load: not before the arguments are known to be good.
     from vlmill.schemas.service.server import run_service
     from vlmill.train.service.app import model_service
-    from vlmill.train.service.engine import ModelOptions, model_plan
+    from vlmill.train.service.engine import model_plan
+    from vlmill.train.service.questions import ModelOptions
 
     options = ModelOptions(
         checkpoint=args.checkpoint,

@@ -14,7 +14,7 @@ from vlmill.schemas.service.workers import Opened
 from vlmill.train.pretrained.answering import TASK
 from vlmill.train.pretrained.left_out import left_out, reads_regions
 from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained
-from vlmill.train.service.engine import (
+from vlmill.train.service.questions import (
     ANSWER,
     ATTEND,
     EMBED,

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import Request
 
@@ -44,9 +45,10 @@ def main(words: Sequence[str]) -> int:
     """Serves with settings as ``queue=4``, and ``workers=2``."""
     changes = dict(word.split("=", 1) for word in words)
     workers = int(changes.pop("workers", 1))
-    kinds = {"token": str, "batch_wait": float, "seconds": float, "header_seconds": float}
+    kinds: dict[str, Callable[[str], Any]] = {"token": str}
+    kinds |= dict.fromkeys(("batch_wait", "seconds", "header_seconds"), float)
     values = {name: kinds.get(name, int)(value) for name, value in changes.items()}
-    settings = ServiceSettings(port=0, **values)  # type: ignore[arg-type]
+    settings = ServiceSettings(port=0, **values)
     shell = Shell(settings=settings)
     application = new_application(shell, "echo", "Does what it is told.", lambda: shell.about)
 

@@ -53,7 +53,12 @@ def test_what_was_given_up_leaves_the_queue() -> None:
 def test_a_batch_waits_for_more_but_not_for_long() -> None:
     queue = BatchQueue(8)
     queue.put(items(1))
-    late = Thread(target=lambda: (time.sleep(0.05), queue.put(items(1))))
+
+    def come_late() -> None:
+        time.sleep(0.05)
+        queue.put(items(1))
+
+    late = Thread(target=come_late)
     late.start()
     assert len(queue.take(2, 10.0, ahead=lambda: False, ended=lambda: False)) == 2
     late.join()
@@ -171,7 +176,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
         listening(ServiceSettings(host="no-such-host.invalid"))
 
 
-def test_settings_that_cannot_be_are_told(tmp_path: object) -> None:
+def test_settings_that_cannot_be_are_told() -> None:
     for wrong, said in (
         ({"queue": 0}, "--queue 0"),
         ({"max_pictures": 300}, "--queue 256: must hold"),

@@ -12,7 +12,7 @@ from vlmill.schemas.service.server import run_service
 from vlmill.schemas.service.settings import ServiceSettings
 from vlmill.schemas.service.workers import Opened, Plan
 from vlmill.train.service.app import model_service
-from vlmill.train.service.engine import Question
+from vlmill.train.service.questions import Question
 
 
 def compute(questions: Sequence[Question]) -> list[dict[str, Any]]:

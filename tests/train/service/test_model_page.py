@@ -30,6 +30,6 @@ def test_a_text_is_scored_searched_and_answered(tmp_path: Path) -> None:
         assert text_of("answers") == "0.5000 a"
         page.find_element("id", "answer").click()
         until(lambda: "Answered" in text_of("status"))
-        assert text_of("said") == "Answer: a kite"
+        assert text_of("said") == "Answer: a kite" and text_of("answers") == ""
         photograph(page, "model")
         assert page.get_log("browser") == []

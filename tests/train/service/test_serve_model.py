@@ -21,7 +21,7 @@ from vlmill.train.pretrained.left_out import left_out, without
 from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.service.app import answer_question, search_question
 from vlmill.train.service.computing import methods_of, open_model
-from vlmill.train.service.engine import ModelOptions, NoAnswer, Question
+from vlmill.train.service.questions import ModelOptions, NoAnswer, Question
 
 __all__ = ["photographs"]  # a fixture
 TEXTS = ["a dog", "two red kites"]

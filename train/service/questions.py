@@ -1,0 +1,36 @@
+"""What a worker of ``train-vl serve`` is asked, and of which model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SCORE, EMBED, SEARCH, ANSWER = "score", "embed", "search", "answer"
+ATTEND = "attend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Says which checkpoint is served, and beside which detector and index."""
+
+    checkpoint: Path
+    detector: Path | None = None
+    index: Path | None = None
+    batch_size: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One request: what is wanted (SCORE, ...) of which pictures and texts."""
+
+    method: str
+    pictures: Sequence[bytes] = ()
+    texts: Sequence[str] = ()
+    top: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoAnswer:
+    """Says why a question has none: what its sender can mend."""
+
+    reason: str
+    message: str
