@@ -146,6 +146,7 @@ def test_the_front_page_has_the_steps_of_the_demo(monkeypatch: pytest.MonkeyPatc
         *(name for name in COMMANDS),
         "python -m vlmill.pipelines.manifest own",
         *(f"extract-rois {c}" for c in ("run", "verify", "import", "export", "show", "compare")),
+        *(f"extract-rois {c}" for c in ("train", "recipes")),
         *(f"train-vl {c}" for c in ("pretrain", "finetune", "evaluate", "convert", "recipes")),
     ],
 )
