@@ -122,7 +122,17 @@ def test_the_front_page_has_the_steps_of_the_demo(monkeypatch: pytest.MonkeyPatc
         "python -m vlmill.pipelines.manifest own",
         *(
             f"extract-rois {c}"
-            for c in ("run", "serve", "verify", "import", "export", "show", "compare")
+            for c in (
+                "run",
+                "serve",
+                "verify",
+                "import",
+                "export",
+                "show",
+                "compare",
+                "train",
+                "recipes",
+            )
         ),
         *(
             f"train-vl {c}"

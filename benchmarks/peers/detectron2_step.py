@@ -126,7 +126,7 @@ def moved(losses: dict[str, Tensor], optimizer: torch.optim.Optimizer | None) ->
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return {name: float(loss) for name, loss in losses.items()}
+    return {name: float(loss.detach()) for name, loss in losses.items()}
 
 
 def is_there() -> bool:

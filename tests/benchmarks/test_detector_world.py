@@ -46,7 +46,7 @@ def test_the_detector_sees_pictures_as_the_world_draws_them(tmp_path: Path) -> N
     assert settings.solver.drops == (80, 95)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_circle_closes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--pairs", "16", "--held-out", "4", "--validation", "2"]
     command = [*sizes, "--detector-steps", "2", "--steps", "2", "--output", str(tmp_path / "out")]

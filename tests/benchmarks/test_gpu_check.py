@@ -47,7 +47,7 @@ class Present(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = Present
 """
 # Of every kind one, of the shorter; the others take minutes.
-TRIED = ["extract-fast", "extract-kernels", "steps-imagebert", "bf16", "loader", "train-detector"]
+TRIED = ["extract-fast", "extract-kernels", "steps-imagebert", "bf16", "loader"]
 # Of the compiled steps one in either form: tracing them all is what test_no_waits does.
 COMPILED = ("steps-vilbert-compiled", "steps-vlmo-compiled-packed")
 MOST = [name for name in PARTS if "-compiled" not in name or name in COMPILED]
