@@ -384,16 +384,14 @@ def _vlmo_text(config: VlmoTextConfig) -> Network:
 
 
 def _text_classifier(config: BertTextConfig | InterBertTextConfig) -> Network:
-    trunk = network_of(config.trunk)
-    is_bert = isinstance(config.trunk, BertConfig)
-    pooled = config.trunk.width if is_bert else config.trunk.pooled_width
+    trunk, sizes = network_of(config.trunk), config.trunk
+    pooled = sizes.width if isinstance(sizes, BertConfig) else sizes.pooled_width
     return trunk._replace(beside=trunk.beside + _linear(pooled, config.num_labels))
 
 
 def _picture_classifier(config: VilbertClassifierConfig | InterBertPicturesConfig) -> Network:
-    trunk = network_of(config.trunk)
-    is_vilbert = isinstance(config.trunk, VilbertConfig)
-    pooled = config.trunk.co_width if is_vilbert else config.trunk.pooled_width
+    trunk, sizes = network_of(config.trunk), config.trunk
+    pooled = sizes.co_width if isinstance(sizes, VilbertConfig) else sizes.pooled_width
     width = config.num_pictures * pooled
     return trunk._replace(beside=trunk.beside + _two_layers(width, width, config.num_labels))
 

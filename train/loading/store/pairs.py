@@ -28,6 +28,14 @@ NO_COLUMNS = pa.schema([])
 SECOND = pa.schema([("second_image_id", pa.string()), ("second_row", pa.int64())])
 
 
+FaultOf = Callable[[Mapping[str, Any]], Reason | None]
+
+
+def no_fault(row: Mapping[str, Any]) -> Reason | None:
+    """Any row will do."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """Names a task's table of examples, whose rows are read as pairs.
@@ -44,7 +52,7 @@ class Examples:
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
     takes_empty: bool = False
     two_pictures: bool = False
-    fault_of: Callable[[Mapping[str, Any]], Reason | None] = lambda _: None
+    fault_of: FaultOf = no_fault
 
 
 PairTable = str | PicturesAlone | Examples

@@ -35,9 +35,11 @@ from vlmill.train.loading.store.near import keep_neighbours
 from vlmill.train.loading.store.pairs import (
     COLUMNS,
     Examples,
+    FaultOf,
     PairTable,
     flag_of,
     label_columns,
+    no_fault,
     pair_batches,
     pair_rows,
 )
@@ -273,7 +275,7 @@ class _PairFilter:
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
         self._two_pictures = examples is not None and examples.two_pictures
-        self._fault_of_row = (lambda _: None) if examples is None else examples.fault_of
+        self._fault_of_row: FaultOf = no_fault if examples is None else examples.fault_of
         self._joins = [
             Join(table.index, asking=flag_of(which.pairs), holding=_flag(table)) for table in tables
         ]

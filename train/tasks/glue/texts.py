@@ -27,8 +27,7 @@ def joined(
     Of two texts the longer one is cut at its end, token by token; its [SEP] stays, as all of them
     do (arXiv:1810.04805, released code). ``longest`` is 4 at least.
     """
-    ids = words.get_vocab()
-    cls, sep = ids[CLS], ids[SEP]
+    cls, sep = words.token_to_id(CLS), words.token_to_id(SEP)
     if second is None:
         kept = list(first[: longest - 2])
         return np.array([cls, *kept, sep], dtype=np.int64), len(kept) + 2
