@@ -26,7 +26,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -186,7 +186,9 @@ def run_variant(
     variant: str, official: Path | None, rounds: int, work: Work, folder: Path
 ) -> tuple[nn.Module, float]:
     """Prints a variant's line; returns its model, and the CPU seconds of a pair."""
-    case, works, peer = CASES[variant], {"gemm": partial(timed, gemm)}, None
+    case = CASES[variant]
+    works: dict[str, Callable[[], Timing]] = {"gemm": partial(timed, gemm)}
+    peer: Apart | None = None
     config = replace(preset(case.preset), **case.changes)
     torch.manual_seed(0)
     if official is None:
@@ -244,7 +246,7 @@ def agreement(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> dict[st
     }
 
 
-def cpu_seconds(work: Any) -> float:
+def cpu_seconds(work: Callable[[], object]) -> float:
     """The CPU seconds of the second time."""
     work()
     return timed(work).cpu_s

@@ -74,7 +74,7 @@ def _caption_by_caption(model: nn.Module, work: PeerWork, folder: Path, max_rows
         for at, caption in enumerate(work.captions):
             tokens = torch.zeros(1, MAX_TOKENS, dtype=torch.int64)
             tokens[0, : len(caption)] = torch.from_numpy(caption)
-            mask, more = (tokens > 0).long(), {}
+            mask, more = (tokens > 0).long(), dict[str, Tensor]()
             if of_all:  # InterBERT's loop repeats the caption itself
                 more["multimodal_mask"] = torch.cat([image_mask, mask.expand(pictures, -1)], dim=1)
                 tokens = tokens.expand(pictures, -1)

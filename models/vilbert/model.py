@@ -6,7 +6,7 @@ mean feature with the location (0, 0, 1, 1, 1).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -249,15 +249,15 @@ class Vilbert(PairHeads):
         """Adds what the first co-attention makes of texts alone, for who joins them many times."""
         if not self.config.co_attention:
             return text
-        projected: Tensor = self.co_layers[0].attention.second_qkv(text.hidden)
-        return text._replace(projected=projected)
+        first = cast(CoAttentionBlock, self.co_layers[0])
+        return text._replace(projected=first.attention.second_qkv(text.hidden))
 
     def projected_regions(self, regions: Stream) -> Stream:
         """Adds what the first co-attention makes of regions alone, as `projected_text`."""
         if not self.config.co_attention:
             return regions
-        projected: Tensor = self.co_layers[0].attention.first_qkv(regions.hidden)
-        return regions._replace(projected=projected)
+        first = cast(CoAttentionBlock, self.co_layers[0])
+        return regions._replace(projected=first.attention.first_qkv(regions.hidden))
 
     def join(self, text: Stream, regions: Stream) -> EncodedPair:
         """Runs the rest: each Co-TRM, then each stream's own layers (fig. 1)."""

@@ -134,8 +134,8 @@ def classes_named(names: Names, texts: Sequence[str]) -> NDArray[np.float32]:
                 by_word[words[0]].append((number, frozenset(words)))
     named = np.zeros((len(texts), len(names)), dtype=np.float32)
     for row, text in zip(named, texts, strict=True):
-        words = set(words_of(text))
-        row[[n for word in words for n, others in by_word.get(word, ()) if others <= words]] = 1
+        said = set(words_of(text))
+        row[[n for word in said for n, others in by_word.get(word, ()) if others <= said]] = 1
     return named
 
 

@@ -280,15 +280,16 @@ def matched(
     count = len(candidates.image_ids) * len(candidates.tokens)
     if chosen is not None:
         count = int(chosen.sum())
-    read = ("--regions", options.regions, REGIONS)
+    table, spec = options.regions, REGIONS
     if opened.regions is None:
-        read = ("--images", options.images, IMAGES)
+        table, spec = options.images, IMAGES
+    assert table is not None
     kept = open_kept(
         options.output,
         candidates,
         chosen,
         settings=settings_of(opened),
-        pictures=table_input(*read).digest,
+        pictures=table_input(f"--{spec.name}", table, spec).digest,
         batch_size=options.batch_size,  # on which the last bits depend
         device=str(opened.device),
     )
