@@ -187,7 +187,7 @@ class Run:
         """
         state = self.model.state_dict().values()
         momenta = [p for p in self.model.parameters() if p.requires_grad]
-        one = sum(tensor.nbytes for tensor in [*state, *momenta])
+        one: int = sum(tensor.nbytes for tensor in [*state, *momenta])
         settings, there = self.settings, len(saved_steps(self.job.output))
         saves = max(1, -(-settings.steps // settings.save_every))
         return one * max(0, min(max(settings.keep_checkpoints, 1) + 1, saves) - there)

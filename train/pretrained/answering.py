@@ -105,7 +105,7 @@ def _predicted(
 ) -> tuple[Opened, Any]:
     """Evaluates a task on one example, a row of its table; returns what the model says of it."""
     examples = folder / "examples"
-    write_shard(examples, table, [dict.fromkeys(table.schema.names) | row])
+    write_shard(examples, table, [{**dict.fromkeys(table.schema.names), **row}])
     options = EvaluationOptions(
         task=task,
         checkpoint=asking.loaded.path,

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vlmill.train.pretrained.faults import warn_of, without_words
 
 from vlmill.schemas.console.progress import without_progress
 from vlmill.schemas.errors import InputError
@@ -37,6 +36,7 @@ from vlmill.train.pretrained.answering import (
     grounded_in,
 )
 from vlmill.train.pretrained.detector import RegionDetector, detector_of
+from vlmill.train.pretrained.faults import warn_of, without_words
 from vlmill.train.pretrained.hub import DETECTOR, fetched
 from vlmill.train.pretrained.pictures import Picture, encoded, listed
 from vlmill.train.pretrained.places import hub_place, is_hub

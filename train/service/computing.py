@@ -11,7 +11,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.readers.regions import encode_regions
 from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.workers import Opened
-from vlmill.train.pretrained.answering import TASK
+from vlmill.train.pretrained.answering import ANSWER as VQA
 from vlmill.train.pretrained.left_out import left_out, reads_regions
 from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained
 from vlmill.train.service.questions import (
@@ -65,7 +65,7 @@ def methods_of(model: Pretrained, index: Path | None) -> dict[str, Method]:
             methods[ATTEND] = lambda question: attend(model, question)
     if embeds(model):
         methods[EMBED] = lambda question: embed(model, question)
-    if model.loaded.task is not None and model.loaded.task.name == TASK:
+    if model.loaded.task is not None and model.loaded.task.name == VQA:
         methods[ANSWER] = lambda question: answer(model, question)
     if index is not None:
         methods[SEARCH] = searcher(model, index)

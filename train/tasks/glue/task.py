@@ -265,7 +265,8 @@ def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]
-    return min(recipe.stages[0].feeding.max_tokens or limits[0], *limits)
+    limit: int = min(recipe.stages[0].feeding.max_tokens or limits[0], *limits)
+    return limit
 
 
 def sources_of(examples: str) -> list[str]:

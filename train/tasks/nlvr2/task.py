@@ -61,7 +61,7 @@ def pixel_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Ten
     """VLMo: both pairs through the fusion encoder (arXiv:2111.02358, sec. 4.2)."""
     assert batch.pixels is not None
     inputs = batch.inputs
-    pixels = batch.pixels.unflatten(0, (-1, PICTURES))
+    pixels = batch.pixels.reshape(-1, PICTURES, *batch.pixels.shape[1:])
     tokens, mask = inputs.tokens[::PICTURES], inputs.token_mask[::PICTURES]
     logits: Tensor = model(tokens, mask, pixels, real=batch.labels.get("real"))
     return logits
