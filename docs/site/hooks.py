@@ -152,9 +152,10 @@ def licences_page() -> str:
 
 def licence_of(package: Distribution) -> str:
     """The licence in a package's metadata: its expression, classifiers, or first line of text."""
-    data = package.metadata
-    classified = [c.split(" :: ")[-1] for c in data.get_all("Classifier", []) if "License ::" in c]
-    said = data.get("License-Expression") or ", ".join(classified) or data.get("License") or ""
+    data = package.metadata.json
+    classifiers = [str(one) for one in data.get("classifier", ())]
+    classified = [one.split(" :: ")[-1] for one in classifiers if "License ::" in one]
+    said = str(data.get("license_expression") or ", ".join(classified) or data.get("license", ""))
     return said.strip().partition("\n")[0] or "not said in its metadata"
 
 

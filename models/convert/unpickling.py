@@ -12,7 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +25,7 @@ SECONDS = 600  # of processor time; RefCOCO's take some ten
 LIST, OTHER, ERROR, END = "list", "other", "error", "end"
 
 
-def unpickled_list(content: bytes, *, encoding: str = "latin1") -> Iterator[Any]:
+def unpickled_list(content: bytes, *, encoding: str = "latin1") -> Generator[Any, None, None]:
     """Yields the elements of the list that a pickle holds, as plain data, one at a time.
 
     ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes. Raises BadPickle for

@@ -76,9 +76,7 @@ def test_questions_of_test_sets_have_no_answers() -> None:
 def test_questions_that_are_none(change: dict[str, Any], expected: Reason) -> None:
     row = vqa.question_row(QUESTION | change, annotations().get, {}, split="val2014", source="vqa2")
     assert reason(row) is expected
-    assert (
-        reason(vqa.question_row([], {}.get, {}, split="val2014", source="vqa2")) is Reason.BAD_ROW
-    )
+    assert reason(vqa.question_row([], None, {}, split="val2014", source="vqa2")) is Reason.BAD_ROW
 
 
 @pytest.mark.parametrize(

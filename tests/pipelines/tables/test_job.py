@@ -248,8 +248,8 @@ def test_remove_finds_a_url_by_its_alias_and_an_id_in_lists(
 ) -> None:
     alias = f"url-sha256/{hashlib.sha256(b'http://x/1').hexdigest()}"
     statement = {"example_id": "e", "image_ids": ["d", "e"], "text_a": "t", "label_id": 1}
-    tables = {STATEMENTS: [[statement]], ALIASES: [[{"image_id": "c", "alias": alias}]]}
-    given = folder(tmp_path / "in", tables)
+    rows: list[dict[str, Any]] = [{"image_id": "c", "alias": alias}]
+    given = folder(tmp_path / "in", {STATEMENTS: [[statement]], ALIASES: [rows]})
     (tmp_path / "urls").write_text("http://x/1\n")
     (tmp_path / "ids").write_text("e\n")
     flags = ["--urls", str(tmp_path / "urls"), "--image-ids", str(tmp_path / "ids")]

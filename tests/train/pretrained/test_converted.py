@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,11 +149,12 @@ def test_what_has_no_head_for_pictures_and_texts_says_so(
 ) -> None:
     model = tiny_model("vl-bert", VOCABULARY, region_width=WIDTH)
     folder = converted(tmp_path / "pretrained", RANKED["vl-bert"].variant, model.config)
-    for ask, said in (
+    asked: tuple[tuple[Callable[[Any], object], str], ...] = (
         (lambda one: one.answer(pictures[0], "a dog?"), "not fine-tuned for vqa"),
         (lambda one: one.ground(pictures[0], "a dog"), "not fine-tuned for refcoco"),
         (lambda one: one.encode_texts(TEXTS), "reads a text and a picture together"),
         (lambda one: one.score(pictures, TEXTS), r"detector=FILE"),
-    ):
+    )
+    for ask, said in asked:
         with pytest.raises(InputError, match=said):
             ask(vlmill.load(folder))

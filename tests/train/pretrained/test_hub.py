@@ -57,7 +57,8 @@ def vlmo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         feeding=RANKED["vlmo"].feeding,
     )
     settings = json.loads((folder / "checkpoint.json").read_text())
-    entry = {"flag": "--pairs", "path": "/home/me/secret/kites", "rule": "manifest"}
+    path = "/home/me/secret/kites"
+    entry: dict[str, object] = {"flag": "--pairs", "path": path, "rule": "manifest"}
     entry |= {"digest": "a" * 64, "files": 1, "bytes": 1234, "table": "pairs", "rows": 12}
     settings["inputs"] = [entry]
     (folder / "checkpoint.json").write_text(json.dumps(settings))
