@@ -166,7 +166,7 @@ def test_bad_boxes_and_pictures_are_counted(
         *([130.0, 10, 140, 20], [30.0, 30, 10, 50], [5.0, 5, 30, 30], [5.0, 5, 30, 30]),
         [100.0, 50, 150, 80],
     ]
-    spoilt["class_ids"] = [0, 0, 9, 0, 3]
+    spoilt["class_ids"] = [0, 0, 9, 0, 1]
     spoilt["is_crowd"] = [False, False, False, True, False]
     spoilt["attribute_ids"] = [[0]] * 5
     table[1] |= {"boxes": [], "class_ids": [], "attribute_ids": []}
@@ -175,10 +175,9 @@ def test_bad_boxes_and_pictures_are_counted(
     folder.mkdir()
     write_shard(folder, BOXES, table)
     tables = ["--boxes", str(folder), "--images", str(shapes), "--output", str(tmp_path / "out")]
-    (tmp_path / "classes.txt").write_text("\n".join([*CLASSES, "star"]))
     names = [
         "--classes",
-        str(tmp_path / "classes.txt"),
+        str(shapes / "classes.json"),
         "--attributes",
         str(shapes / "attributes.json"),
     ]
