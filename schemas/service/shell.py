@@ -147,9 +147,8 @@ class Shell:
         gone = loop.create_task(hung_up(request))
         try:
             left = request.scope[DEADLINE] - loop.time()
-            await asyncio.wait(
-                {results, gone}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
-            )
+            either: set[asyncio.Future[Any]] = {results, gone}
+            await asyncio.wait(either, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             if results.done():
                 return list(results.result())
             if gone.done():

@@ -144,6 +144,7 @@ class Worker:
                 begin = time.monotonic()
                 connection = self.start()
                 process = self.process
+                assert process is not None
                 try:
                     self.welcome(connection)
                 except (InputError, OSError) as error:
