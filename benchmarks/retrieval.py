@@ -215,7 +215,8 @@ def speed_line(
     """Pairs per CPU second, beside the official code's and the product's."""
     case, ours, peer = CASES[variant], timings["ours"].cpu_s, timings.get("peer")
     rate = GEMMS * GEMM_FLOPS / timings["gemm"].cpu_s
-    ratio, fraction = peer and peer.cpu_s / ours, flops / ours / rate
+    ratio = None if peer is None else peer.cpu_s / ours
+    fraction = flops / ours / rate
     bar, reached = case.times_peer, ratio
     if bar is None:
         bar, reached = case.of_limit, fraction
@@ -228,7 +229,7 @@ def speed_line(
         limit=round(rate * work.pairs / flops, 3),
         fraction_of_limit=round(fraction, 3),
         bar=bar,
-        bar_passed=reached and reached >= bar,
+        bar_passed=None if reached is None or bar is None else reached >= bar,
         gemm_gflops=round(rate / 1e9, 1),
         gflop_per_pair=round(flops / work.pairs / 1e9, 2),
         pairs=work.pairs,

@@ -9,10 +9,12 @@ from statistics import median
 
 import torch
 import torch.multiprocessing
-from peers.official_models import Step
 from torch import nn
 
 from vlmill.train.devices.memory import peak_memory
+
+Make = Callable[[], tuple[nn.Module, Callable[[bool], object]]]
+"""Makes a network and its step, which is told whether it has a backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ def timed(work: Callable[[], object]) -> Timing:
     started, cpu_started = time.perf_counter(), time.process_time()
     work()
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")  # type: ignore[no-untyped-call]
     (peak_bytes,) = peak_memory(device).values()
     return Timing(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=peak_bytes)
 
@@ -55,7 +57,7 @@ def measure(works: Mapping[str, Callable[[], Timing]], rounds: int) -> dict[str,
 class Apart:
     """Takes and times, in another process, the step that ``make``, which is sent there, returns."""
 
-    def __init__(self, make: Callable[[], tuple[nn.Module, Step]]) -> None:
+    def __init__(self, make: Make) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, make), daemon=True)
@@ -77,7 +79,7 @@ class Apart:
         self._process.join()
 
 
-def _serve(connection: Connection, make: Callable[[], tuple[nn.Module, Step]]) -> None:
+def _serve(connection: Connection, make: Make) -> None:
     _, step = make()
     while True:
         try:

@@ -52,8 +52,11 @@ class Work:
     def settings(self) -> TrainingSettings:
         """Returns Detectron2's recipe for COCO, with as many regions."""
         recipe = recipe_named("coco-r101-c4")
-        channels = {"stem_channels": 16, "res2_channels": 32, "res2_width": 8, "rpn_channels": 128}
-        detector = replace(recipe.detector, depth=self.depth, **(channels if self.narrow else {}))
+        detector = replace(recipe.detector, depth=self.depth)
+        if self.narrow:
+            detector = replace(
+                detector, stem_channels=16, res2_channels=32, res2_width=8, rpn_channels=128
+            )
         matching = replace(recipe.roi.matching, batch=self.regions)
         return replace(recipe, detector=detector, roi=replace(recipe.roi, matching=matching))
 

@@ -136,7 +136,8 @@ def vl_bert(root: Path, work: PeerWork, folder: Path) -> tuple[nn.Module, Step]:
     def step(_: bool) -> None:
         scores = torch.zeros(len(order))
         with torch.no_grad():
-            for pairs in order.split(PAIRS):
+            for start in range(0, len(order), PAIRS):
+                pairs = order[start : start + PAIRS]
                 scores[pairs] = logits(pairs)
         np.save(folder / SCORES, scores.view(len(boxes), count).numpy())
 

@@ -62,7 +62,7 @@ def makers(work: Work) -> dict[str, Callable[[], tuple[nn.Module, Step]]]:
     """Returns what makes our side and the peer that is there, to be called in processes of their
     own: Detectron2, or else torchvision.
     """
-    ours = {"ours": partial(our_step, work)}
+    ours: dict[str, Callable[[], tuple[nn.Module, Step]]] = {"ours": partial(our_step, work)}
     if is_there():
         return ours | {"detectron2": partial(their_step, work)}
     return ours if work.narrow else ours | {"torchvision": partial(torchvision_step, work)}

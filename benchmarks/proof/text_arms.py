@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proof.task_arms import BLIND, FROM_BERT, TaskArm
-from worlds import World, make_scenes
+from worlds import Split, World, make_scenes
 from worlds.statements import statement_rows
 
 from vlmill.schemas.files.shards import write_shard
@@ -83,9 +83,10 @@ def write_statements(folder: Path, world: World, *, pairs: int, held_out: int) -
     """Writes the rows on the world's scenes, if they are not there."""
     if any(folder.glob(f"{STATEMENTS.name}-*.parquet")):
         return
+    counts: tuple[tuple[Split, int], ...] = (("train", pairs), ("test", held_out))
     rows = [
         dict.fromkeys(STATEMENTS.schema.names) | row
-        for split, count in (("train", pairs), ("test", held_out))
+        for split, count in counts
         for row in statement_rows(world, split, make_scenes(world, split, count))
     ]
     write_shard(folder, STATEMENTS, rows)

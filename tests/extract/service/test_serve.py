@@ -24,8 +24,10 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError
 from vlmill.schemas.service.refused import Refused
 
-FLAGS = ("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8")
-FLAGS += ("--class-probs", "topk:3", "--max-pixels", "50000")
+FLAGS = (
+    *("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8"),
+    *("--class-probs", "topk:3", "--max-pixels", "50000"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,10 @@ def test_pictures_by_urls(service: Served, jpeg: Callable[[int], bytes]) -> None
 
 def test_the_client(service: Served, shared_pictures: Path, rows: pa.Table) -> None:
     client = ServiceClient(service.url)
-    pictures = [shared_pictures / "0.jpg", (shared_pictures / "1.jpg").read_bytes()]
+    pictures: list[Path | bytes] = [
+        shared_pictures / "0.jpg",
+        (shared_pictures / "1.jpg").read_bytes(),
+    ]
     assert client.regions(pictures)["features"].equals(rows["features"].slice(0, 2))
     assert pq.read_table(io.BytesIO(client.regions_parquet(pictures))).num_rows == 2
     with pytest.raises(

@@ -184,7 +184,7 @@ def test_settings_that_cannot_be_are_told() -> None:
         ({"allow_urls": True}, "--contact"),
     ):
         with pytest.raises(InputError, match=said):
-            ServiceSettings(**wrong)  # type: ignore[arg-type]
+            ServiceSettings(**wrong)
 
 
 def test_tokens_are_read_from_a_file_or_the_environment(

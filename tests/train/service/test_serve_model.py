@@ -63,11 +63,12 @@ def test_the_numbers_are_those_of_load(
 ) -> None:
     client = ServiceClient(service.url)
     np.testing.assert_array_equal(
-        np.float32(client.score(pictures, TEXTS)), model.score(pictures, TEXTS)
+        np.array(client.score(pictures, TEXTS), dtype=np.float32), model.score(pictures, TEXTS)
     )
     vectors = client.embed(pictures, TEXTS)
-    np.testing.assert_array_equal(np.float32(vectors["pictures"]), model.encode_images(pictures))
-    np.testing.assert_array_equal(np.float32(vectors["texts"]), model.encode_texts(TEXTS))
+    found = {name: np.array(rows, dtype=np.float32) for name, rows in vectors.items()}
+    np.testing.assert_array_equal(found["pictures"], model.encode_images(pictures))
+    np.testing.assert_array_equal(found["texts"], model.encode_texts(TEXTS))
     assert client.embed(texts=["a dog"])["pictures"] == []
 
 

@@ -40,7 +40,7 @@ CLASSES = ("entailment", "neutral", "contradiction")
 def sentences(task: str, number: int, **columns: Any) -> dict[str, Any]:
     """A row of one of GLUE's tasks; every sixth is for validation."""
     scored, split = task == "sts-b", "dev" if number % 6 == 5 else "train"
-    row = {
+    row: dict[str, Any] = {
         "example_id": f"glue/{task}/{split}/{number}",
         "image_ids": [],
         "text_a": f"what is left of number {number % 3}?",

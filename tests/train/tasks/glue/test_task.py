@@ -100,7 +100,7 @@ def test_averages_join_the_evaluations_of_all_tasks(tmp_path: Path) -> None:
         (tmp_path / f"glue-{task}").mkdir()
         figures = {f"glue/dev/{task}/{metric}": number / 10, "examples": 3}
         (tmp_path / f"glue-{task}" / "metrics.json").write_text(json.dumps(figures))
-    own = {"glue/dev/mnli-mm/accuracy": 0.9}
+    own: dict[str, float | None] = {"glue/dev/mnli-mm/accuracy": 0.9}
     averages, lacking = averages_of(own, str(tmp_path / "glue-*"))
     assert averages["glue/average_interbert"] == pytest.approx((sum(range(7)) / 10 + 0.8) / 8)
     assert averages["glue/average_official8"] is None and not lacking  # STS-B's Pearson is missing
