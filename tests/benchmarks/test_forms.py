@@ -34,6 +34,7 @@ SMALLEST = {
     "nearest_pictures": ["--pictures", "300", "--width", "16", "--queries", "20"],
     "retrieval": ["--variants", "vlmo", "--captions", "1", "--pictures", "1", "--rounds", "1"],
     "search": ["--vectors", "400", "--width", "16", "--queries", "20"],
+    "serve": ["--requests", "4", "--concurrency", "2", "--long", "40"],
     "train_detector": [
         *["--narrow", "--pictures", "1", "--height", "64", "--width", "80"],
         *["--regions", "8", "--rounds", "1"],
