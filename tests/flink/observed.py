@@ -67,7 +67,7 @@ def workers_of(cluster: Cluster) -> Iterator[psutil.Process]:
                 yield process
 
 
-def busiest_worker(cluster: Cluster, seconds: float = 1.0) -> psutil.Process:
+def busiest_worker(cluster: Cluster, seconds: float = 0.2) -> psutil.Process:
     """The Python process that takes the most CPU time in some seconds."""
     before = {worker: cpu_seconds(worker) for worker in workers_of(cluster)}
     time.sleep(seconds)

@@ -104,6 +104,8 @@ def test_vlmo_ranks_its_best_again(place: Workplace) -> None:
     assert "not listed" in (place.out / "report.html").read_text()
     assert place.run("--rerank", "100", "--fresh") == 0
     by_both = place.metrics()
+    shares = [by_both.pop(f"{way}_retrieval/listed") for way in ("image", "text")]
+    assert shares == [1.0, 1.0]  # a list as long as the pool has all
     # A model without the contrastive head ranks all by the matching one, with the same weights.
     alone = tiny_model("vlmo", VOCABULARY, contrast=False)
     weights = tiny_model("vlmo", VOCABULARY).state_dict()
