@@ -36,7 +36,7 @@ PARTS: Mapping[str, Part] = {
     **STEPS,
     "bf16": Part(run=f"{HERE}.precision:run", seconds=35),
     "loader": Part(run=f"{HERE}.loading:run", seconds=60),
-    "train-detector": Part(run=f"{HERE}.detector_training:run", seconds=90),
+    "train-detector": Part(run=f"{HERE}.detector_training:run", seconds=35),
     "resume": Part(run=f"{HERE}.resume:run", seconds=90),
 }
 
