@@ -4,7 +4,6 @@
 # Linux brings the CUDA libraries along; nothing here needs a GPU.
 FROM python:3.12-slim-bookworm
 
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends make \

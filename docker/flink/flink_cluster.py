@@ -102,6 +102,11 @@ def configuration(
     }
 
 
+def java_command(jar: Path, memory: Sequence[str], main: str, words: Sequence[str]) -> list[str]:
+    """What runs a process of Flink from the jar: its ``main`` class, with arguments."""
+    return [*JAVA, *memory, "-cp", str(jar), main, *words]
+
+
 def write_configuration(folder: Path, settings: dict[str, str]) -> None:
     """Writes settings where ``--configDir`` looks for them, and makes the scratch folder."""
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
@@ -192,7 +197,7 @@ class Cluster:
             return -1
 
     def _run(self, name: str, memory: Sequence[str], main: str, words: Sequence[str]) -> None:
-        command = [*JAVA, *memory, "-cp", str(self.jar), main, *words]
+        command = java_command(self.jar, memory, main, words)
         environment = {**os.environ, "TMPDIR": str(self.folder / "tmp")}
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -14,23 +14,17 @@ import tempfile
 from pathlib import Path
 
 from flink_cluster import (
-    JAVA,
     JOB_MANAGER,
     JOB_MEMORY,
     TASK_MANAGER,
     TASK_MEMORY,
     configuration,
+    java_command,
     write_configuration,
 )
 from flink_jar import Missing, job_server_jar
 
 ROLES = {"jobmanager": (JOB_MANAGER, JOB_MEMORY), "taskmanager": (TASK_MANAGER, TASK_MEMORY)}
-
-
-def command_of(role: str, jar: Path, folder: Path) -> list[str]:
-    """What runs a role, with the settings that lie in ``folder``."""
-    main, memory = ROLES[role]
-    return [*JAVA, *memory, "-cp", str(jar), main, "--configDir", str(folder)]
 
 
 def main() -> int:
@@ -60,7 +54,8 @@ def main() -> int:
         bind=args.bind,
     )
     write_configuration(folder, settings)
-    command = command_of(args.role, jar, folder)
+    main_class, memory = ROLES[args.role]
+    command = java_command(jar, memory, main_class, ["--configDir", str(folder)])
     os.environ["TMPDIR"] = str(folder / "tmp")
     os.execvp(command[0], command)
 
