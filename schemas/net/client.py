@@ -131,6 +131,7 @@ class Client:
         for transfer in (*self._running.values(), *self._idle):
             transfer.curl.close()
         self._running, self._idle, self._nameless = {}, [], {}
+        self._names.close()
         self._multi.close()
         self._epoll.close()
         self._bell.close()

@@ -81,6 +81,10 @@ class Names:
         """Returns when, by the monotonic clock, a lookup is given up next; None without any."""
         return next(iter(self._asked.values())) + self._patience if self._asked else None
 
+    def close(self) -> None:
+        """Lets go of the lookup, whose sockets are given back soon after; nothing is asked then."""
+        del self._lookup
+
     def _end(self, found: Found) -> None:
         self._done.append(found)
         self._wake()

@@ -77,4 +77,5 @@ def test_memory_does_not_grow_with_what_is_kept(monkeypatch: pytest.MonkeyPatch)
                 tracemalloc.reset_peak()
     finally:
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
+    # A run keeps the first key of each of these small pages; a set and a dictionary take 300 bytes.
+    assert peaks[1] - peaks[0] < 12 * 12_000
