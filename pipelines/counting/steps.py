@@ -29,8 +29,8 @@ class Counts:
 
     def passed(self, stage: Stage, count: int = 1) -> None:
         """Counts what came into ``stage`` and left it."""
-        self.entered(stage, count)
-        self.left(stage, count)
+        self.tallies[stage.name, IN] += count
+        self.tallies[stage.name, OUT] += count
 
     def dropped(self, stage: Stage, key: str, drop: Drop) -> None:
         """Counts one that came into ``stage`` and went no further, and keeps its row."""

@@ -76,11 +76,12 @@ _State = tuple[bool, int, int, bool, str]
 # An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
 # Both are plain tuples: they are made for every element that the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
+_OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, ""))
 
 
 @dataclass(slots=True)
 class _Walk:
-    """State of the walk: the innermost open element, and what stood before."""
+    """What the walk has come by."""
 
     max_chars: int
     max_images: int
@@ -89,15 +90,18 @@ class _Walk:
     spots: list[Spot] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
     linked: int = 0  # characters of ``parts`` in links
-    open: _Open = (None, "", "", (), (False, 0, 0, False, ""))
     marks: dict[int, str] = field(default_factory=dict)
 
-    def flush(self, *, code: bool = False) -> None:
-        """Ends the run of text; it belongs to the innermost element."""
+    def flush(self, opened: _Open, *, code: bool = False) -> None:
+        """Ends the run of text; it belongs to the innermost element, ``opened``."""
         parts = self.parts
-        text = fold(parts[0] if len(parts) == 1 else "".join(parts), self.max_chars)
+        text = parts[0] if len(parts) == 1 else "".join(parts)
+        if len(text) <= self.max_chars and text.isprintable() and "  " not in text:
+            text = text.strip()  # as fold does with most texts, without a call
+        else:
+            text = fold(text, self.max_chars)
         if text:
-            _, _, block_tag, path, (furniture, caption, figure, _, _) = self.open
+            _, _, block_tag, path, (furniture, caption, figure, _, _) = opened
             tag = "pre" if code else block_tag
             linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
             # By position: this is done for every paragraph.
@@ -105,16 +109,16 @@ class _Walk:
         parts.clear()
         self.linked = 0
 
-    def see(self, node: LexborNode) -> None:
-        """Notes a picture's place."""
+    def see(self, node: LexborNode, opened: _Open) -> None:
+        """Notes a picture's place, in ``opened``."""
         if len(self.spots) == self.max_images:
             self.num_beyond += 1
             return
         attributes = node.attributes
         sides = declared_sides(attributes)
         if self.parts and not any(side is not None and side < _INLINE_PX for side in sides):
-            self.flush()
-        _, _, _, path, (furniture, _, figure, _, link) = self.open
+            self.flush(opened)
+        _, _, _, path, (furniture, _, figure, _, link) = opened
         self.spots.append(
             Spot(
                 node=node,
@@ -122,7 +126,7 @@ class _Walk:
                 sides=sides,
                 block=len(self.blocks),
                 path=path,
-                ancestors=self._ancestors(),
+                ancestors=_ancestors(opened),
                 marks=self._marks(node),
                 link=link,
                 figure=figure,
@@ -130,20 +134,12 @@ class _Walk:
             )
         )
 
-    def see_listing(self, node: LexborNode) -> None:
-        """Takes a listing as one block, whatever elements colour its words."""
+    def see_listing(self, node: LexborNode, opened: _Open) -> None:
+        """Takes a listing in ``opened`` as one block, whatever elements colour its words."""
         if self.parts:
-            self.flush()
+            self.flush(opened)
         self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
-        self.flush(code=True)
-
-    def _ancestors(self) -> tuple[str, ...]:
-        tags: list[str] = []
-        at, tag, *_ = self.open
-        while at is not None and len(tags) < _ANCESTORS:
-            tags.append(tag)
-            at, tag, *_ = at
-        return tuple(tags)
+        self.flush(opened, code=True)
 
     def _marks(self, node: LexborNode) -> tuple[str, ...]:
         marks: list[str] = []
@@ -161,6 +157,15 @@ class _Walk:
         return tuple(marks)
 
 
+def _ancestors(opened: _Open) -> tuple[str, ...]:
+    tags: list[str] = []
+    at, tag, *_ = opened
+    while at is not None and len(tags) < _ANCESTORS:
+        tags.append(tag)
+        at, tag, *_ = at
+    return tuple(tags)
+
+
 def walk_page(
     tree: LexborHTMLParser, *, max_chars: int, max_images: int
 ) -> tuple[list[Block], list[Spot], int]:
@@ -172,8 +177,6 @@ def walk_page(
     body = tree.body
     if body is not None:
         _descend(walk, tree, body)
-    if walk.parts:
-        walk.flush()
     return walk.blocks, walk.spots, walk.num_beyond
 
 
@@ -214,6 +217,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     """
     limit = 2 * walk.max_chars
     parts = walk.parts
+    opened = _OUTSIDE
     # Open nodes, and what was open around those that the walk has entered.
     above: list[tuple[LexborNode, _Open | None]] = []
     serial = 0
@@ -225,22 +229,22 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     while node is not None:
         tag = node.tag or ""
         if behind and node.mem_id in behind and tag not in _SPECIAL:
-            walk.see(node)
+            walk.see(node, opened)
         if tag == _TEXT:
             # Between blocks there is mostly nothing but white space.
             if parts or not node.is_empty_text_node:
                 text = node.text_content or ""
                 parts.append(text[:limit])
-                if walk.open[4][4]:
+                if opened[4][4]:
                     walk.linked += len(text)
         elif tag in _SPECIAL:
             if tag in _PICTURES or (tag == "video" and node.attributes.get("poster")):
-                walk.see(node)
+                walk.see(node, opened)
             elif tag == "pre":
-                walk.see_listing(node)
+                walk.see_listing(node, opened)
             elif tag == "svg" and has_drawn:
                 for drawn in node.css("image"):
-                    walk.see(drawn)
+                    walk.see(drawn, opened)
         elif (child := node.child) is not None:
             attributes, around = node.attributes, None
             classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
@@ -250,34 +254,34 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 is_noted, caption, furniture = tag in _OPENED, False, False
                 changes = tag in _CHANGING
             if is_noted:
-                around = walk.open
+                around = opened
                 _, _, block_tag, path, state = around
                 is_block = tag in _BLOCKS
                 if parts and (is_block or caption):
-                    walk.flush()
+                    walk.flush(opened)
                 serial += 1
                 if changes:
                     link = attributes.get("href") or "" if tag == "a" else state[4]
                     state = _inside(state, tag, serial, furniture, caption, link)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
-                walk.open = (around, tag, tag if is_block else block_tag, path, state)
+                opened = (around, tag, tag if is_block else block_tag, path, state)
             above.append((node, around))
             node = child
             continue
         elif parts and tag in _BLOCKS:
-            walk.flush()
+            walk.flush(opened)
         if not above:
-            return
+            break
         node = node.next
         while node is None and above:
             last, around = above.pop()
             if around is not None:
-                if parts:
-                    _, tag, _, _, state = walk.open
-                    if tag in _BLOCKS or state[1] != around[4][1]:
-                        walk.flush()
-                walk.open = around
+                if parts and (opened[1] in _BLOCKS or opened[4][1] != around[4][1]):
+                    walk.flush(opened)
+                opened = around
             node = last.next if above else None
+    if parts:
+        walk.flush(opened)
 
 
 def fold(text: str | None, limit: int) -> str:
