@@ -5,7 +5,7 @@ import unicodedata
 import zlib
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.kept import KeptNumbers
+from vlmill.pipelines.counting.kept import KeptNumbers
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
-from vlmill.pipelines.manifest.kept import KeptValues
+from vlmill.pipelines.counting.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.schemas.tables import Table
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
 from vlmill.pipelines.manifest.dropped import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.entries import PICTURES, Entry, Picture, Reading, Rows
-from vlmill.pipelines.manifest.kept import KeptNumbers, KeptValues
 from vlmill.pipelines.manifest.overlaps import Overlaps
 from vlmill.pipelines.manifest.part import Part, finished_part
 from vlmill.pipelines.manifest.published_pictures import published_row

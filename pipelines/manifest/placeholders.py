@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers
 from vlmill.pipelines.manifest.entries import Picture, Reading
-from vlmill.pipelines.manifest.kept import KeptNumbers
 from vlmill.pipelines.manifest.sources import Folder
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.ids import key64

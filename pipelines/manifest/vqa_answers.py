@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
 from vlmill.pipelines.manifest.cleaning import Claims, whole_number
 from vlmill.pipelines.manifest.entries import Entry
-from vlmill.pipelines.manifest.kept import KeptNumbers, KeptValues
 from vlmill.pipelines.manifest.sources import Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.answers import clean_answer, soft_labels

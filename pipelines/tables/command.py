@@ -33,7 +33,7 @@ what is said above. With flags of Apache Beam (--runner=...) the runner's worker
 CONCAT = """\
 Tables of the same name one after the other, in the order of IN. Of rows with the same id the first
 stays; the others are rejects, `duplicate` or, with another content, `id_conflict`. Regions of
-different detectors are refused. Memory: some 150 bytes an id.
+different detectors are refused. Memory: some 20 MB a table, ids lie on the disk.
 """
 FILTER = """\
 Rows of the main table of which a condition holds, and of the other tables what is about their

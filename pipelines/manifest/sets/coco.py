@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptValues
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
     came_earlier,
@@ -27,7 +28,6 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
 )
 from vlmill.pipelines.manifest.karpathy import SplitFile, karpathy_reading
-from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.errors import InputError

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptValues
 from vlmill.pipelines.manifest.cleaning import NamedClaims, notes_of, text_of
 from vlmill.pipelines.manifest.entries import (
     DataSet,
@@ -14,7 +15,6 @@ from vlmill.pipelines.manifest.entries import (
     Reading,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.ids import key64

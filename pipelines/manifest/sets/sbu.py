@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptNumbers
 from vlmill.pipelines.manifest.cleaning import flickr_id, notes_of, text_of
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Picture, Reading
-from vlmill.pipelines.manifest.kept import KeptNumbers
 from vlmill.pipelines.manifest.lines import lines_of
 from vlmill.pipelines.manifest.sets.conceptual_captions import MAX_URL
 from vlmill.pipelines.manifest.sources import Folder, Source

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmill.pipelines.counting.funnel import Drop
+from vlmill.pipelines.counting.kept import KeptValues
 from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, edges, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import (
     Claims,
@@ -29,7 +30,6 @@ from vlmill.pipelines.manifest.entries import (
     Rows,
     kept_pictures,
 )
-from vlmill.pipelines.manifest.kept import KeptValues
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
 from vlmill.schemas.rejects import Reason

@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
-from vlmill.pipelines.manifest import kept
+from vlmill.pipelines.counting import kept
+from vlmill.pipelines.counting.kept import KeptNumbers, KeptValues
 from vlmill.pipelines.manifest.cleaning import Claims, NamedClaims
-from vlmill.pipelines.manifest.kept import KeptNumbers, KeptValues
 from vlmill.schemas.rejects import Reason
 
 
