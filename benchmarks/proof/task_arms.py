@@ -72,7 +72,8 @@ def vqa_arms() -> tuple[TaskArm, ...]:
         vqa_arm("vilbert-from-bert", VILBERT, "bert-small", FROM_BERT),
         vqa_arm("single-stream-from-bert", SINGLE, "bert-small", SINGLE_STREAM),
         vqa_arm("vl-bert-from-bert", VLBERT, "bert-small", FROM_BERT),
-        vqa_arm("vlmo", VLMO, "vlmo-small"),
+        # Words for what is in pixels come later than for regions that a detector has described.
+        vqa_arm("vlmo", VLMO, "vlmo-small", steps=2_400),
     )
 
 
