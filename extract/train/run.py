@@ -1,10 +1,13 @@
 """``extract-rois train``: tables of boxes and pictures to a detector, resumable by checkpoint."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
 
 from vlmill.extract.config import saved_steps
 from vlmill.extract.train.batches import Loaded, Pictures, step_pictures
@@ -20,7 +23,14 @@ from vlmill.extract.train.checkpoints import (
     save_checkpoint,
 )
 from vlmill.extract.train.evaluation import evaluated
-from vlmill.extract.train.examples import STAGE, Examples, read_examples, read_rows, say_examples
+from vlmill.extract.train.examples import (
+    STAGE,
+    Examples,
+    read_examples,
+    read_rows,
+    say_examples,
+    say_left_out,
+)
 from vlmill.extract.train.job import JOB, TrainJob, make_accelerator
 from vlmill.extract.train.loop import Events, Stopped, Training, run_steps
 from vlmill.extract.train.report import write_report
@@ -42,7 +52,7 @@ from vlmill.schemas.files.outputs import State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import to_plain
 from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.rejects import reject
+from vlmill.schemas.rejects import Reason, reject, rejects_said
 from vlmill.schemas.tables import REJECTS
 
 
@@ -67,7 +77,8 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
     run = Run(job, accelerator)
     if main:
         require_room(run.least_bytes(), job.output, force=force)
-        say_examples(run.examples, settings.detector.num_classes)
+        say_examples(run.examples, settings.detector.num_classes, job.names.classes)
+        say_left_out(run.validation, "validation boxes")
     try:
         run.train()
     except Stopped:
@@ -85,12 +96,15 @@ class Run:
         self.job, self.settings, self.accelerator = job, job.settings, accelerator
         self.images = ImageReader(job.images)
         self.examples, self.validation = self.read()
-        self.undecodable: dict[str, tuple[str, str]] = {}
+        self.unusable: dict[str, tuple[Reason, str]] = {}  # pictures, and why
         self.metrics: dict[str, float] = {}
         steps = saved_steps(job.output)
         self.done = max(steps, default=0)
         self.model = FasterRCNN(self.settings.detector) if steps else self.start()
-        momenta = restored(self.model, steps[self.done]) if steps else {}
+        momenta: Mapping[str, Tensor] = {}
+        if steps:
+            momenta, rejects = restored(self.model, steps[self.done])
+            self.unusable |= rejects
         step = accelerator.prepare(DetectorStep(self.model, self.settings))
         self.optimizer = make_optimizer(self.model, self.settings.solver)
         for name, parameter in self.model.named_parameters():
@@ -196,11 +210,12 @@ class Run:
         """Keeps the pictures that could not be used, each once; returns how many there are."""
         for one in seen:
             if one.reject is not None:
-                self.undecodable.setdefault(one.image_id, one.reject)
-        return len(self.undecodable)
+                self.unusable.setdefault(one.image_id, one.reject)
+        return len(self.unusable)
 
     def save(self, log: Log, step: int) -> None:
         """Writes a checkpoint whole, or not at all; the first process does."""
+        self.unusable = dict(gather_object(list(self.unusable.items())))
         if not self.accelerator.is_main_process:
             return
         log.flush()
@@ -212,6 +227,7 @@ class Run:
             classes=self.job.names.classes,
             attributes=self.job.names.attributes,
             recipe=self.settings.name,
+            rejects=self.unusable,
         )
         keep(self.job.output, self.settings.keep_checkpoints)
         push(self.job.output)
@@ -221,11 +237,11 @@ class Run:
         if self.validation.examples and self.accelerator.is_main_process:
             evaluation = evaluated(self.model, self.validation.examples, self.images)
             self.metrics = evaluation.metrics
+            self.unusable |= evaluation.findings.unread
             write_json(self.job.output / METRICS, {"step": step, **self.metrics})
             write_report(
                 self.job.output / REPORT,
                 evaluation,
-                self.validation.examples,
                 self.images,
                 self.job.names.classes,
                 to_plain(self.settings),
@@ -237,11 +253,7 @@ class Run:
     def finish(self, inputs: Sequence[Input]) -> None:
         """Leaves the last checkpoint's detector at the top, the rejects and the manifest."""
         publish(self.job.output, self.settings.steps)
-        rejects = [
-            *self.examples.rejects,
-            *(reject(STAGE, key, *why) for key, why in sorted(self.undecodable.items())),  # type: ignore[arg-type]
-        ]
-        shard = write_shard(self.job.output, REJECTS, rejects)
+        shard = write_shard(self.job.output, REJECTS, self.rejects())
         write_manifest(
             self.job.output,
             [shard],
@@ -251,9 +263,14 @@ class Run:
             about={"metrics": self.metrics, "boxes_left_out": dict(self.examples.dropped)},
         )
 
+    def rejects(self) -> list[dict[str, object]]:
+        """Returns the rows of pictures that were not trained or not measured on, each once."""
+        unusable = [reject(STAGE, key, *why) for key, why in sorted(self.unusable.items())]
+        return [*self.examples.rejects, *self.validation.rejects, *unusable]
+
     def said(self) -> str:
         """Returns what was used and left out, in a line."""
         count = len(self.examples.examples)
-        rejects = len(self.examples.rejects) + len(self.undecodable)
+        rejects = rejects_said(Counter(str(row["reason"]) for row in self.rejects()))
         shown = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
-        return "; ".join([f"{count} pictures, {rejects} rejects", *shown])
+        return "; ".join([f"{count} pictures, {rejects}", *shown])
