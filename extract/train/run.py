@@ -34,6 +34,7 @@ from vlmill.extract.train.examples import (
 from vlmill.extract.train.job import JOB, TrainJob, make_accelerator
 from vlmill.extract.train.loop import Events, Stopped, Training, run_steps
 from vlmill.extract.train.report import write_report
+from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import make_optimizer
 from vlmill.extract.train.start import new_model, start_from
 from vlmill.extract.train.step import DetectorStep
@@ -79,6 +80,7 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
         require_room(run.least_bytes(), job.output, force=force)
         say_examples(run.examples, settings.detector.num_classes, job.names.classes)
         say_left_out(run.validation, "validation boxes")
+        say_sizes(settings)
     try:
         run.train()
     except Stopped:
@@ -87,6 +89,16 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
         run.finish(inputs)
     accelerator.wait_for_everyone()
     return f"{job.output}: {settings.name}, {settings.steps} steps; {run.said()}"
+
+
+def say_sizes(settings: TrainingSettings) -> None:
+    """Tells where a detector extracts from pictures of a size that it has not seen."""
+    trained, detector = settings.short_sides, settings.detector
+    if not min(trained) <= detector.short_side <= max(trained):
+        say(
+            f"short_sides={list(trained)} are trained on, but measured and extracted is at "
+            f"detector.short_side={detector.short_side} (long side {detector.long_side}): set both"
+        )
 
 
 class Run:
