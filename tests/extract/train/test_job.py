@@ -150,7 +150,7 @@ def test_a_detector_of_other_classes_gives_rows_by_their_names(
     init = ["--init", str(trained), "--classes", str(names), "steps=0"]
     assert train(shapes, tmp_path / "out", *init) == 0
     assert "cls_score: 3 rows by their names" in capsys.readouterr().err
-    inputs = {one["flag"] for one in read_manifest(tmp_path / "out")["inputs"]}
+    inputs = {one.flag for one in read_manifest(tmp_path / "out")["inputs"]}
     assert "--init" in inputs
     before, after = (read_saved(place).weights for place in (trained, tmp_path / "out"))
     name = "roi_heads.box_predictor.cls_score.weight"
