@@ -138,8 +138,10 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_pictures(
 
 
 def test_frozen_stages_of_random_weights_are_refused(shapes: Path, tmp_path: Path) -> None:
+    """The output is not taken by what could not begin."""
     with pytest.raises(InputError, match="--init FILE"):
         train(shapes, tmp_path / "out", "detector.frozen_stages=2")
+    assert train(shapes, tmp_path / "out", "steps=0") == 0
 
 
 def test_a_detector_of_other_classes_gives_rows_by_their_names(
