@@ -81,9 +81,10 @@ def cards(
             (corners(row[2:6]), f"{name_of(classes, int(row[1]))} {row[6]:.2f}")
             for row in rows[:SHOWN_BOXES]
         ]
+        size, enlarged = picture.size, max(1.0, SIDE_PX / max(picture.size))
+        picture = picture.resize((round(size[0] * enlarged), round(size[1] * enlarged)))
         sides = [
-            draw_boxes(picture, boxes, size=picture.size, max_side_px=SIDE_PX)
-            for boxes in (true, detected)
+            draw_boxes(picture, boxes, size=size, max_side_px=SIDE_PX) for boxes in (true, detected)
         ]
         canvas = Image.new("RGB", (2 * sides[0].width + GAP_PX, sides[0].height), "white")
         for at, side in enumerate(sides):
