@@ -217,16 +217,16 @@ def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
         content = path.read_bytes()
         if len(content) > MAX_XML or b"<!ENTITY" in content:
             raise ValueError("too large, or with entities of its own")
-        root = ElementTree.fromstring(content)
+        tree = ElementTree.fromstring(content)
     except (ElementTree.ParseError, OSError, ValueError) as error:
         annotated.things = Drop(Reason.BAD_ROW, f"no XML: {error}")
         return annotated
-    annotated.file_name = (root.findtext("filename") or path.stem).strip()
-    sides = [(root.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
+    annotated.file_name = (tree.findtext("filename") or path.stem).strip()
+    sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
     width, height = (int(side) if side.isdecimal() and int(side) else None for side in sides)
     annotated.width, annotated.height = width, height
     things = []
-    for one in root.iter("object"):
+    for one in tree.iter("object"):
         corners = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
         box = numbers(corners)
         if not isinstance(box, Drop):

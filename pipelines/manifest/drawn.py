@@ -31,10 +31,8 @@ def drawn_cards(folder: Path, table: Table) -> Markup | None:
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]
     wanted = {row["image_id"] for rows in shards for row in rows}
     pictures = dict(first_pictures(folder, wanted))
-    if table.name == BOXES.name:
-        draw = partial(_annotated, names=_names(folder))
-    else:
-        draw = DRAWN[table.name]
+    annotated = partial(_annotated, names=_names(folder))
+    draw = DRAWN.get(table.name, annotated)
     cards = [card for rows in shards for card in _cards(draw, rows, pictures, len(shards))]
     return picture_cards(cards[:MAX_CARDS]) if cards else None
 
