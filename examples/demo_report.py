@@ -29,9 +29,10 @@ from vlmill.train.tasks.retrieval.report import DIRECTIONS
 from vlmill.train.tasks.scores import percent
 
 NOTICE = (
-    "This page shows the path, not quality. The detector's weights are random numbers, and "
-    "retrieval is evaluated on the very pairs that the model was trained on: it has learned them "
-    "by heart, nothing more."
+    "This page shows the path, not quality. The detector's weights are random numbers: to train "
+    "one until its regions mean something takes longer than all of these steps "
+    "(docs/detector-training.md). Retrieval is evaluated on the very pairs that the model was "
+    "trained on: it has learned them by heart, nothing more."
 )
 EXAMPLES = 8
 # What the steps write beside this page.

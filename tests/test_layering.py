@@ -67,6 +67,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "run show verify compare train",
         "service",
         "flags",
+        "extraction",
         "cli",
         "__init__",
     ),

@@ -1,6 +1,6 @@
 """A detector is trained here, end to end, with the network that extracts.
 
 Reading order: ``settings`` (what a run is), ``targets`` (what anchors and regions should say),
-``losses``, ``step`` (the two on a batch), ``solver`` (rates and groups), ``boxes`` (the table as
-examples), ``batches``, ``start`` (from other weights), ``loop``, ``job``.
+``losses``, ``step`` (the two on a batch), ``solver`` (rates and groups), ``examples`` (the rows of
+the table), ``batches``, ``start`` (from other weights), ``loop``, ``job``.
 """

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from vlmill.extract.config import InputLimits
-from vlmill.extract.pictures.decode import decode
+from vlmill.extract.pictures.decode import Pixels, decode
 from vlmill.extract.pictures.resize import network_input
 from vlmill.extract.train.examples import Example
 from vlmill.extract.train.settings import TrainingSettings
@@ -44,7 +44,7 @@ class Loaded:
     picture: Float[Tensor, "3 H W"] | None
     truth: Truth | None
     scale: float = 1.0
-    reject: tuple[str, str] | None = None  # reason and detail
+    reject: tuple[Reason, str] | None = None  # why, and the details
 
 
 def padded_batch(
@@ -118,23 +118,29 @@ def visit_of(example: int, epoch: int, settings: TrainingSettings) -> Visit:
     )
 
 
+def decoded(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
+    """Decodes an example's picture; Rejected where there is none, or one of another size."""
+    if data is None:
+        raise Rejected(Reason.NO_PICTURE, "the table of images has no bytes of it")
+    pixels = decode(data, limits)
+    height, width = pixels.shape[:2]
+    if (width, height) != (example.width, example.height):
+        raise Rejected(
+            Reason.BAD_BOXES,
+            f"the picture is {width} x {height}, its boxes are of {example.width} x "
+            f"{example.height}",
+        )
+    return pixels
+
+
 def loaded(
     example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
 ) -> Loaded:
     """Decodes, mirrors and resizes a picture with its boxes; says why where it cannot."""
     config = settings.detector
+    limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
     try:
-        if data is None:
-            raise Rejected(Reason.NO_PICTURE, "the table of images has no bytes of it")
-        limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
-        pixels = decode(data, limits)
-        height, width = pixels.shape[:2]
-        if (width, height) != (example.width, example.height):
-            raise Rejected(
-                Reason.BAD_BOXES,
-                f"the picture is {width} x {height}, its boxes are of {example.width} x "
-                f"{example.height}",
-            )
+        pixels = decoded(example, data, limits)
         if visit.mirrored:
             pixels = np.ascontiguousarray(pixels[:, ::-1])
         resized = network_input(pixels, config, limits)
@@ -144,7 +150,7 @@ def loaded(
         )
     boxes = torch.from_numpy(example.boxes.copy())
     if visit.mirrored:
-        boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
+        boxes[:, [0, 2]] = example.width - boxes[:, [2, 0]]
     boxes = boxes * torch.tensor(resized.factors * 2)
     boxes[:, 2:] -= config.box_offset
     truth = Truth(

@@ -1,13 +1,14 @@
 """The checkpoints of a training: written whole, found again, and the last one published."""
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vlmill.extract.config import CHECKPOINTS, DETECTOR, MODEL, saved_steps
@@ -17,10 +18,12 @@ from vlmill.models.detector.published import load_published
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import TEMPORARY_PREFIX, atomic_folder, atomic_path
 from vlmill.schemas.files.outputs import PLAN
+from vlmill.schemas.rejects import Reason
 
 LOG, STATE = "log.jsonl", "training_state.safetensors"
 METRICS, REPORT = "metrics.json", "report.html"
-MOMENTUM = "momentum_buffer"
+MOMENTUM, REJECTED = "momentum_buffer", "rejects"
+Rejects = Mapping[str, tuple[Reason, str]]  # by image_id: why, and the details
 
 
 def save_checkpoint(
@@ -32,15 +35,18 @@ def save_checkpoint(
     classes: Sequence[str],
     attributes: Sequence[str],
     recipe: str,
+    rejects: Rejects,
 ) -> None:
-    """Writes the checkpoint after a step, whole or not at all: a detector, and its momenta."""
+    """Writes the checkpoint after a step, whole or not at all: a detector, its momenta, and the
+    pictures that could not be used so far.
+    """
     momenta = {
         name: optimizer.state[parameter][MOMENTUM].detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
         if optimizer.state.get(parameter, {}).get(MOMENTUM) is not None
     }
     with atomic_folder(step_folder(output, step), replace=True) as folder:
-        save_file(momenta, folder / STATE)
+        save_file(momenta, folder / STATE, metadata={REJECTED: json.dumps(rejects)})
         save_detector(
             folder,
             model,
@@ -50,15 +56,19 @@ def save_checkpoint(
         )
 
 
-def restored(model: FasterRCNN, folder: Path) -> dict[str, Tensor]:
-    """Loads a checkpoint's weights into the network; returns the momenta by parameter.
+def restored(model: FasterRCNN, folder: Path) -> tuple[dict[str, Tensor], Rejects]:
+    """Loads a checkpoint's weights into the network; returns the momenta by parameter, and the
+    pictures that could not be used before.
 
     Raises InputError for one that is damaged.
     """
     load_published(model, read_saved(folder, "--output").weights)
     try:
-        return {name: tensor.clone() for name, tensor in load_file(folder / STATE).items()}
-    except (OSError, SafetensorError) as error:
+        with safe_open(folder / STATE, framework="pt") as state:
+            momenta = {name: state.get_tensor(name).clone() for name in state.keys()}  # noqa: SIM118
+            stored = json.loads((state.metadata() or {}).get(REJECTED, "{}"))
+        return momenta, {key: (Reason(why), detail) for key, (why, detail) in stored.items()}
+    except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
 
 

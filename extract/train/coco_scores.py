@@ -17,18 +17,22 @@ def coco_metrics(
     detected: Sequence[Array],
     sizes: Sequence[tuple[int, int]],
     num_classes: int,
+    *,
+    crowds: Sequence[Array] = (),
 ) -> dict[str, float]:
     """Returns COCO's average precision by pycocotools; nothing where that is not installed.
 
     ``truth`` are rows of picture, class and corners of each picture, ``detected`` also of scores,
-    ``sizes`` the pictures' width and height.
+    ``sizes`` the pictures' width and height. What is detected in one of ``crowds`` is neither right
+    nor wrong.
     """
     if importlib.util.find_spec("pycocotools") is None or not truth:
         return {}
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    rows = np.concatenate(truth)
+    rows = np.concatenate([*truth, *crowds])
+    first_crowd = sum(map(len, truth))
     data_set = COCO()
     data_set.dataset = {
         "images": [{"id": at, "width": w, "height": h} for at, (w, h) in enumerate(sizes)],
@@ -40,7 +44,7 @@ def coco_metrics(
                 "category_id": int(row[1]),
                 "bbox": sides(row[2:6]),
                 "area": float((row[4] - row[2]) * (row[5] - row[3])),
-                "iscrowd": 0,
+                "iscrowd": int(at >= first_crowd),
             }
             for at, row in enumerate(rows)
         ],

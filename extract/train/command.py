@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.mirror import as_given, mirrored, named_from, require_one_process
 from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.plain_fields import from_plain, override, read_yaml
+from vlmill.schemas.readers.class_names import read_lines
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # beside a table that `manifest` wrote
 EXAMPLES = """examples:
@@ -142,13 +142,7 @@ def names_of(given: Path | None, boxes: str, name: str, flag: str) -> list[str]:
     path = given or (table if table.is_dir() else table.parent) / name
     if given is None and not path.is_file():
         return []
-    try:
-        text = path.read_text(encoding="utf-8")
-        lines = json.loads(text) if path.suffix == ".json" else text.splitlines()
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise ValueError("no list of names")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{flag} {path} cannot be read: {error}") from None
+    lines = read_lines(path, flag)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             raise InputError(f"{flag} {path}: line {number} is empty; a line is a class")

@@ -19,8 +19,8 @@ from vlmill.extract.config import InputLimits, Selection
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames, select
 from vlmill.extract.detect.transfer import frames_of, measures_of
-from vlmill.extract.pictures.decode import decode
 from vlmill.extract.pictures.resize import network_input
+from vlmill.extract.train.batches import decoded
 from vlmill.extract.train.coco_scores import coco_metrics
 from vlmill.extract.train.examples import Example
 from vlmill.extract.train.vg_scores import Detected, TrueBoxes, VgScores, vg_scores
@@ -34,7 +34,7 @@ from vlmill.models.detector.faster_rcnn import (
 )
 from vlmill.schemas.console.progress import Progress
 from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.rejects import Rejected
+from vlmill.schemas.rejects import Reason, Rejected
 
 Array = npt.NDArray[Any]
 # The original's: 400 boxes of a picture over all classes, overlaps below 0.3, any score.
@@ -52,12 +52,14 @@ class Findings:
     vg: list[Array] = field(default_factory=list)  # picture, class, x1, y1, x2, y2, score
     coco: list[Array] = field(default_factory=list)
     truth: list[Array] = field(default_factory=list)  # picture, class, x1, y1, x2, y2
+    crowds: list[Array] = field(default_factory=list)  # likewise, boxes around many
+    examples: list[Example] = field(default_factory=list)  # the pictures, in the order of numbers
     sizes: list[tuple[int, int]] = field(default_factory=list)  # width, height
     attribute_scores: list[Array] = field(default_factory=list)  # [M, L] of the true boxes
     attributes: list[Array] = field(default_factory=list)  # [M, A]
     classes: list[Array] = field(default_factory=list)  # the likeliest of each true box
     found: dict[int, int] = field(default_factory=lambda: dict.fromkeys(RECALL_AT, 0))
-    unread: int = 0
+    unread: dict[str, tuple[Reason, str]] = field(default_factory=dict)  # pictures, and why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +85,9 @@ def evaluated(
         for example in examples:
             try:
                 look(network, example, images.bytes_of(example.row), findings)
-            except Rejected:
-                findings.unread += 1
-            progress.advance(rejects=findings.unread - progress.rejects)
+            except Rejected as why:
+                findings.unread[example.image_id] = (why.reason, str(why))
+            progress.advance(rejects=len(findings.unread) - progress.rejects)
     config = network.config
     classes = vg_scores(truth_of(findings), detected_of(findings.vg), max(config.num_classes, 1))
     return Evaluation(
@@ -109,12 +111,9 @@ def for_inference(model: FasterRCNN) -> FasterRCNN:
 @torch.inference_mode()
 def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Findings) -> None:
     """Detects in one picture, and describes its true boxes. Raises Rejected."""
-    if data is None:
-        findings.unread += 1
-        return
     config = network.config
     limits = InputLimits()
-    picture = network_input(decode(data, limits), config, limits)
+    picture = network_input(decoded(example, data, limits), config, limits)
     query = Query(image_id=example.image_id, picture=picture)
     device = next(network.parameters()).device
     frames = frames_of(torch.tensor([measures_of(query, config)], device=device))
@@ -122,6 +121,7 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     proposals = network.proposals(features, frames.network_limits, frames.min_sides)
     detections = network.describe(features, *proposals)
     number = len(findings.sizes)
+    findings.examples.append(example)
     findings.sizes.append((example.width, example.height))
     for rule, overlap, rows in (
         (VG_RULE, VG_OVERLAP, findings.vg),
@@ -129,11 +129,17 @@ def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Fi
     ):
         rows.append(detected_rows(detections, frames, config, (rule, overlap), number))
     boxes = torch.from_numpy(example.boxes).to(device)
-    columns = [np.full(len(boxes), number), example.classes, *example.boxes.T]
-    findings.truth.append(np.stack(columns, axis=1).astype(np.float64).reshape(-1, 6))
+    findings.truth.append(true_rows(number, example.classes, example.boxes))
+    findings.crowds.append(true_rows(number, example.crowd_classes, example.crowd_boxes))
     of_picture = frames.to_pictures(proposals[0])[0, proposals[1][0]]
     count_found(of_picture, boxes, findings)
     describe_truth(network, features, boxes, frames, example, findings)
+
+
+def true_rows(number: int, classes: Array, boxes: Array) -> Array:
+    """Returns one picture's annotated boxes as rows."""
+    columns = [np.full(len(boxes), number), classes, *boxes.T]
+    return np.stack(columns, axis=1).astype(np.float64).reshape(-1, 6)
 
 
 def detected_rows(
@@ -216,7 +222,13 @@ def metrics_of(findings: Findings, classes: VgScores, config: DetectorConfig) ->
     metrics["boxes/class_accuracy"] = float((said == truth.names).mean()) if total else 0.0
     if findings.attributes:
         metrics |= attribute_metrics(findings, truth, config.num_attributes)
-    metrics |= coco_metrics(findings.truth, findings.coco, findings.sizes, config.num_classes)
+    metrics |= coco_metrics(
+        findings.truth,
+        findings.coco,
+        findings.sizes,
+        config.num_classes,
+        crowds=findings.crowds,
+    )
     return metrics | {"pictures": float(len(findings.sizes)), "boxes": float(total)}
 
 

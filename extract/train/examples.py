@@ -27,6 +27,7 @@ from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import BOXES
 
 STAGE = "train"
+MOST_NAMED = 10  # classes that have too few boxes
 SMALLEST_SIDE = 1e-3  # pixels: below it a box has no area that anything overlaps
 
 
@@ -41,6 +42,9 @@ class Example:
     boxes: npt.NDArray[np.float32]  # [M, 4]
     classes: npt.NDArray[np.int64]  # [M], from 0
     attributes: npt.NDArray[np.int64]  # [M, A], from 0; -1 where a box has fewer
+    # Boxes around crowds [C, 4] and their classes [C]: not learned, and no fault to detect.
+    crowd_boxes: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), "f4"))
+    crowd_classes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(kw_only=True)
@@ -50,7 +54,14 @@ class Examples:
     examples: list[Example] = field(default_factory=list)
     rejects: list[dict[str, object]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by why
+    first: dict[str, str] = field(default_factory=dict)  # the first picture of each why
     empty: int = 0  # pictures without a box that are kept as negatives
+
+    def leave_out(self, count: int, why: str, image_id: str) -> None:
+        """Counts boxes of a picture that are not learned as they stand."""
+        if count:
+            self.dropped[why] += count
+            self.first.setdefault(why, image_id)
 
     def class_counts(self, num_classes: int) -> npt.NDArray[np.int64]:
         """Returns how many boxes each class has."""
@@ -97,7 +108,7 @@ def read_examples(
         if place == ABSENT:
             result.rejects.append(reject(STAGE, key, Reason.NO_PICTURE, "not in --images"))
             continue
-        example = example_of(row, place, settings, result.dropped)
+        example = example_of(row, place, settings, result)
         if not len(example.boxes) and not empty_pictures:
             result.rejects.append(reject(STAGE, key, Reason.NO_BOXES, "no box of a known class"))
             continue
@@ -107,19 +118,18 @@ def read_examples(
 
 
 def example_of(
-    row: dict[str, Any], place: int, settings: TrainingSettings, dropped: Counter[str]
+    row: dict[str, Any], place: int, settings: TrainingSettings, result: Examples
 ) -> Example:
     """Returns a row's boxes, clipped to the picture, without those that nothing can be learned of;
-    ``dropped`` counts these by why.
+    ``result`` counts these by why.
     """
-    count = len(row["boxes"])
+    key, count = row["image_id"], len(row["boxes"])
     boxes = np.array(row["boxes"], dtype=np.float32).reshape(count, 4)
     classes = np.array(row["class_ids"], dtype=np.int64)
     width, height = row["width"], row["height"]
     if len(classes) != count:
         raise InputError(
-            f"--boxes: {row['image_id']} has {count} boxes and {len(classes)} class_ids; make the "
-            "table again"
+            f"--boxes: {key} has {count} boxes and {len(classes)} class_ids; make the table again"
         )
     finite = np.isfinite(boxes).all(axis=1)
     inverted = ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
@@ -132,24 +142,30 @@ def example_of(
         "inverted or empty": inverted,
         "outside the picture": outside,
         "of an unknown class": unknown,
-        "around a crowd": crowd,
     }
     good = np.ones(count, dtype=bool)
-    for name, fault in faults.items():
-        dropped[name] += int((fault & good).sum())
+    for why, fault in faults.items():
+        result.leave_out(int((fault & good).sum()), why, key)
         good &= ~fault
-    dropped["cut at the border"] += int((clipped != boxes).any(axis=1)[good].sum())
-    attributes = attribute_rows(
-        row["attribute_ids"], good, settings.detector.num_attributes, dropped
+    crowd &= good
+    result.leave_out(int(crowd.sum()), "around a crowd", key)
+    good &= ~crowd
+    cut = (clipped != boxes).any(axis=1)
+    result.leave_out(int(cut[good].sum()), "cut at the border", key)
+    attributes, unknown_attributes = attribute_rows(
+        row["attribute_ids"], good, settings.detector.num_attributes
     )
+    result.leave_out(unknown_attributes, "attributes that are unknown", key)
     return Example(
-        image_id=row["image_id"],
+        image_id=key,
         row=place,
         width=width,
         height=height,
         boxes=clipped[good],
         classes=classes[good],
         attributes=attributes,
+        crowd_boxes=clipped[crowd],
+        crowd_classes=classes[crowd],
     )
 
 
@@ -157,18 +173,18 @@ def attribute_rows(
     listed: Sequence[Sequence[int] | None] | None,
     good: npt.NDArray[np.bool_],
     num_attributes: int,
-    dropped: Counter[str],
-) -> npt.NDArray[np.int64]:
-    """Returns the attributes of the good boxes in a rectangle, -1 where a box has fewer."""
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Returns the attributes of the good boxes in a rectangle, -1 where a box has fewer, and how
+    many more there were; a detector without attributes counts none.
+    """
     rows = [list(listed[at] or ()) if listed else [] for at in np.flatnonzero(good).tolist()]
     known = [[one for one in row if 0 <= one < num_attributes] for row in rows]
-    if num_attributes:
-        dropped["attributes that are unknown"] += sum(map(len, rows)) - sum(map(len, known))
+    unknown = sum(map(len, rows)) - sum(map(len, known)) if num_attributes else 0
     width = max(map(len, known), default=0)
     filled = np.full((len(rows), width), -1, dtype=np.int64)
     for at, row in enumerate(known):
         filled[at, : len(row)] = row
-    return filled
+    return filled, unknown
 
 
 def counted_classes(boxes: str | Path) -> tuple[int, int]:
@@ -187,15 +203,31 @@ def counted_classes(boxes: str | Path) -> tuple[int, int]:
     return highest[0] + 1, highest[1] + 1
 
 
-def say_examples(examples: Examples, num_classes: int) -> None:
+def name_of(classes: Sequence[str], number: int) -> str:
+    """Returns a class's first name, its number where none is known."""
+    return classes[number].split(",")[0] if number < len(classes) else f"class {number}"
+
+
+def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> None:
     """Tells what is trained on, and what of the rows is not."""
     counts = examples.class_counts(num_classes)
-    never, once = int((counts == 0).sum()), int((counts == 1).sum())
+    never, once = np.flatnonzero(counts == 0), np.flatnonzero(counts == 1)
     say(
         f"{len(examples.examples)} pictures ({examples.empty} without a box, kept as negatives), "
-        f"{int(counts.sum())} boxes of {len(counts)} classes ({never} without a box, {once} with "
-        "a single one)"
+        f"{int(counts.sum())} boxes of {len(counts)} classes ({len(never)} without a box, "
+        f"{len(once)} with a single one)"
     )
-    dropped = [f"{count} {name}" for name, count in examples.dropped.items() if count]
-    if dropped:
-        say(f"boxes: {', '.join(dropped)}")
+    for what, classes in (("without a box", never), ("with a single box", once)):
+        shown = [name_of(names, number) for number in classes[:MOST_NAMED].tolist()]
+        more = ["..."] if len(classes) > MOST_NAMED else []
+        if shown:
+            say(f"classes {what}: {', '.join(shown + more)}")
+    say_left_out(examples)
+
+
+def say_left_out(examples: Examples, where: str = "boxes") -> None:
+    """Tells how many boxes were left out or cut, and the first picture of each fault."""
+    if examples.dropped:
+        counts = examples.dropped.items()
+        faults = [f"{count} {why} (first in {examples.first[why]})" for why, count in counts]
+        say(f"{where}: {', '.join(faults)}")

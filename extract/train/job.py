@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 
+from vlmill.extract.config import MODEL, saved_folder
 from vlmill.extract.train.settings import NO_EFFECT, TrainingSettings
 from vlmill.extract.train.start import Names
 from vlmill.schemas.errors import InputError
@@ -36,8 +37,9 @@ class TrainJob:
             table_input("--boxes", self.boxes, BOXES),
             table_input("--images", self.images, IMAGES),
         ]
-        if self.init is not None and self.init.is_file():
-            inputs.append(file_input("--init", self.init))
+        if self.init is not None:
+            folder = saved_folder(self.init)
+            inputs.append(file_input("--init", self.init if folder is None else folder / MODEL))
         return inputs
 
     def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.pictures.decode import decode
 from vlmill.extract.train.evaluation import Evaluation
-from vlmill.extract.train.examples import Example
+from vlmill.extract.train.examples import name_of
 from vlmill.schemas.console.report import (
     Section,
     html_table,
@@ -19,17 +20,16 @@ from vlmill.schemas.console.report import (
     settings_table,
     write_page,
 )
-from vlmill.schemas.pictures.drawing import draw_boxes
+from vlmill.schemas.pictures.drawing import Corners, draw_boxes
 from vlmill.schemas.readers.images import ImageReader
 
 SHOWN_CLASSES, SHOWN_PICTURES, SHOWN_BOXES = 20, 12, 8
-SIDE_PX = 360
+SIDE_PX, GAP_PX = 360, 8
 
 
 def write_report(
     path: Path,
     evaluation: Evaluation,
-    examples: Sequence[Example],
     images: ImageReader,
     classes: Sequence[str],
     settings: dict[str, object],
@@ -41,7 +41,7 @@ def write_report(
     sections = [
         Section(title="Held-out pictures", body=html_table(["measure", "value"], rows)),
         *class_sections(evaluation, classes),
-        Section(title="Pictures", body=picture_cards(cards(evaluation, examples, images, classes))),
+        Section(title="Pictures", body=picture_cards(cards(evaluation, images, classes))),
         Section(title="Settings", body=settings_table(settings)),
     ]
     write_page(path, title, sections)
@@ -63,40 +63,46 @@ def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Secti
     return sections
 
 
-def name_of(classes: Sequence[str], number: int) -> str:
-    """Returns a class's first name, its number where none is known."""
-    return classes[number].split(",")[0] if number < len(classes) else f"class {number}"
-
-
 def cards(
-    evaluation: Evaluation,
-    examples: Sequence[Example],
-    images: ImageReader,
-    classes: Sequence[str],
+    evaluation: Evaluation, images: ImageReader, classes: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Draws the surest detections on the first pictures."""
-    by_picture = evaluation.findings.coco
-    drawn = []
-    for number, example in enumerate(examples[: min(SHOWN_PICTURES, len(by_picture))]):
+    """Shows the first pictures twice: with their true boxes, and with the surest detections."""
+    findings, drawn = evaluation.findings, []
+    for example, rows in list(zip(findings.examples, findings.coco, strict=True))[:SHOWN_PICTURES]:
         data = images.bytes_of(example.row)
-        if data is None or evaluation.findings.unread:
-            continue  # numbers of pictures that follow one that was not read are others
-        rows = by_picture[number][:SHOWN_BOXES]
-        labels = [
-            (tuple(row[2:6].tolist()), f"{name_of(classes, int(row[1]))} {row[6]:.2f}")
-            for row in rows
-        ]
+        assert data is not None  # it was looked at
         pixels = decode(data, InputLimits())
         picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
-        size = (example.width, example.height)
-        canvas = draw_boxes(picture, labels, size=size, max_side_px=SIDE_PX)
+        true = [
+            (corners(box), name_of(classes, number))
+            for box, number in zip(example.boxes, example.classes.tolist(), strict=True)
+        ]
+        detected = [
+            (corners(row[2:6]), f"{name_of(classes, int(row[1]))} {row[6]:.2f}")
+            for row in rows[:SHOWN_BOXES]
+        ]
+        size, enlarged = picture.size, max(1.0, SIDE_PX / max(picture.size))
+        picture = picture.resize((round(size[0] * enlarged), round(size[1] * enlarged)))
+        sides = [
+            draw_boxes(picture, boxes, size=size, max_side_px=SIDE_PX) for boxes in (true, detected)
+        ]
+        canvas = Image.new("RGB", (2 * sides[0].width + GAP_PX, sides[0].height), "white")
+        for at, side in enumerate(sides):
+            canvas.paste(side, (at * (side.width + GAP_PX), 0))
         out = io.BytesIO()
         canvas.save(out, "JPEG", quality=85)
         drawn.append(
             {
                 "uri": picture_uri(out.getvalue(), "image/jpeg"),
                 "text": example.image_id,
-                "about": f"{len(by_picture[number])} detections, {len(example.boxes)} true boxes",
+                "about": f"left: {len(true)} true boxes; right: {len(detected)} of {len(rows)} "
+                "detections",
             }
         )
     return drawn
+
+
+def corners(box: npt.NDArray[np.floating]) -> Corners:
+    """Returns a box's corners as numbers."""
+    x1, y1, x2, y2 = box.tolist()
+    return x1, y1, x2, y2

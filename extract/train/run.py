@@ -1,10 +1,13 @@
 """``extract-rois train``: tables of boxes and pictures to a detector, resumable by checkpoint."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
 
 from vlmill.extract.config import saved_steps
 from vlmill.extract.train.batches import Loaded, Pictures, step_pictures
@@ -20,10 +23,18 @@ from vlmill.extract.train.checkpoints import (
     save_checkpoint,
 )
 from vlmill.extract.train.evaluation import evaluated
-from vlmill.extract.train.examples import STAGE, Examples, read_examples, read_rows, say_examples
+from vlmill.extract.train.examples import (
+    STAGE,
+    Examples,
+    read_examples,
+    read_rows,
+    say_examples,
+    say_left_out,
+)
 from vlmill.extract.train.job import JOB, TrainJob, make_accelerator
 from vlmill.extract.train.loop import Events, Stopped, Training, run_steps
 from vlmill.extract.train.report import write_report
+from vlmill.extract.train.settings import TrainingSettings
 from vlmill.extract.train.solver import make_optimizer
 from vlmill.extract.train.start import new_model, start_from
 from vlmill.extract.train.step import DetectorStep
@@ -38,11 +49,11 @@ from vlmill.schemas.files.atomic import write_json
 from vlmill.schemas.files.inputs import Input
 from vlmill.schemas.files.manifest import write_manifest
 from vlmill.schemas.files.mirror import push
-from vlmill.schemas.files.outputs import State, prepare_output
+from vlmill.schemas.files.outputs import PLAN, State, prepare_output
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import to_plain
 from vlmill.schemas.readers.images import ImageReader
-from vlmill.schemas.rejects import reject
+from vlmill.schemas.rejects import Reason, reject, rejects_said
 from vlmill.schemas.tables import REJECTS
 
 
@@ -64,10 +75,17 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
             remove_partial(job.output)
     if any_of(accelerator, finished):  # all wait here until the folder is ready
         return f"{job.output}: finished before; --fresh starts over"
-    run = Run(job, accelerator)
+    try:
+        run = Run(job, accelerator)
+    except InputError:
+        if main and not saved_steps(job.output):  # nothing has begun that others would go on with
+            (job.output / PLAN).unlink(missing_ok=True)
+        raise
     if main:
         require_room(run.least_bytes(), job.output, force=force)
-        say_examples(run.examples, settings.detector.num_classes)
+        say_examples(run.examples, settings.detector.num_classes, job.names.classes)
+        say_left_out(run.validation, "validation boxes")
+        say_sizes(settings)
     try:
         run.train()
     except Stopped:
@@ -78,6 +96,16 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
     return f"{job.output}: {settings.name}, {settings.steps} steps; {run.said()}"
 
 
+def say_sizes(settings: TrainingSettings) -> None:
+    """Tells where a detector extracts from pictures of a size that it has not seen."""
+    trained, detector = settings.short_sides, settings.detector
+    if not min(trained) <= detector.short_side <= max(trained):
+        say(
+            f"short_sides={list(trained)} are trained on, but measured and extracted is at "
+            f"detector.short_side={detector.short_side} (long side {detector.long_side}): set both"
+        )
+
+
 class Run:
     """Holds a run's network, examples and checkpoints."""
 
@@ -85,12 +113,15 @@ class Run:
         self.job, self.settings, self.accelerator = job, job.settings, accelerator
         self.images = ImageReader(job.images)
         self.examples, self.validation = self.read()
-        self.undecodable: dict[str, tuple[str, str]] = {}
+        self.unusable: dict[str, tuple[Reason, str]] = {}  # pictures, and why
         self.metrics: dict[str, float] = {}
         steps = saved_steps(job.output)
         self.done = max(steps, default=0)
         self.model = FasterRCNN(self.settings.detector) if steps else self.start()
-        momenta = restored(self.model, steps[self.done]) if steps else {}
+        momenta: Mapping[str, Tensor] = {}
+        if steps:
+            momenta, rejects = restored(self.model, steps[self.done])
+            self.unusable |= rejects
         step = accelerator.prepare(DetectorStep(self.model, self.settings))
         self.optimizer = make_optimizer(self.model, self.settings.solver)
         for name, parameter in self.model.named_parameters():
@@ -196,11 +227,12 @@ class Run:
         """Keeps the pictures that could not be used, each once; returns how many there are."""
         for one in seen:
             if one.reject is not None:
-                self.undecodable.setdefault(one.image_id, one.reject)
-        return len(self.undecodable)
+                self.unusable.setdefault(one.image_id, one.reject)
+        return len(self.unusable)
 
     def save(self, log: Log, step: int) -> None:
         """Writes a checkpoint whole, or not at all; the first process does."""
+        self.unusable = dict(gather_object(list(self.unusable.items())))
         if not self.accelerator.is_main_process:
             return
         log.flush()
@@ -212,6 +244,7 @@ class Run:
             classes=self.job.names.classes,
             attributes=self.job.names.attributes,
             recipe=self.settings.name,
+            rejects=self.unusable,
         )
         keep(self.job.output, self.settings.keep_checkpoints)
         push(self.job.output)
@@ -221,11 +254,11 @@ class Run:
         if self.validation.examples and self.accelerator.is_main_process:
             evaluation = evaluated(self.model, self.validation.examples, self.images)
             self.metrics = evaluation.metrics
+            self.unusable |= evaluation.findings.unread
             write_json(self.job.output / METRICS, {"step": step, **self.metrics})
             write_report(
                 self.job.output / REPORT,
                 evaluation,
-                self.validation.examples,
                 self.images,
                 self.job.names.classes,
                 to_plain(self.settings),
@@ -237,11 +270,7 @@ class Run:
     def finish(self, inputs: Sequence[Input]) -> None:
         """Leaves the last checkpoint's detector at the top, the rejects and the manifest."""
         publish(self.job.output, self.settings.steps)
-        rejects = [
-            *self.examples.rejects,
-            *(reject(STAGE, key, *why) for key, why in sorted(self.undecodable.items())),  # type: ignore[arg-type]
-        ]
-        shard = write_shard(self.job.output, REJECTS, rejects)
+        shard = write_shard(self.job.output, REJECTS, self.rejects())
         write_manifest(
             self.job.output,
             [shard],
@@ -251,9 +280,14 @@ class Run:
             about={"metrics": self.metrics, "boxes_left_out": dict(self.examples.dropped)},
         )
 
+    def rejects(self) -> list[dict[str, object]]:
+        """Returns the rows of pictures that were not trained or not measured on, each once."""
+        unusable = [reject(STAGE, key, *why) for key, why in sorted(self.unusable.items())]
+        return [*self.examples.rejects, *self.validation.rejects, *unusable]
+
     def said(self) -> str:
         """Returns what was used and left out, in a line."""
         count = len(self.examples.examples)
-        rejects = len(self.examples.rejects) + len(self.undecodable)
+        rejects = rejects_said(Counter(str(row["reason"]) for row in self.rejects()))
         shown = [f"{name} {value:.4f}" for name, value in self.metrics.items()][:4]
-        return "; ".join([f"{count} pictures, {rejects} rejects", *shown])
+        return "; ".join([f"{count} pictures, {rejects}", *shown])

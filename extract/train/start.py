@@ -202,10 +202,7 @@ def class_rows(
     names: tuple[Names, Names], theirs: DetectorConfig, ours: DetectorConfig
 ) -> dict[int, int]:
     """Returns the class output of theirs for each of ours that both know, background with them."""
-    places = {name: number for number, name in enumerate(names[0].classes)}
-    pairs = [
-        (places[name], number) for number, name in enumerate(names[1].classes) if name in places
-    ]
+    pairs = shared(names[0].classes, names[1].classes)
     pairs.append((theirs.num_classes, ours.num_classes))
     old, new = (torch.tensor([pair[side] for pair in pairs]) for side in (0, 1))
     return dict(
@@ -217,13 +214,24 @@ def attribute_rows(
     names: tuple[Names, Names], theirs: DetectorConfig, ours: DetectorConfig
 ) -> dict[int, int]:
     """Returns the attribute output of theirs for each of ours that both know."""
-    places = {name: number for number, name in enumerate(names[0].attributes)}
     shifts = [int(config.attribute_background is True) for config in (theirs, ours)]
-    return {
-        number + shifts[1]: places[name] + shifts[0]
-        for number, name in enumerate(names[1].attributes)
-        if name in places
-    }
+    pairs = shared(names[0].attributes, names[1].attributes)
+    return {new + shifts[1]: old + shifts[0] for old, new in pairs}
+
+
+def shared(theirs: Sequence[str], ours: Sequence[str]) -> list[tuple[int, int]]:
+    """Returns their number and ours of what both name, by the first of our synonyms that they
+    have.
+    """
+    places: dict[str, int] = {}
+    for number, line in enumerate(theirs):
+        for name in line.split(","):
+            places.setdefault(name.strip(), number)
+    pairs = []
+    for number, line in enumerate(ours):
+        known = [places[name.strip()] for name in line.split(",") if name.strip() in places]
+        pairs += [(known[0], number)] if known else []
+    return pairs
 
 
 def with_rows(ours: Tensor, theirs: Tensor, rows: Mapping[int, int], layer: str) -> Tensor | None:

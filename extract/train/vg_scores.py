@@ -54,8 +54,12 @@ class VgScores:
         return float((self.average_precision * self.counts).sum() / total) if total else 0.0
 
 
-def vg_scores(truth: TrueBoxes, detected: Detected, num_names: int) -> VgScores:
-    """Scores the detections of every name."""
+def vg_scores(
+    truth: TrueBoxes, detected: Detected, num_names: int, *, overlap: float = OVERLAP
+) -> VgScores:
+    """Scores the detections of every name; those that overlap a true box by more than ``overlap``
+    may hit it.
+    """
     boxes, scores = as_written(detected)
     precisions, thresholds = np.zeros(num_names), np.zeros(num_names)
     counts = np.bincount(truth.names, minlength=num_names).astype(np.int64)
@@ -66,7 +70,7 @@ def vg_scores(truth: TrueBoxes, detected: Detected, num_names: int) -> VgScores:
             continue
         order = ours[np.argsort(-scores[ours], kind="stable")]
         hits = true_positives(
-            truth.pictures[own], truth.boxes[own], detected.pictures[order], boxes[order]
+            truth.pictures[own], truth.boxes[own], detected.pictures[order], boxes[order], overlap
         )
         recall = hits.cumsum() / len(own)
         precision = hits.cumsum() / np.arange(1, len(hits) + 1)
@@ -97,7 +101,7 @@ def as_written(detected: Detected) -> tuple[Numbers, Numbers]:
 
 
 def true_positives(
-    true_pictures: Ids, true_boxes: Numbers, pictures: Ids, boxes: Numbers
+    true_pictures: Ids, true_boxes: Numbers, pictures: Ids, boxes: Numbers, overlap: float
 ) -> npt.NDArray[np.bool_]:
     """Says which detections of one name, best first, hit a true box that none has hit before.
 
@@ -115,7 +119,7 @@ def true_positives(
         overlaps = inclusive_overlaps(true_boxes[places], box)
         best = int(overlaps.argmax())
         place = places[best]
-        hits[at] = overlaps[best] > OVERLAP and free[place]
+        hits[at] = overlaps[best] > overlap and free[place]
         free[place] &= not hits[at]
     return hits
 

@@ -1,16 +1,14 @@
-"""Annotated boxes in the layouts that people have them in: TSV, COCO's JSON, Pascal VOC, YOLO.
+"""Annotated boxes in the layouts that people have them in: TSV, COCO's JSON, Pascal VOC.
 
-Each reader yields a picture at a time with the objects in it, boxes in pixels of the stored picture
-or, as YOLO has them, in fractions of it.
+Each reader yields a picture at a time with the objects in it, boxes in pixels of the stored
+picture. YOLO's, in fractions of it, are read by ``yolo_files``.
 """
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
-
-import yaml
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.lines import tsv_rows
@@ -23,7 +21,7 @@ from vlmill.schemas.rejects import Reason
 PICTURE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
 MAX_XML = 1 << 22  # bytes
 COLUMNS = ("image", "x1", "y1", "x2", "y2", "class")  # of a TSV; attributes and split may follow
-YOLO_NAMES = ("data.yaml", "dataset.yaml", "classes.txt", "obj.names")
+VOC_LISTS = ("val", "test", "train", "trainval")  # the first that names a picture counts
 COCO_KEYS = {
     "": frozenset(("info", "images", "licenses", "annotations", "categories", "type")),
     "images": frozenset(
@@ -63,6 +61,7 @@ class Annotated:
     width: int | None = None
     height: int | None = None
     split: str | None = None
+    folders: tuple[str, ...] = ()  # of --input that may hold the picture, with a last slash
 
 
 def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
@@ -133,7 +132,7 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
     names = coco_categories(source)
     file = JsonLists(source=source, known=COCO_KEYS)
     pictures: dict[Any, Annotated] = {}
-    split = split_of(source.name)
+    split, folders = split_of(source.name), coco_folders(source.name)
     for place, one in enumerate(file.elements("images")):
         key = f"{source.name}:{place}"
         if not isinstance(one, dict) or not isinstance(one.get("file_name"), str):
@@ -146,6 +145,7 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
             width=whole(one.get("width")),
             height=whole(one.get("height")),
             split=split,
+            folders=folders,
         )
     for place, one in enumerate(file.elements("annotations")):
         picture = pictures.get(one.get("image_id")) if isinstance(one, dict) else None
@@ -168,6 +168,16 @@ def coco_pictures(source: Source) -> Iterator[Annotated]:
     yield from pictures.values()
 
 
+def coco_folders(name: str) -> tuple[str, ...]:
+    """Returns the folders of the pictures of a COCO file: ``train2017/`` beside or above
+    ``instances_train2017.json``, and its own.
+    """
+    path = PurePosixPath(name)
+    of_name = path.name.split(".")[0].removeprefix("instances_")
+    folders = (path.parent, path.parent / of_name, path.parent.parent / of_name)
+    return tuple(f"{folder}/" for folder in folders)
+
+
 def split_of(name: str) -> str | None:
     """Returns the split that a file's or folder's name says: train, val or test."""
     lower = name.lower()
@@ -179,23 +189,44 @@ def whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def voc_picture(path: Path) -> Annotated:
+def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
+    """Returns VOC's lists of pictures (``ImageSets/Main/val.txt``), and the split of each of their
+    names; ``trainval`` counts for ``train`` where nothing finer is said.
+    """
+    paths = [
+        path for name in VOC_LISTS for path in sorted(root.rglob(f"ImageSets/Main/{name}.txt"))
+    ]
+    splits: dict[str, str] = {}
+    for path in paths:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.strip():
+                splits.setdefault(line.split()[0], path.stem.replace("trainval", "train"))
+    return paths, splits
+
+
+def voc_picture(path: Path, root: Path, splits: Mapping[str, str]) -> Annotated:
     """Reads a Pascal VOC file, whose pixels count from 1 and whose last ones are inside."""
-    annotated = Annotated(key=path.name, file_name=path.stem)
+    own = path.relative_to(root).parent
+    annotated = Annotated(
+        key=path.name,
+        file_name=path.stem,
+        split=splits.get(path.stem) or split_of(own.as_posix()),
+        folders=tuple(f"{f.as_posix()}/" for f in (own, own.parent / "JPEGImages")),
+    )
     try:
         content = path.read_bytes()
         if len(content) > MAX_XML or b"<!ENTITY" in content:
             raise ValueError("too large, or with entities of its own")
-        root = ElementTree.fromstring(content)
+        tree = ElementTree.fromstring(content)
     except (ElementTree.ParseError, OSError, ValueError) as error:
         annotated.things = Drop(Reason.BAD_ROW, f"no XML: {error}")
         return annotated
-    annotated.file_name = (root.findtext("filename") or path.stem).strip()
-    sides = [(root.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
+    annotated.file_name = (tree.findtext("filename") or path.stem).strip()
+    sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
     width, height = (int(side) if side.isdecimal() and int(side) else None for side in sides)
     annotated.width, annotated.height = width, height
     things = []
-    for one in root.iter("object"):
+    for one in tree.iter("object"):
         corners = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
         box = numbers(corners)
         if not isinstance(box, Drop):
@@ -212,62 +243,11 @@ def voc_picture(path: Path) -> Annotated:
     return annotated
 
 
-def yolo_names(root: Path) -> list[str]:
-    """Returns the classes of a YOLO folder, by its ``data.yaml`` or ``classes.txt``.
-
-    Raises InputError where neither is there or names none.
-    """
-    for name in YOLO_NAMES:
-        path = root / name
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".yaml":
-            return [line.strip().lower() for line in text.splitlines() if line.strip()]
-        try:
-            names = yaml.safe_load(text)["names"]
-        except (yaml.YAMLError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: no list of names ({error})") from None
-        listed = (
-            [names[number] for number in sorted(names)] if isinstance(names, Mapping) else names
-        )
-        return [str(one).lower() for one in listed]
-    raise InputError(f"--input {root}: none of {', '.join(YOLO_NAMES)}, which name YOLO's classes")
-
-
-def yolo_picture(path: Path, root: Path, names: list[str]) -> Annotated:
-    """Reads a YOLO file: a line an object, its class and centre, width and height in fractions.
-
-    Its picture lies where ``labels`` is called ``images``.
-    """
-    relative = path.relative_to(root).with_suffix("")
-    parts = ["images" if part == "labels" else part for part in relative.parts]
-    annotated = Annotated(
-        key=path.relative_to(root).as_posix(),
-        file_name="/".join(parts),
-        split=split_of("/".join(parts[:-1])),
-    )
-    things = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        fields = line.split()
-        if not fields:
-            continue
-        centre = numbers(list(fields[1:5]))
-        number = int(fields[0]) if fields[0].isdecimal() else -1
-        if not isinstance(centre, Drop):
-            x, y, width, height = centre
-            centre = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-        name = names[number] if 0 <= number < len(names) else ""
-        things.append(Thing(box=centre, name=name, fractions=True))
-    annotated.things = things
-    return annotated
-
-
-def with_endings(file_name: str) -> tuple[str, ...]:
-    """Returns the names that a picture's file may have in ``PICTURE_FOLDERS``; one without an
-    ending may have each.
+def with_endings(file_name: str, folders: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the names that a picture's file may have in ``folders`` and ``PICTURE_FOLDERS``; one
+    without an ending may have each.
     """
     names = [file_name]
     if Path(file_name).suffix.lower() not in PICTURE_ENDINGS:
         names = [f"{file_name}{ending}" for ending in PICTURE_ENDINGS]
-    return tuple(f"{folder}{name}" for name in names for folder in ("", *PICTURE_FOLDERS))
+    return tuple(f"{folder}{name}" for name in names for folder in ("", *folders, *PICTURE_FOLDERS))

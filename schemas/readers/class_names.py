@@ -1,5 +1,8 @@
-"""Lists of the names of a detector's classes or attributes, one a line, in the order of numbers."""
+"""Lists of the names of a detector's classes or attributes, in the order of numbers: a text of one
+name a line, or the JSON list that is written beside a table of boxes.
+"""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,22 @@ def read_names(path: str | Path, flag: str) -> list[list[str]]:
 
     Blank lines at the end do not count. Raises InputError for a file that cannot be read.
     """
+    return [[name.strip() for name in line.split(",")] for line in read_lines(path, flag)]
+
+
+def read_lines(path: str | Path, flag: str) -> list[str]:
+    """Reads the line of each class. Raises InputError for a file that cannot be read."""
+    file = path_of(path)
     try:
-        lines = path_of(path).read_text(encoding="utf-8").rstrip().splitlines()
+        text = file.read_text(encoding="utf-8")
+        lines = json.loads(text) if file.suffix == ".json" else text.rstrip().splitlines()
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise ValueError("no list of names")
     except (OSError, ValueError) as error:
-        raise InputError(f"{flag} {path}: {error}; give a text file of one name a line") from None
-    return [[name.strip() for name in line.split(",")] for line in lines]
+        raise InputError(
+            f"{flag} {path}: {error}; give a text file of one name a line, or a JSON list"
+        ) from None
+    return lines
 
 
 def require_number(

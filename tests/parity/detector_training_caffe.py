@@ -10,6 +10,7 @@ from tests.parity.detector_training import Recorded, RecordedDraws, cases
 from tests.parity.golden import GoldenSet, NotComparable
 from tests.parity.results import Results
 from torch import Tensor
+from torch.nn import functional as F
 
 from vlmill.extract.train.recipes import CAFFE_ROI, CAFFE_RPN
 from vlmill.extract.train.targets import (
@@ -22,7 +23,7 @@ from vlmill.extract.train.targets import (
     sample,
     sample_regions,
 )
-from vlmill.extract.train.vg_scores import Detected, TrueBoxes, vg_scores
+from vlmill.extract.train.vg_scores import OVERLAP, Detected, TrueBoxes, vg_scores
 from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.config import caffe
 
@@ -131,7 +132,10 @@ def proposal_layer(case: Recorded, about: Mapping[str, Any]) -> None:
     attributes = attribute_targets(
         case["in.gt_attributes"] - 1, regions, background=classes, shift=True
     )
-    case.check("out.attr_labels", attributes[: matching.most_positives].float())
+    # The layer's rows are those of the most positives, also where fewer regions are sampled.
+    rows_left = max(matching.most_positives - len(attributes), 0)
+    padded = F.pad(attributes, (0, 0, 0, rows_left), value=-1)[: matching.most_positives]
+    case.check("out.attr_labels", padded.float())
 
 
 def vg_map(golden: GoldenSet, results: Results) -> None:
@@ -160,7 +164,8 @@ def vg_map(golden: GoldenSet, results: Results) -> None:
             np.array(names, dtype=np.int64),
             np.array(boxes, dtype=np.float64).reshape(-1, 4),
         )
-        scores = vg_scores(truth, detected, about["names"])
+        overlap = about.get("overlap", golden.config.get("overlap", OVERLAP))
+        scores = vg_scores(truth, detected, about["names"], overlap=overlap)
         case.check("out.ap", torch.from_numpy(scores.average_precision).float())
         case.check("out.boxes", torch.from_numpy(scores.counts))
         case.check("out.thresholds", torch.from_numpy(scores.thresholds).float())

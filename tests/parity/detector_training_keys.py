@@ -70,10 +70,18 @@ def roi_rules(keys: Keys) -> RoiRules:
 def solver_of(keys: Keys) -> Solver:
     """Optimiser and schedule."""
     clip = {k.rpartition(".")[2]: v for k, v in keys.items() if ".CLIP_GRADIENTS." in k}
-    schedules = {"WarmupMultiStepLR": "steps", "WarmupCosineLR": "cosine"}
+    schedules = {
+        "WarmupMultiStepLR": "steps",
+        "WarmupStepWithFixedGammaLR": "steps",
+        "WarmupCosineLR": "cosine",
+    }
     schedule = keys.get("SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR")
     expect(schedule in schedules, f"SOLVER.LR_SCHEDULER_NAME {schedule}: want {list(schedules)}")
-    rate = keys["SOLVER.BASE_LR"]
+    rate, steps = keys["SOLVER.BASE_LR"], keys.get("SOLVER.MAX_ITER", 0)
+    drops = [drop for drop in keys.get("SOLVER.STEPS", ()) if drop <= steps]
+    if schedule == "WarmupStepWithFixedGammaLR":  # parts of the same length
+        parts = keys["SOLVER.NUM_DECAYS"] + 1
+        drops = [steps * part / parts for part in range(1, parts)]
     return Solver(
         lr=rate,
         momentum=keys.get("SOLVER.MOMENTUM", 0.9),
@@ -83,7 +91,7 @@ def solver_of(keys: Keys) -> Solver:
         bias_rate=keys.get("SOLVER.BIAS_LR_FACTOR", 1.0),
         bias_decay=keys.get("SOLVER.WEIGHT_DECAY_BIAS"),
         schedule=schedules[schedule],  # type: ignore[arg-type]
-        drops=tuple(s for s in keys.get("SOLVER.STEPS", ()) if s <= keys["SOLVER.MAX_ITER"]),
+        drops=tuple(drops),
         drop_factor=keys.get("SOLVER.GAMMA", 0.1),
         end=keys.get("SOLVER.BASE_LR_END", 0.0) / rate,
         warmup=keys.get("SOLVER.WARMUP_ITERS", 0),

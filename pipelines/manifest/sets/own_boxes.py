@@ -3,29 +3,34 @@
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from vlmill.pipelines.counting.funnel import Drop
 from vlmill.pipelines.manifest.box_files import (
-    YOLO_NAMES,
     Annotated,
     Thing,
     coco_categories,
     coco_pictures,
     tsv_pictures,
     voc_picture,
+    voc_splits,
     with_endings,
-    yolo_names,
-    yolo_picture,
 )
-from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, frame_of
+from vlmill.pipelines.manifest.boxes import Box, Frame, clipped, frame_of, size_notes
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Picture, Reading
 from vlmill.pipelines.manifest.sets.vg_detector import lines_by_number, read_names
 from vlmill.pipelines.manifest.sources import Folder, Source
 from vlmill.pipelines.manifest.streams import JsonLists
+from vlmill.pipelines.manifest.yolo_files import (
+    YOLO_NAMES,
+    yolo_backgrounds,
+    yolo_names,
+    yolo_picture,
+)
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
@@ -101,20 +106,19 @@ def counted(pictures: Iterator[Annotated]) -> tuple[Counter[str], Counter[str]]:
 
 def layout_of(folder: Folder) -> Layout:
     """Returns what lies in ``--input``, the first layout that is there. Raises InputError."""
-    json_files = [one_file(path) for path in folder.files(".json", ".json.gz")]
-    coco = [s for s in json_files if {"images", "annotations", "categories"} <= members_of(s)]
-    if coco:
+    root = folder.root
+    if coco := coco_files(folder):
         names = dict.fromkeys(name for s in coco for name in coco_categories(s).values())
         return Layout(
             sources=tuple(coco), pictures=partial(each, coco_pictures, coco), classes=tuple(names)
         )
     if tables := [one_file(path) for path in folder.files(".tsv", ".tsv.gz")]:
         return Layout(sources=tuple(tables), pictures=partial(each, tsv_pictures, tables))
-    root = folder.root
     if xml := sorted(root.rglob("*.xml")):
+        lists, splits = voc_splits(root)
         return Layout(
-            sources=(listing(root, xml, "annotations.xml"),),
-            pictures=lambda: map(voc_picture, xml),
+            sources=(listing(root, xml, "annotations.xml"), *map(one_file, lists)),
+            pictures=lambda: (voc_picture(path, root, splits) for path in xml),
         )
     names_files = [root / name for name in YOLO_NAMES if (root / name).is_file()]
     texts = sorted(p for p in root.rglob("*.txt") if p not in names_files and p.parent != root)
@@ -122,13 +126,30 @@ def layout_of(folder: Folder) -> Layout:
         classes = yolo_names(root)
         return Layout(
             sources=(one_file(names_files[0]), listing(root, texts, "labels.txt")),
-            pictures=lambda: (yolo_picture(path, root, classes) for path in texts),
+            pictures=lambda: chain(
+                (yolo_picture(path, root, classes) for path in texts),
+                yolo_backgrounds(root, texts),
+            ),
             classes=tuple(classes),
         )
     raise folder.lacks(
         f"*.tsv, a *.json of COCO's instances, Pascal VOC's *.xml, or YOLO's labels/ with "
         f"{' or '.join(YOLO_NAMES)}"
     )
+
+
+def coco_files(folder: Folder) -> list[Source]:
+    """Returns COCO's instances in ``--input``, else in its folders; by name where keypoints or
+    segments lie beside them.
+    """
+    root = folder.root
+    below = sorted([*root.glob("*/*.json"), *root.glob("*/*.json.gz")])
+    for paths in (folder.files(".json", ".json.gz"), below):
+        named = [replace(one_file(path), name=path.relative_to(root).as_posix()) for path in paths]
+        coco = [s for s in named if {"images", "annotations", "categories"} <= members_of(s)]
+        if coco:
+            return [s for s in coco if s.path.name.startswith("instances")] or coco
+    return []
 
 
 def members_of(source: Source) -> set[str]:
@@ -180,16 +201,17 @@ def _entry(
 ) -> Entry:
     picture = Picture(
         image_id=annotated.file_name,
-        paths=with_endings(annotated.file_name),
+        paths=with_endings(annotated.file_name, annotated.folders),
         width=annotated.width,
         height=annotated.height,
         alone=True,
     )
-    frame, notes = frame_of(folder, picture), list[str]()
+    frame = frame_of(folder, picture)
     if frame is None:
         drop = Drop(Reason.IMAGE_MISSING, "no size of the picture: neither said nor a file")
         return Entry(key=annotated.key, group=args.source, rows=drop)
     row: dict[str, list[object]] = {"boxes": [], "class_ids": [], "attribute_ids": []}
+    notes = list(size_notes(frame, [t.box for t in things if not t.fractions]))
     crowds = []
     for thing in things:
         box = box_of(thing, frame)
@@ -247,9 +269,11 @@ Your own annotated boxes as `boxes`, a row a picture, and their pictures as `ima
   *.tsv       a header with image, x1, y1, x2, y2, class (and attributes, divided by commas, and
               split), a row an object; corners in pixels, the second one outside. A picture without
               an object has a row with an empty class
-  *.json      COCO's instances: images, annotations with bbox and category_id, categories
-  *.xml       Pascal VOC, in DIR or below it
-  labels/     YOLO: a .txt a picture, and data.yaml or classes.txt in DIR; pictures in images/
+  *.json      COCO's instances, in DIR or its folders: images, annotations with bbox and
+              category_id, categories
+  *.xml       Pascal VOC, in DIR or below it; ImageSets/Main/*.txt say the splits
+  labels/     YOLO, in DIR or below it: a .txt a picture, boxes or polygons, and data.yaml or
+              classes.txt in DIR; pictures in images/, also those without a .txt
 
 image_id is the picture's file name as the files have it (of YOLO its path without the ending).
 classes.json and attributes.json are written beside the tables: the names of class_ids and

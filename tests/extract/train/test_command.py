@@ -15,6 +15,7 @@ from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.train import loop
 from vlmill.extract.train.command import settings_of
 from vlmill.extract.train.recipes import RECIPES, recipe_named
+from vlmill.extract.train.run import say_sizes
 from vlmill.schemas.errors import InputError
 
 
@@ -48,6 +49,14 @@ def test_a_shown_recipe_is_a_file_that_can_be_changed(
         settings_of("small", str(file), [])
     with pytest.raises(InputError, match="there are vg-r101-c4"):
         cli.command(["recipes", "show", "large"])
+
+
+def test_another_size_than_was_trained_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in RECIPES:
+        say_sizes(recipe_named(name))
+    assert not capsys.readouterr().err
+    say_sizes(settings_of("small", None, ["short_sides=[224,240]"]))
+    assert "detector.short_side=160" in capsys.readouterr().err
 
 
 def test_a_dry_run_tells_the_cost_and_writes_nothing(

@@ -79,3 +79,14 @@ def test_cocos_precision() -> None:
     # Class 0: all thresholds, with a false one that is less sure. Class 1: an overlap of 0.5.
     assert metrics["coco/ap"] == pytest.approx((1 + 0.1) / 2)
     assert metrics["coco/ap50"] == pytest.approx(1) and metrics["coco/ap75"] == pytest.approx(0.5)
+
+
+def test_what_is_detected_in_a_crowd_is_no_fault() -> None:
+    """The surest detection lies where many are: wrong without the crowd's box, else not counted."""
+    pytest.importorskip("pycocotools", reason="pip install 'vlmill[coco]'")
+    truth = [np.array([[0, 0, 5, 5, 15, 15.0]])]
+    detections = [np.array([[0, 0, 22, 12, 38, 28, 0.9], [0, 0, 5, 5, 15, 15, 0.8]])]
+    crowds = [np.array([[0, 0, 20, 10, 40, 30.0]])]
+    assert coco_metrics(truth, detections, [(40, 30)], 1)["coco/ap50"] == pytest.approx(0.5)
+    without = coco_metrics(truth, detections, [(40, 30)], 1, crowds=crowds)
+    assert without["coco/ap50"] == pytest.approx(1)

@@ -15,8 +15,11 @@ from vlmill.extract.config import saved_steps
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.saved import read_saved
 from vlmill.extract.train import loop, solver
+from vlmill.extract.train.batches import visits_from
+from vlmill.extract.train.command import settings_of
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.manifest import read_manifest
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import BOXES, IMAGES
 
@@ -64,7 +67,8 @@ def test_a_run_writes_a_detector_that_extracts(trained: Path, shapes: Path, tmp_
     assert [step for step, _ in losses(trained)] == [1, 2, 3, 4]
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["pictures"] == 2 and 0 <= metrics["vg/map"] <= 1
-    assert "Best classes" in (trained / "report.html").read_text()
+    report = (trained / "report.html").read_text()
+    assert "Best classes" in report and "true boxes; right: " in report
     regions = tmp_path / "regions"
     run = ["run", str(shapes), "--weights", str(trained), "--output", str(regions)]
     assert cli.command([*run, "--max-boxes", "5"]) == 0
@@ -135,18 +139,22 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_pictures(
 
 
 def test_frozen_stages_of_random_weights_are_refused(shapes: Path, tmp_path: Path) -> None:
+    """The output is not taken by what could not begin."""
     with pytest.raises(InputError, match="--init FILE"):
         train(shapes, tmp_path / "out", "detector.frozen_stages=2")
+    assert train(shapes, tmp_path / "out", "steps=0") == 0
 
 
 def test_a_detector_of_other_classes_gives_rows_by_their_names(
     trained: Path, shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = tmp_path / "names.txt"
-    names.write_text("disc\nstar\nsquare\nring\n")
+    names.write_text("circle, disc\nstar\nsquare\nring\n")
     init = ["--init", str(trained), "--classes", str(names), "steps=0"]
     assert train(shapes, tmp_path / "out", *init) == 0
     assert "cls_score: 3 rows by their names" in capsys.readouterr().err
+    inputs = {one.flag for one in read_manifest(tmp_path / "out")["inputs"]}
+    assert "--init" in inputs
     before, after = (read_saved(place).weights for place in (trained, tmp_path / "out"))
     name = "roi_heads.box_predictor.cls_score.weight"
     old, new = before[name], after[name]
@@ -186,16 +194,61 @@ def test_bad_boxes_and_pictures_are_counted(
     for words in (
         "1 without a box, kept as negatives",
         "1 with a single one",
-        "1 inverted or empty",
+        "1 inverted or empty (first in shapes/00000)",
         "1 outside the picture",
         "1 of an unknown class",
         "1 around a crowd",
         "1 cut at the border",
     ):
         assert words in said.err
-    assert "1 rejects" in said.out
-    rejects = pq.read_table(next((tmp_path / "out").glob("rejects-*.parquet"))).to_pylist()
-    assert [(row["key"], row["reason"]) for row in rejects] == [("shapes/missing", "no_picture")]
+    assert "classes with a single box: " in said.err
+    assert "1 rejects (1 no_picture)" in said.out
+    assert rejected(tmp_path / "out") == [("shapes/missing", "no_picture")]
+
+
+def rejected(output: Path) -> list[tuple[str, str]]:
+    """The pictures of a run's rejects, and why."""
+    rows = pq.read_table(next(output.glob("rejects-*.parquet"))).to_pylist()
+    return [(row["key"], row["reason"]) for row in rows]
+
+
+def test_what_cannot_be_measured_is_a_reject_too(shapes: Path, tmp_path: Path) -> None:
+    """A held-out picture of another size than its boxes', and one that is not there."""
+    table = pq.read_table(next(shapes.glob("boxes-*.parquet"))).to_pylist()
+    held_out = [row for row in table if row["split"] == "val"]
+    held_out[0]["width"] += 1
+    held_out[1]["image_id"] = "shapes/missing"
+    folder = tmp_path / "boxes"
+    folder.mkdir()
+    write_shard(folder, BOXES, table)
+    tables = ["--boxes", str(folder), "--images", str(shapes), "--output", str(tmp_path / "out")]
+    assert cli.command(["train", *tables, "recipe=small", *TINY, "steps=0"]) == 0
+    assert rejected(tmp_path / "out") == [
+        ("shapes/missing", "no_picture"),
+        (held_out[0]["image_id"], "bad_boxes"),
+    ]
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["pictures"] == 0
+
+
+def test_a_killed_run_still_knows_what_it_could_not_use(shapes: Path, tmp_path: Path) -> None:
+    """The picture is met once, before the checkpoint that is left."""
+    settings, output = settings_of("small", None, TINY), tmp_path / "out"
+    first = next(visits_from([True] * 8, settings, 0))[0].example
+    rows = pq.read_table(next(shapes.glob("images-*.parquet"))).to_pylist()
+    rows[first]["bytes"] = b"no picture"
+    folder = tmp_path / "images"
+    folder.mkdir()
+    write_shard(folder, IMAGES, rows)
+    tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(output)]
+    command = ["train", *tables, "recipe=small", *TINY, "validation_split=none"]
+    assert cli.command(command) == 0
+    expected = rejected(output)
+    assert [key for key, _ in expected] == [rows[first]["image_id"]]
+    shutil.rmtree(saved_steps(output)[4])
+    for name in ("_manifest.json", "model.safetensors", "detector.json"):
+        (output / name).unlink()
+    assert cli.command(command) == 0
+    assert rejected(output) == expected
 
 
 def test_bfloat16_trains_the_same_detector(shapes: Path, trained: Path, tmp_path: Path) -> None:
@@ -217,6 +270,5 @@ def test_an_undecodable_picture_is_left_out_of_its_step(
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
     assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
     assert "1 rejects" in capsys.readouterr().out
-    rejects = pq.read_table(next((tmp_path / "out").glob("rejects-*.parquet"))).to_pylist()
-    assert [row["key"] for row in rejects] == ["shapes/00000"]
+    assert [key for key, _ in rejected(tmp_path / "out")] == ["shapes/00000"]
     assert read_log(tmp_path / "out" / "log.jsonl")[-1]["undecodable_pictures"] == 1

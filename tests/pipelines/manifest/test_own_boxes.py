@@ -62,6 +62,24 @@ def coco(root: Path) -> None:
     write_json(root / "instances_train2017.json", file)
 
 
+def coco_as_published(root: Path) -> None:
+    """The files that cocodataset.org has: annotations apart, keypoints and captions beside."""
+    coco(root)
+    file = json.loads((root / "instances_train2017.json").read_text())
+    (root / "instances_train2017.json").unlink()
+    (root / "images").rename(root / "train2017")
+    write_json(root / "annotations" / "instances_train2017.json", file)
+    write_json(root / "annotations" / "person_keypoints_train2017.json", file)
+    write_json(root / "annotations" / "captions_train2017.json", {"images": [], "annotations": []})
+
+
+def coco_beside_pictures(root: Path) -> None:
+    """As labelling services export it: a folder a split, with its pictures."""
+    coco(root)
+    (root / "images").rename(root / "train")
+    (root / "instances_train2017.json").rename(root / "train" / "_annotations.coco.json")
+
+
 def voc(root: Path) -> None:
     pictures(root / "JPEGImages")
     for name, (boxes, classes) in EXPECTED.items():
@@ -73,6 +91,8 @@ def voc(root: Path) -> None:
         text = f"<annotation><filename>{name}</filename>{things}</annotation>"
         write(root / "Annotations" / f"{name[0]}.xml", text)
     write(root / "Annotations" / "bad.xml", "<annotation><object>")
+    write(root / "ImageSets" / "Main" / "trainval.txt", "a\nb\nc\n")
+    write(root / "ImageSets" / "Main" / "val.txt", "b\n")
 
 
 def yolo(root: Path) -> None:
@@ -87,7 +107,7 @@ def yolo(root: Path) -> None:
         write(root / "labels" / "train" / f"{name[0]}.txt", "\n".join(lines))
 
 
-@pytest.mark.parametrize("layout", [tsv, coco, voc, yolo])
+@pytest.mark.parametrize("layout", [tsv, coco, coco_as_published, coco_beside_pictures, voc, yolo])
 def test_every_layout_gives_the_same_boxes(layout: Callable[[Path], None], tmp_path: Path) -> None:
     layout(tmp_path / "in")
     out = tmp_path / "out"
@@ -136,6 +156,41 @@ def test_crowds_unknown_classes_and_loose_annotations_of_coco_are_told(tmp_path:
     assert {row["split"] for row in rows} == {"train"}
     assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
     assert [row["reason"] for row in table(out, "rejects")] == ["bad_reference"]
+
+
+def test_voc_s_lists_say_the_splits(tmp_path: Path) -> None:
+    voc(tmp_path / "in")
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "o")]) == 0
+    splits = {row["image_id"]: row["split"] for row in table(tmp_path / "o", "boxes")}
+    assert splits == {"a.png": "train", "b.png": "val", "c.png": "train"}
+
+
+def test_yolo_s_polygons_scores_and_pictures_without_a_file(tmp_path: Path) -> None:
+    yolo(tmp_path / "in")
+    labels = tmp_path / "in" / "labels" / "train"
+    lines = ["0 0.25 0.5 0.75 0.2 0.5 0.8", "1 0.5 0.5 0.5 0.5 0.9", "0 0.1 0.2", "1 a b c d e f"]
+    write(labels / "a.txt", "\n".join(lines))
+    (labels / "c.txt").unlink()
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    boxes = {Path(row["image_id"]).name: row["boxes"] for row in table(out, "boxes")}
+    assert [[round(v, 3) for v in box] for box in boxes["a"]] == [
+        *([10.0, 6.0, 30.0, 24.0], [10.0, 7.5, 30.0, 22.5])
+    ]
+    assert boxes["c"] == []
+    notes = read_manifest(out)["notes"]
+    assert notes == {"objects left out, bad_row": 2, "pictures without an object": 1}
+
+
+def test_a_size_that_is_another_pictures_is_told_and_boxes_are_drawn(tmp_path: Path) -> None:
+    coco(tmp_path / "in")
+    file = json.loads((tmp_path / "in" / "instances_train2017.json").read_text())
+    file["images"][1] |= {"width": 80, "height": 60}
+    write_json(tmp_path / "in" / "instances_train2017.json", file)
+    out = tmp_path / "out"
+    assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out)]) == 0
+    assert read_manifest(out)["notes"]["size_differs"] == 1
+    assert "Examples of boxes" in (out / "report.html").read_text()
 
 
 def test_a_vocabulary_of_ones_own_decides_the_numbers(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""``extract-rois run``: its arguments, and what they mean."""
+
+import argparse
+import functools
+from pathlib import Path
+
+from vlmill.extract.config import IDS
+from vlmill.extract.flags import (
+    add_engine,
+    check_detector,
+    config_of,
+    count,
+    detector_inputs,
+    detector_on,
+    warn_of_random_weights,
+)
+from vlmill.extract.run.share import Share, share
+from vlmill.schemas.console.command import add_lock_seconds, place, say_how_to_read
+from vlmill.schemas.console.cost import add_cost_arguments, print_estimate, require_room
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import rejects_said
+
+RUN_EXAMPLES = """examples:
+  extract-rois run pictures/ --output regions/ --weights detector.pth --selection vilbert
+  extract-rois run pictures/ --output regions/ --weights detector.pth --dry-run
+  extract-rois run web/ --output regions/ --arch tiny --short-side 240 --long-side 400
+  extract-rois run 'shards/*.tar' --output regions/ --weights detector.pth --workers 8 \\
+      --device cuda:0,cuda:1
+  extract-rois run vcr1images/ --boxes vcr1images/ --output regions/ --weights detector.pth
+  extract-rois run images/ --output regions/ --weights detector.pth --part 3/8
+  extract-rois run pictures/ --output regions/ --weights model_final.pth --config my_c4.yaml
+  extract-rois run pictures/ --output regions/ --weights detector.pth \\
+      --global-cnn densenet121,resnet152,googlenet \\
+      --global-weights densenet121.pth resnet152.pth googlenet.pth
+
+--dry-run tells pictures, bytes and hours, and writes nothing. The third takes a table of images
+(the folder that the web_pairs job wrote), without weights.
+Pictures are turned as EXIF says; grey, palette, CMYK and 16-bit ones are converted, alpha is
+dropped, of an animation the first frame counts; what is empty, cut, damaged, too large, too thin or
+of another format is rejected with its reason (docs/regions.md).
+The output is DIR/regions-*.parquet, DIR/rejects-*.parquet and DIR/_manifest.json. The same command
+on the same --output continues what a killed run left. Every input is counted: it has a row of
+regions or of rejects. Memory does not grow with the pictures: about 1.5 GB with r101 at 600/1000,
+0.5 GB with tiny, the pictures of --batch-size, and 400 bytes for each picture of the plan."""
+
+
+def add_run(run: argparse.ArgumentParser) -> None:
+    """Arguments of ``extract-rois run``."""
+    run.description = "Detects regions in pictures and writes their features."
+    run.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="a picture, a folder or glob of pictures, a .txt list of paths, a .tar in "
+        "WebDataset's layout, a table of images",
+    )
+    run.add_argument(
+        "--output", required=True, type=place, metavar="DIR", help="where the tables go"
+    )
+    run.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    run.add_argument(
+        "--part",
+        type=share,
+        metavar="i/n",
+        help="make only the i-th of n shares of the shards, from 1, beside processes that make the "
+        "others with the same flags, here or elsewhere; the last to finish writes the manifest",
+    )
+    add_cost_arguments(run)
+    add_lock_seconds(run)
+    which = run.add_argument_group("which pictures")
+    which.add_argument(
+        "--ids",
+        choices=IDS,
+        default="auto",
+        help="the image_id of a file or tar member: content (SHA-256) or name (without ending); "
+        "auto: content for files, name for members",
+    )
+    which.add_argument(
+        "--pairs",
+        metavar="PAIRS",
+        help="only the pictures that this table of pairs points to, under its ids (46.jpg for 46)",
+    )
+    which.add_argument(
+        "--boxes",
+        type=Path,
+        metavar="BOXES",
+        help="given boxes in place of proposals, all of them, in their order: JSON lines "
+        '{"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}, ID the image_id or the file\'s name, '
+        "with or without ending; or a folder of VCR's metadata files, named like the pictures; or "
+        "the boxes, choices or expressions that `manifest` wrote",
+    )
+    run.add_argument(
+        "--workers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="processes that read, decode and resize (default: %(default)s, none beside this one); "
+        "the rows stay the same",
+    )
+    add_engine(run)
+
+
+def command_run(arguments: argparse.Namespace) -> int:
+    """``extract-rois run``."""
+    config = config_of(arguments)
+    check_detector(arguments)
+    if arguments.part is not None and arguments.fresh:
+        raise InputError(
+            "--fresh would delete what the others of --part make; leave it out, and delete "
+            f"{arguments.output} before all of them"
+        )
+    # A help text does without pyarrow.
+    from vlmill.extract.pictures.given_boxes import read_boxes
+    from vlmill.extract.pictures.plan import (
+        only_of_pairs,
+        plan_pictures,
+        require_ids,
+        with_missing_boxes,
+    )
+
+    given_boxes = None if arguments.boxes is None else read_boxes(arguments.boxes)
+    plan = plan_pictures(arguments.inputs, arguments.ids)
+    if arguments.pairs is not None:
+        plan = only_of_pairs(plan, arguments.pairs)
+    if given_boxes is not None:
+        plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
+    if arguments.part is not None:
+        require_ids(plan)
+    # torch takes seconds to load: not before the arguments are known to be good.
+    from vlmill.extract.run.cost import estimate_of, measure, what_is_left
+    from vlmill.extract.run.devices import Crew
+    from vlmill.extract.run.inputs import inputs_of_run
+    from vlmill.extract.run.job import Job, run
+    from vlmill.schemas.files.manifest import MANIFEST
+    from vlmill.schemas.files.reading import reject_counts
+
+    warn_of_random_weights(arguments)
+    names = [name.strip() for name in arguments.device.split(",")]
+    detector = detector_on(arguments, names[0])
+    job = Job(
+        plan=plan,
+        output=arguments.output,
+        detector=detector,
+        config=config,
+        given_boxes=given_boxes,
+        inputs=[
+            *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
+            *detector_inputs(arguments),
+        ],
+    )
+    opener = functools.partial(detector_on, arguments)
+    crew = Crew(workers=arguments.workers, devices=names, open_detector=opener)
+    part: Share | None = arguments.part
+    own = range(job.num_shards) if part is None else part.of(job.num_shards)
+    if arguments.dry_run:
+        pictures = [picture for index in own for picture in job.part(index).pictures]
+        return print_estimate(estimate_of(job, pictures, measure(job, crew)), job.output)
+    left = what_is_left(job, own) if not arguments.fresh else job.plan
+    require_room(estimate_of(job, left).least_bytes, job.output, force=arguments.force)
+    regions, rejects = run(job, fresh=arguments.fresh, crew=crew, share=part)
+    if part is not None and not (arguments.output / MANIFEST).exists():
+        print(f"{arguments.output}: part {part.name}, {regions} rows of regions, {rejects} rejects")
+        return 0
+    note = f" ({detector.weights})" if arguments.weights is None else ""
+    say_how_to_read(arguments.output, "regions")
+    reasons = rejects_said(reject_counts(arguments.output))
+    print(f"{arguments.output}: {len(plan)} pictures, {regions} rows of regions, {reasons}{note}")
+    return 0 if regions or not rejects else 1
