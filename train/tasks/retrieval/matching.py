@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
+from vlmill.models.layers.operators import unchanging_weights
 from vlmill.models.places import Cells, first_cells
 from vlmill.models.registry import variant_of
 from vlmill.models.vilbert.model import Stream
@@ -211,6 +212,7 @@ def scorer_of(model: Any, max_elements: int | None = None) -> PairScorer:
 
 
 @torch.inference_mode()
+@unchanging_weights()
 def match_scores(
     scorer: PairScorer,
     texts: Sequence[Ids],

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.models import Bert, Vlmo
+from vlmill.models.layers.operators import unchanging_weights
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
@@ -24,6 +25,7 @@ BELOW = 1e6  # how far what was not ranked again is moved down
 
 
 @torch.inference_mode()
+@unchanging_weights()
 def text_vectors(
     model: Vlmo | Bert,
     texts: Sequence[Ids],
@@ -56,6 +58,7 @@ class ImageVectors:
 
 
 @torch.inference_mode()
+@unchanging_weights()
 def image_vectors(
     model: Vlmo,
     image_ids: Sequence[str],
