@@ -202,7 +202,7 @@ def run_variant(
         works["peer"] = partial(peer.step, False)
     scorer, scores = scorer_of(model.eval()), list[NDArray[np.float32]]()
     works["ours"] = partial(timed, lambda: scores.append(work.scores(scorer)))
-    with unchanging_weights():
+    with unchanging_weights(RANKED_PICTURES * RANKED_TEXTS):
         timings = measure(works, rounds)
     line = speed_line(variant, work, timings, operations(scorer, work))
     if peer is not None:

@@ -45,12 +45,12 @@ def gelu_linear(
 
 
 @contextmanager
-def unchanging_weights() -> Iterator[None]:
-    """Says that no weight changes meanwhile: a CPU lays them out for its products once.
+def unchanging_weights(num_sequences: int) -> Iterator[None]:
+    """Says that no weight changes while so many sequences are computed without gradients.
 
-    Without gradients only. Weights may then be in memory twice.
+    A CPU lays weights out for its products once if these are many; they are then in memory twice.
     """
-    with kept_packed() if HAS_CPU else nullcontext():
+    with kept_packed(num_sequences) if HAS_CPU else nullcontext():
         yield
 
 

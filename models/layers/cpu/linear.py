@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +31,21 @@ CACHED = "16"  # enough for a layer's products, which all layers share
 HAS_ONEDNN: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 PROCESSORS = Path("/proc/cpuinfo")
 FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
-PACKED_FROM = 2_048  # rows that a weight is multiplied with before its blocks pay
+WORTH = 128  # sequences to be computed from which laying weights out pays
 
-
-@dataclass(kw_only=True)
-class _Kept:
-    """Holds a weight, so that its place in memory stays its own, and its blocks."""
-
-    weight: Tensor
-    rows: int = 0  # that it has been multiplied with
-    packed: Tensor | None = None
-
-
-_KEPT: ContextVar[dict[tuple[int, torch.Size], _Kept] | None] = ContextVar("kept", default=None)
+# A weight by its place in memory and its shape, with its blocks.
+_Blocks = dict[tuple[int, torch.Size], tuple[Tensor, Tensor]]
+_KEPT: ContextVar[_Blocks | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
-def kept_packed() -> Iterator[None]:
+def kept_packed(num_sequences: int) -> Iterator[None]:
     """Keeps weights in oneDNN's blocks while no gradient is computed and none of them changes.
 
-    Those of many rows are in memory twice, until the outermost such block ends.
+    They are in memory twice until the outermost such block ends. Of few sequences nothing is kept.
     """
-    outer = _KEPT.get()
-    token = _KEPT.set({} if outer is None else outer)
+    kept = _KEPT.get()
+    token = _KEPT.set({} if kept is None and num_sequences >= WORTH else kept)
     try:
         yield
     finally:
@@ -62,17 +53,17 @@ def kept_packed() -> Iterator[None]:
 
 
 def _laid_out(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
-    """Gives a weight's blocks, where it is kept and has had rows enough, else the weight."""
-    cache = _KEPT.get()
+    """Gives a weight's blocks where they are kept, else the weight."""
+    kept = _KEPT.get()
     whole = weight if weight._base is None else weight._base
-    # Another tensor may be gone when the next one lies in its place.
-    if cache is None or num_rows < 2 or not isinstance(whole, nn.Parameter):
+    # Another tensor than a parameter may be gone when the next one lies in its place.
+    if kept is None or num_rows < 2 or not isinstance(whole, nn.Parameter):
         return weight
-    kept = cache.setdefault((weight.data_ptr(), weight.shape), _Kept(weight=weight))
-    kept.rows += num_rows
-    if kept.packed is None and kept.rows >= PACKED_FROM:
-        kept.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-    return weight if kept.packed is None else kept.packed
+    key = (weight.data_ptr(), weight.shape)
+    if key not in kept:
+        blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        kept[key] = (weight, blocks)  # the weight, so that its place stays its own
+    return kept[key][1]
 
 
 @functools.cache

@@ -104,7 +104,6 @@ def test_where_mkl_is_fast_only_few_rows_are_onednns(
 @needs_onednn
 def test_weights_that_stay_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "mkl_is_fast", lambda: False)
-    monkeypatch.setattr(linear_module, "PACKED_FROM", 14)
     ours, theirs, mine, _ = both((7,))
     laid_out = []
 
@@ -115,7 +114,7 @@ def test_weights_that_stay_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) ->
     plain = linear_module._product
     monkeypatch.setattr(linear_module, "_product", product)
     with torch.no_grad():
-        with unchanging_weights(), unchanging_weights():
+        with unchanging_weights(linear_module.WORTH), unchanging_weights(1):
             for _ in range(3):
                 torch.testing.assert_close(ours(mine), theirs(mine), atol=1e-5, rtol=1e-5)
             of_some = ours.weight.split([10, 30])[1]  # a part lies in another place
@@ -124,8 +123,11 @@ def test_weights_that_stay_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) ->
                 torch.testing.assert_close(linear(mine, of_some), expected, atol=1e-5, rtol=1e-5)
                 linear(mine, torch.ones(40, 24))  # no parameter: its memory is another's soon
         ours.weight.zero_()
-        torch.testing.assert_close(ours(mine), ours.bias.expand(7, 40))
-    assert laid_out == [False, True, True, False, False, True, False, False]
+        with unchanging_weights(linear_module.WORTH - 1):
+            torch.testing.assert_close(ours(mine), ours.bias.expand(7, 40))
+        with unchanging_weights(linear_module.WORTH):
+            torch.testing.assert_close(ours(mine), ours.bias.expand(7, 40))
+    assert laid_out == [True, True, True, True, False, True, False, False, True]
 
 
 @pytest.mark.usefixtures("library")
