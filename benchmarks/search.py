@@ -27,8 +27,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from shell import parse_form, result_line
 
+from vlmill.schemas.console.threads import faiss_threads
 from vlmill.schemas.tables import VECTORS
-from vlmill.train.tasks.search.index import EFFORT, build_index, faiss_threads, recall_of
+from vlmill.train.tasks.search.index import EFFORT, build_index, recall_of
 from vlmill.train.tasks.search.table import ABOUT, Vectors
 
 Matrix = npt.NDArray[np.float32]

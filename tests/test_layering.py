@@ -25,6 +25,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},
     # Curves of the runs that train, in whichever folder.
     "schemas/console/trackers.py": {"accelerate"},
+    # Threads of the library that two jobs search with.
+    "schemas/console/threads.py": {"faiss"},
     # Whether one of their processes was asked to stop.
     "schemas/console/stopping.py": {"accelerate", "torch"},
     # Distances of vectors, and the unpickler of strangers' files.

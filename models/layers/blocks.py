@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlmill.models.config_checks import ACTIVATIONS, INIT_STD, check_activation
 from vlmill.models.layers.attention import SelfAttention
-from vlmill.models.layers.operators import Dropout, Linear
+from vlmill.models.layers.operators import Dropout, Linear, gelu_linear
 from vlmill.models.layers.packing import Layout, ReadRows
 
 LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published models' outputs
@@ -40,7 +40,11 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
         """Applies both layers to each position by itself."""
-        mixed: Float[Tensor, "*rows H"] = self.down(self.act(self.up(hidden)))
+        if self.act is F.gelu:
+            between = gelu_linear(hidden, self.up.weight, self.up.bias)
+        else:
+            between = self.act(self.up(hidden))
+        mixed: Float[Tensor, "*rows H"] = self.down(between)
         return mixed
 
 

@@ -6,8 +6,11 @@ Here alone it is chosen who computes them. ``cpu`` holds what is faster than PyT
 same numbers, from dropout the same distribution. Without that folder PyTorch computes everything.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ HAS_CPU = find_spec("vlmill.models.layers.cpu") is not None
 if HAS_CPU:
     from vlmill.models.layers.cpu.attention import attends_faster, cpu_attention
     from vlmill.models.layers.cpu.dropout import cpu_dropout, drops_faster
-    from vlmill.models.layers.cpu.linear import multiplies_faster, onednn_linear
+    from vlmill.models.layers.cpu.linear import kept_packed, multiplies_faster, onednn_linear
 
 
 def linear(
@@ -30,6 +33,25 @@ def linear(
     if HAS_CPU and multiplies_faster(hidden, weight):
         return onednn_linear(hidden, weight, bias)
     return F.linear(hidden, weight, bias)
+
+
+def gelu_linear(
+    hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "J K"], bias: Float[Tensor, " J"]
+) -> Float[Tensor, "*rows J"]:
+    """Computes GELU(x W^T + b), at once where nobody wants a gradient."""
+    if HAS_CPU and not torch.is_grad_enabled() and multiplies_faster(hidden, weight):
+        return onednn_linear(hidden, weight, bias, "gelu")
+    return F.gelu(linear(hidden, weight, bias))
+
+
+@contextmanager
+def unchanging_weights(num_sequences: int) -> Iterator[None]:
+    """Says that no weight changes while so many sequences are computed without gradients.
+
+    A CPU lays weights out for its products once if these are many; they are then in memory twice.
+    """
+    with kept_packed(num_sequences) if HAS_CPU else nullcontext():
+        yield
 
 
 class Linear(nn.Linear):

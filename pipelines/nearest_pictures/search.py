@@ -14,7 +14,6 @@ once.
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlmill.pipelines.nearest_pictures.means import Means, Numbers, Vectors
+from vlmill.schemas.console.threads import faiss_threads
 
 Distances = npt.NDArray[np.float32]
 SPARE = 24  # candidates beyond those asked for
@@ -33,20 +33,6 @@ MOST_CANDIDATES = 1 << 23  # of a block of queries: 12 bytes each
 ROWS_AT_ONCE = 4_096
 EPSILON = float(np.finfo(np.float32).eps)  # twice the error of an operation
 SMALLEST = float(np.finfo(np.float32).tiny)  # what products below it lose
-
-
-@contextmanager
-def _openmp_threads(count: int) -> Iterator[None]:
-    """Lets FAISS use ``count`` threads, and afterwards as many as before.
-
-    The number is the process's: PyTorch's sums, which depend on it in their last bits, follow it.
-    """
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +90,7 @@ class NearestIndex:
             unsettled = []
             for begin in range(0, len(waiting), most):
                 block = np.array(waiting[begin : begin + most])
-                with _openmp_threads(self._threads):
+                with faiss_threads(self._threads):
                     found, near = faiss.knn(self._vectors[block], self._vectors, width)
                 ranked = threads.map(partial(self._ranked, count), block, near, found)
                 for query, nearest in zip(block.tolist(), ranked, strict=True):

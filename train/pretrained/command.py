@@ -2,7 +2,6 @@
 
 import argparse
 from dataclasses import fields
-from pathlib import Path
 
 from vlmill.schemas.console.command import place
 from vlmill.train.checkpoints.folders import find_checkpoint
@@ -43,7 +42,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-license", metavar="TEXT", help="of the data of training, for the card")
     add(
         "--metrics",
-        type=Path,
+        type=place,
         action="append",
         default=[],
         metavar="FILE",

@@ -22,6 +22,7 @@ from vlmill.extract.run.job import Job, results_of
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.schemas.console.lineage import OK, Node, lineage
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.plain_fields import from_plain
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
@@ -134,7 +135,7 @@ def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
             f"--with-detector: where the detector of {loaded.path}{name} lies is not recorded, or "
             "it is there no more; give --with-detector FILE"
         )
-    return Path(there[0].path)
+    return path_of(there[0].path)
 
 
 def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vlmill.schemas.console.progress import without_progress
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.readers.images import ImageReader
 from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
@@ -285,7 +286,7 @@ def load_pretrained(
     return Pretrained(
         loaded=loaded,
         device=on_device,
-        detector=None if detector is None else Path(detector),
+        detector=None if detector is None else path_of(detector),
         batch_size=batch_size,
-        labels=None if labels is None else Path(labels),
+        labels=None if labels is None else path_of(labels),
     )

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.files.remote import path_of
 from vlmill.schemas.pictures.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.pictures.crop import BOUNDS
@@ -26,8 +27,9 @@ def encoded(picture: Picture, bounds: Bounds = BOUNDS) -> bytes:
     if isinstance(picture, bytes):
         return picture
     if isinstance(picture, str | os.PathLike):
+        place = picture if isinstance(picture, str | Path) else Path(picture)
         try:
-            return Path(picture).read_bytes()
+            return path_of(place).read_bytes()
         except OSError:
             return b""
     if isinstance(picture, np.ndarray):

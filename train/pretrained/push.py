@@ -12,6 +12,7 @@ from vlmill.schemas.console.command import say
 from vlmill.schemas.console.cost import size_words
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.files.atomic import temporary_folder
+from vlmill.schemas.files.remote import RemotePath, path_of
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import CHECKPOINTS, MODEL, SETTINGS, VOCABULARY
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
@@ -91,7 +92,7 @@ def gathered(
     Raises InputError for a detector that is not the checkpoint's, and for metrics that are none.
     """
     where = loaded.path
-    files = {name: where / name for name in CARRIED if (where / name).is_file()}
+    files = {name: _local(where / name, folder) for name in CARRIED if (where / name).is_file()}
     (folder / SETTINGS).write_text(without_places(where / SETTINGS), encoding="utf-8")
     files[SETTINGS] = folder / SETTINGS
     run = where.parent.parent if where.parent.name == CHECKPOINTS else where
@@ -123,6 +124,14 @@ def gathered(
     return {**files, CARD: folder / CARD}
 
 
+def _local(path: Path, folder: Path) -> Path:
+    """Returns the file itself, or of one in a store a copy in ``folder``."""
+    if not isinstance(path, RemotePath):
+        return path
+    path.download(folder / path.name)
+    return folder / path.name
+
+
 def without_places(path: Path) -> str:
     """Returns a checkpoint's settings with the names alone of its inputs: where they lie on this
     machine is nobody's business.
@@ -141,7 +150,7 @@ def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
             "converted one does not; publish the file beside it, and load it with detector=FILE"
         )
     beside = loaded.path / DETECTOR
-    weights: Path | None = Path(argument) if argument else beside
+    weights: Path | None = path_of(argument) if argument else beside
     if not argument and not beside.is_file():
         weights = recorded_weights(loaded)
     detector = network_of(loaded, weights, "cpu", folded=False)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 from tests.hub_server import Hub, hub_server
+from tests.object_stores import upload_folder
 from tests.train.tasks.retrieval.cases import RANKED, tiny_model
 from tests.train.tasks.retrieval.test_matching import TOKENIZER, VOCABULARY
 
@@ -114,6 +115,17 @@ def test_a_checkpoint_goes_there_and_comes_back(
         patch.chdir(folder)
         exec(loading, {})
     assert capsys.readouterr().out.count("[") >= 1
+
+
+def test_a_checkpoint_in_a_store_is_sent(hub: Hub, vlmo: Path, bucket: str, tmp_path: Path) -> None:
+    upload_folder(vlmo, f"{bucket}/run")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "metrics.json").write_text('{"rsum": 1.5}')
+    upload_folder(tmp_path / "results", f"{bucket}/results")
+    words = ["--checkpoint", f"{bucket}/run", "--metrics", f"{bucket}/results/metrics.json"]
+    assert main(["push", *words, "--to", PLACE]) == 0
+    scores = [vlmill.load(place).encode_texts(TEXTS) for place in (PLACE, f"{bucket}/run")]
+    np.testing.assert_array_equal(*scores)
 
 
 def test_a_commit_is_pinned_and_what_is_gone_is_deleted(hub: Hub, vlmo: Path) -> None:

@@ -6,13 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.factories import Tables, caption, write_images
+from tests.train.tasks.finetuning.starts import save_random
 
-from vlmill.models import MODELS
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.tables import NEIGHBOURS
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
@@ -74,7 +72,7 @@ def write_neighbours(folder: Path, near: dict[int, list[int]]) -> str:
     return str(folder / "neighbours")
 
 
-def pretrained(folder: Path, name: str, variant: str | None = None) -> str:
+def retrieval_start(folder: Path, name: str, variant: str | None = None) -> str:
     """A checkpoint of what a recipe starts from, with random weights; pictures are smaller."""
     recipe = tiny(name)
     variant = variant or recipe.starts_from[0]
@@ -85,15 +83,7 @@ def pretrained(folder: Path, name: str, variant: str | None = None) -> str:
         sizes |= {"image_size": 64, "num_contrast_pairs": 2, "match": True, "mlm": True}
     else:
         sizes |= {"region_width": 16, "num_region_classes": 7}
-    torch.manual_seed(3)
-    save_checkpoint(
-        folder,
-        variant=variant,
-        model=MODELS[variant].model(dataclasses.replace(config, **sizes)),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
-    )
-    return str(folder)
+    return str(save_random(folder, variant, dataclasses.replace(config, **sizes), words))
 
 
 def tiny(name: str, *changes: str) -> TaskRecipe:

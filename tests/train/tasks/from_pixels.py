@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from tests.train.tasks.choices import rows_of, write_choices
 from tests.train.tasks.expressions import (
@@ -22,14 +21,13 @@ from tests.train.tasks.expressions import (
     order_of,
     write_expressions,
 )
+from tests.train.tasks.finetuning.starts import save_random
 
-from vlmill.models import MODELS
 from vlmill.models.vlbert.config import VlBertEndToEndConfig, vlbert_small
 from vlmill.schemas.files.shards import write_shard
 from vlmill.schemas.ids import image_id_of
 from vlmill.schemas.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import IMAGES, REGIONS
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
@@ -109,7 +107,7 @@ def tiny(task: str, *changes: str, name: str = "end-to-end-small") -> TaskRecipe
     return change_recipe(recipe, [*TINY, *USUAL, "steps=4", *changes])
 
 
-def pretrained(folder: Path, task: str) -> Path:
+def pixels_start(folder: Path, task: str) -> Path:
     """A VL-BERT end to end of `tiny`'s sizes, with random weights."""
     recipe = tiny(task)
     texts = ["what does the dog do ?", "it barks . it purrs . it floats . it sings .", "the cat"]
@@ -126,12 +124,4 @@ def pretrained(folder: Path, task: str) -> Path:
     config = VlBertEndToEndConfig(
         model=model, cnn=dataclasses.replace(recipe.model.cnn, frozen_stages=2)
     )
-    torch.manual_seed(3)
-    save_checkpoint(
-        folder,
-        variant="vl-bert-end-to-end",
-        model=MODELS["vl-bert-end-to-end"].model(config),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
-    )
-    return folder
+    return save_random(folder, "vl-bert-end-to-end", config, words)

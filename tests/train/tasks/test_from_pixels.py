@@ -12,7 +12,7 @@ import torch
 from tests.train.tasks.choices import choice_row, write_choices
 from tests.train.tasks.expressions import PLACES, WIDTH
 from tests.train.tasks.finetuning.starts import logged
-from tests.train.tasks.from_pixels import NAMES, outlined, pretrained, tiny, world, write_bare
+from tests.train.tasks.from_pixels import NAMES, outlined, pixels_start, tiny, world, write_bare
 
 from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.schemas.errors import InputError
@@ -152,7 +152,7 @@ def test_a_blind_model_is_shown_no_pixel(
 
 @pytest.mark.parametrize("task", NAMES)
 def test_a_run_starts_from_pretraining_end_to_end(tmp_path: Path, task: str) -> None:
-    init = pretrained(tmp_path / "init", task)
+    init = pixels_start(tmp_path / "init", task)
     inputs = dataclasses.replace(world(tmp_path, task), init=str(init))
     frozen = "model.cnn.frozen_stages=2"
     finetune(tiny(task, frozen, "optimizer.lr=1e-2"), inputs, tmp_path / "out")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models import Vilbert, Vlmo
+from vlmill.models.layers.operators import unchanging_weights
 from vlmill.models.places import Cells, first_cells
 from vlmill.models.registry import variant_of
 from vlmill.models.vilbert.model import Stream
@@ -233,27 +234,29 @@ def match_scores(
     scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
     kept = KeptScores() if kept is None else kept
     place = 0  # of the next pair, in the order of all
-    for rows, batches in _passes(scorer, texts, len(image_ids), batch_size, device, chosen):
-        read: list[Any] = []
-        for at in rows:
-            asked, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
-            for number, batch in enumerate(batches):
-                begin, place = place, place + len(batch.columns)
-                if place <= len(kept.known):
-                    scores[at, batch.columns] = kept.known[begin:place]
-                    continue
-                read = read or [scorer.read_texts(one) for one in batches]
-                if picture is None:
-                    picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
-                asked.append(batch.columns)
-                logits.append(scorer.match(read[number], picture).float())
-                # A device works on while the next batch is asked for, until its picture is done.
-                if device.type == "cpu" or number == len(batches) - 1:
-                    values = torch.cat(logits).cpu().numpy()
-                    scores[at, np.concatenate(asked)] = values
-                    kept.add(values)
-                    asked, logits = [], []
-                advance(len(batch.columns))
+    num_pairs = scores.size if chosen is None else int(chosen.sum())
+    with unchanging_weights(num_pairs):
+        for rows, batches in _passes(scorer, texts, len(image_ids), batch_size, device, chosen):
+            read: list[Any] = []
+            for at in rows:
+                asked, logits, picture = list[NDArray[np.int64]](), list[Tensor](), None
+                for number, batch in enumerate(batches):
+                    begin, place = place, place + len(batch.columns)
+                    if place <= len(kept.known):
+                        scores[at, batch.columns] = kept.known[begin:place]
+                        continue
+                    read = read or [scorer.read_texts(one) for one in batches]
+                    if picture is None:
+                        picture = scorer.read_picture(pictures.batch([image_ids[at]]).to(device))
+                    asked.append(batch.columns)
+                    logits.append(scorer.match(read[number], picture).float())
+                    # A device works on while the next batch is asked for, until its picture ends.
+                    if device.type == "cpu" or number == len(batches) - 1:
+                        values = torch.cat(logits).cpu().numpy()
+                        scores[at, np.concatenate(asked)] = values
+                        kept.add(values)
+                        asked, logits = [], []
+                    advance(len(batch.columns))
     return scores
 
 

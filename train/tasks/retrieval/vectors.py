@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmill.models import Bert, Vlmo
+from vlmill.models.layers.operators import unchanging_weights
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelPictures, text_batches
@@ -34,10 +35,11 @@ def text_vectors(
 ) -> NDArray[np.float32]:
     """Returns unit vectors of texts, float32 [T, H]."""
     vectors = np.zeros((len(texts), model.config.width), dtype=np.float32)
-    for batch in text_batches(texts, batch_size, device):
-        batch_vectors = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
-        vectors[batch.columns] = batch_vectors.float().cpu().numpy()
-        advance(len(batch.columns))
+    with unchanging_weights(len(texts)):
+        for batch in text_batches(texts, batch_size, device):
+            batch_vectors = model.text_vectors(batch.tokens, batch.token_mask, real=batch.real)
+            vectors[batch.columns] = batch_vectors.float().cpu().numpy()
+            advance(len(batch.columns))
     return vectors
 
 
@@ -68,7 +70,8 @@ def image_vectors(
     """Embed pictures, each decoded once; those with a fault are named instead."""
     vectors: dict[str, NDArray[np.float32]] = {}
     faults: dict[str, Reason] = {}
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with unchanging_weights(len(image_ids)), ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(image_ids), batch_size):
             asked = image_ids[start : start + batch_size]
             loaded = dict(zip(asked, pool.map(pictures.load, asked), strict=True))

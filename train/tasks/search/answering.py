@@ -10,12 +10,13 @@ from typing import Any, TextIO
 import numpy as np
 
 from vlmill.schemas.console.command import say
+from vlmill.schemas.console.threads import faiss_threads
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.files.atomic import atomic_path
+from vlmill.schemas.files.remote import path_of
 from vlmill.train.tasks.search.index import (
     SearchIndex,
     build_index,
-    faiss_threads,
     open_index,
     recall_of,
     sampled,
@@ -141,11 +142,13 @@ def queries_of(options: SearchOptions, index: SearchIndex) -> Iterator[list[Quer
 
 
 def read_file(file: str) -> bytes:
-    """Reads a file; of one that cannot be read no bytes, which become that query's error."""
+    """Reads a file, which may lie in a store; of one that cannot be read no bytes, which become
+    that query's error.
+    """
     try:
-        return Path(file).read_bytes()
+        return path_of(file).read_bytes()
     except OSError as error:
-        say(f"--image {file}: {error.strerror}")
+        say(f"--image {file}: {error.strerror or error}")
         return b""
 
 

@@ -9,8 +9,7 @@ al., 2011), and both say which share of the exact answers they find.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,20 +33,6 @@ BUILD_EFFORT = 200  # candidates while the graph is built
 CELLS = 4  # times the root of N: ivf's
 EFFORT = {"hnsw": 128, "ivf": 32}  # candidates; cells that are looked into
 MEASURED, MEASURED_TOP = 1_000, 10
-
-
-@contextmanager
-def faiss_threads(count: int | None) -> Iterator[None]:
-    """Lets FAISS use ``count`` threads (None: as before), and afterwards as many as before.
-
-    The number is the process's: PyTorch's sums, which depend on it in their last bits, follow it.
-    """
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.models.layers.cpu import linear as linear_module
-from vlmill.models.layers.operators import Linear, linear
+from vlmill.models.layers.operators import Linear, gelu_linear, linear, unchanging_weights
 
 needs_onednn = pytest.mark.skipif(
     not linear_module.HAS_ONEDNN, reason="this PyTorch has no oneDNN, or no linear layer of it"
@@ -99,6 +99,47 @@ def test_where_mkl_is_fast_only_few_rows_are_onednns(
     ours, _, mine, _ = both((linear_module.FEW_ROWS + (not few),))
     made_by = type(ours(mine).grad_fn).__name__
     assert (made_by == "ViewBackward0") == (few or not of_intel)
+
+
+@needs_onednn
+def test_weights_that_stay_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "mkl_is_fast", lambda: False)
+    ours, theirs, mine, _ = both((7,))
+    laid_out = []
+
+    def product(rows: Tensor, weight: Tensor, *others: object) -> Tensor:
+        laid_out.append(weight.is_mkldnn)
+        return plain(rows, weight, *others)
+
+    plain = linear_module._product
+    monkeypatch.setattr(linear_module, "_product", product)
+    with torch.no_grad():
+        with unchanging_weights(linear_module.WORTH), unchanging_weights(1):
+            for _ in range(3):
+                torch.testing.assert_close(ours(mine), theirs(mine), atol=1e-5, rtol=1e-5)
+            of_some = ours.weight.split([10, 30])[1]  # a part lies in another place
+            for _ in range(2):
+                expected = nn.functional.linear(mine, of_some)
+                torch.testing.assert_close(linear(mine, of_some), expected, atol=1e-5, rtol=1e-5)
+                linear(mine, torch.ones(40, 24))  # no parameter: its memory is another's soon
+        ours.weight.zero_()
+        with unchanging_weights(linear_module.WORTH - 1):
+            torch.testing.assert_close(ours(mine), ours.bias.expand(7, 40))
+        with unchanging_weights(linear_module.WORTH):
+            torch.testing.assert_close(ours(mine), ours.bias.expand(7, 40))
+    assert laid_out == [True, True, True, True, False, True, False, False, True]
+
+
+@pytest.mark.usefixtures("library")
+def test_gelu_with_its_product_equals_gelu_after_it() -> None:
+    ours, theirs, mine, other = both((2, 5))
+    expected = nn.functional.gelu(theirs(other))
+    trained = gelu_linear(mine, ours.weight, ours.bias)
+    torch.testing.assert_close(trained, expected, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        at_once = gelu_linear(mine, ours.weight, ours.bias)
+    torch.testing.assert_close(at_once, expected, atol=1e-5, rtol=1e-5)
+    assert trained.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from vlmill.train.recipes.variants import training_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tokenizers import Tokenizer
+
 CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
 
 
@@ -27,7 +29,7 @@ def logged(output: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 
-def pretrained(folder: Path, name: str, *, pixels: int = 64) -> Path:
+def vqa_start(folder: Path, name: str, *, pixels: int = 64) -> Path:
     """A checkpoint of what a recipe starts from: a model of its size, or a BERT of its layers.
 
     VLMo has seen pictures of ``pixels`` a side.
@@ -44,6 +46,11 @@ def pretrained(folder: Path, name: str, *, pixels: int = 64) -> Path:
         config = dataclasses.replace(body, **sizes, image_size=pixels)
     else:
         config = dataclasses.replace(body, **sizes, region_width=16, num_region_classes=7)
+    return save_random(folder, variant, config, words)
+
+
+def save_random(folder: Path, variant: str, config: Any, words: Tokenizer) -> Path:
+    """A checkpoint of random weights, always the same ones."""
     torch.manual_seed(3)
     save_checkpoint(
         folder,

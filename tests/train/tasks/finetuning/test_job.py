@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.tasks.finetuning.starts import logged, pretrained
+from tests.train.tasks.finetuning.starts import logged, vqa_start
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 
 from vlmill.schemas.errors import InputError
@@ -75,7 +75,7 @@ def test_several_seeds_and_their_spread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vqa-vilbert-small", "vqa-vl-bert-small", "vqa-vlmo-small"])
 def test_every_head_starts_from_its_pretrained_model(tmp_path: Path, name: str) -> None:
-    init = pretrained(tmp_path / "init", name)
+    init = vqa_start(tmp_path / "init", name)
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     finetune(tiny(name, "steps=0"), inputs, tmp_path / "start")
     start, before = load_checkpoint(tmp_path / "start"), load_checkpoint(init)
@@ -95,11 +95,11 @@ def test_every_head_starts_from_its_pretrained_model(tmp_path: Path, name: str) 
 
 def test_wrong_starts_are_refused(tmp_path: Path) -> None:
     inputs, out = world(tmp_path), tmp_path / "out"
-    init = pretrained(tmp_path / "init", "vqa-vl-bert-small")
+    init = vqa_start(tmp_path / "init", "vqa-vl-bert-small")
     other = dataclasses.replace(inputs, init=str(init))
     with pytest.raises(InputError, match=r"is a vl-bert; vqa-vilbert-small starts from vilbert"):
         finetune(tiny(), other, out)
-    vilbert = pretrained(tmp_path / "vilbert", "vqa-vilbert-small")
+    vilbert = vqa_start(tmp_path / "vilbert", "vqa-vilbert-small")
     given = dataclasses.replace(inputs, init=str(vilbert))
     with pytest.raises(InputError, match=r"model.trunk.intermediate_width=64: --init .* has 32"):
         finetune(tiny("vqa-vilbert-small", "model.trunk.intermediate_width=64"), given, out)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from tests.train.tasks.finetuning.starts import logged, pretrained
+from tests.train.tasks.finetuning.starts import logged, vqa_start
 from tests.train.tasks.questions import tiny, world
 
 from vlmill.models import MODELS
@@ -48,7 +48,7 @@ def answered(checkpoint: Path, inputs: TaskInputs, output: Path) -> float:
 
 @pytest.mark.parametrize("name", FROM_BERT)
 def test_the_papers_baselines_start_from_bert_alone(tmp_path: Path, name: str) -> None:
-    init = pretrained(tmp_path / "bert", name)
+    init = vqa_start(tmp_path / "bert", name)
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     finetune(tiny(name, "steps=0"), inputs, tmp_path / "start")
     start, bert = load_checkpoint(tmp_path / "start").model, load_checkpoint(init).model
@@ -67,7 +67,7 @@ def test_the_papers_baselines_start_from_bert_alone(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("name", ["vqa-vilbert-small", "vqa-vl-bert-small", "vqa-vlmo-small"])
 def test_bfloat16_gives_the_losses_of_float32_but_for_rounding(tmp_path: Path, name: str) -> None:
-    init = pretrained(tmp_path / "init", name)
+    init = vqa_start(tmp_path / "init", name)
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     runs = {}
     for precision in ("no", "bf16"):
@@ -87,7 +87,7 @@ def test_bfloat16_gives_the_losses_of_float32_but_for_rounding(tmp_path: Path, n
 
 def test_vlmo_reads_pictures_of_480_pixels_with_its_positions_resized(tmp_path: Path) -> None:
     name = "vqa-vlmo-base"
-    init = pretrained(tmp_path / "init", name, pixels=224)
+    init = vqa_start(tmp_path / "init", name, pixels=224)
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     finetune(tiny(name, "steps=0"), inputs, tmp_path / "start")
     start, before = load_checkpoint(tmp_path / "start"), load_checkpoint(init)
@@ -119,7 +119,7 @@ def test_a_small_vlmo_starts_from_its_small_pretraining(name: str) -> None:
 def test_new_regions_start_as_if_their_features_were_standardised(
     tmp_path: Path, name: str
 ) -> None:
-    init = pretrained(tmp_path / "bert", name)
+    init = vqa_start(tmp_path / "bert", name)
     inputs = dataclasses.replace(world(tmp_path), init=str(init))
     models = {}
     for standardised in ("false", "true"):

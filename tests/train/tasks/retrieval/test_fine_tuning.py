@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.tasks.captions import TINY, USUAL, pretrained, tiny, world, write_neighbours
+from tests.train.tasks.captions import TINY, USUAL, retrieval_start, tiny, world, write_neighbours
 
 from vlmill.schemas.console.log import read_log
 from vlmill.schemas.errors import InputError
@@ -44,7 +44,7 @@ def words_of(inputs: TaskInputs, name: str, output: Path, *changes: str) -> list
 def test_each_model_is_fine_tuned_goes_on_and_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    given = dataclasses.replace(world(tmp_path), init=pretrained(tmp_path / "init", name))
+    given = dataclasses.replace(world(tmp_path), init=retrieval_start(tmp_path / "init", name))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     validated = ("validate_every=1", "validation_pairs=4")
     assert main(words_of(given, name, whole, *validated)) == 0
@@ -80,7 +80,7 @@ def test_each_model_is_fine_tuned_goes_on_and_is_evaluated(
 
 @pytest.mark.parametrize("name", TINY)
 def test_each_model_starts_from_its_pretraining(tmp_path: Path, name: str) -> None:
-    init = pretrained(tmp_path / "init", name)
+    init = retrieval_start(tmp_path / "init", name)
     given = dataclasses.replace(world(tmp_path), init=init)
     finetune(tiny(name, "steps=0"), given, tmp_path / "start")
     start, before = load_checkpoint(tmp_path / "start"), load_checkpoint(Path(init))
@@ -99,7 +99,7 @@ def test_the_alignment_head_of_pretraining_is_fine_tuned_by_the_papers_text(
 ) -> None:
     like, small = task_recipe_named("retrieval-vilbert-paper"), tiny("retrieval-vilbert-small")
     recipe = dataclasses.replace(small, variant=like.variant, model=small.model.trunk)
-    init = pretrained(tmp_path / "init", "retrieval-vilbert-small")
+    init = retrieval_start(tmp_path / "init", "retrieval-vilbert-small")
     given = dataclasses.replace(world(tmp_path), init=init)
     finetune(recipe, given, tmp_path / "run")
     trained, before = load_checkpoint(tmp_path / "run"), load_checkpoint(Path(init))

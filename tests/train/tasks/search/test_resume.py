@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tests.object_stores import download_folder, upload_folder
 from tests.train.tasks.retrieval.test_matching import TEXTS
 from tests.train.tasks.search.test_embed import Shop
@@ -80,3 +81,11 @@ def test_vectors_and_indexes_lie_in_stores(
     saved = ["--save-index", f"{bucket}/index"]
     assert answers("--vectors", f"{bucket}/vectors", *saved) == expected
     assert answers("--index", f"{bucket}/index") == expected
+    picture = tmp_path / "photo" / "query.png"
+    picture.parent.mkdir()
+    Image.new("RGB", (40, 30), "red").save(picture)
+    upload_folder(picture.parent, f"{bucket}/photo")
+    names = (str(picture), f"{bucket}/photo/query.png", f"{bucket}/photo/none.png")
+    asked = [word for name in names for word in ("--image", name)]
+    here, stored, missing = answers("--index", f"{bucket}/index", *asked)[1:]
+    assert here["answers"] == stored["answers"] != [] and missing["error"] == "empty"

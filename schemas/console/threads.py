@@ -1,0 +1,20 @@
+"""Bounds the threads of FAISS, which searches vectors for several jobs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def faiss_threads(count: int | None) -> Iterator[None]:
+    """Lets FAISS use ``count`` threads (None: as before), and afterwards as many as before.
+
+    The number is the process's: PyTorch's sums, which depend on it in their last bits, follow it.
+    """
+    import faiss  # only jobs that search have it loaded
+
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
