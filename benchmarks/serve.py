@@ -305,8 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = partial(parser.add_argument, type=int, metavar="N")
-    add("--requests", help="at each concurrency")
-    add("--long", help="requests over which memory is looked at")
+    add("--requests", help="at each concurrency; 0: none")
+    add("--long", help="requests over which memory is looked at; 0: none")
     add("--r101", help="pictures for the large network; 0: none")
     parser.add_argument("--concurrency", type=int, nargs="+", metavar="N")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
@@ -316,12 +316,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         (folder / "tiny").mkdir()
         plain = Plain(TINY, pictures, folder / "tiny")
         measured = partial(measure, count=options.requests, concurrency=options.concurrency)
-        with service(folder / "log", *TINY, "--queue", "512") as running:
-            measured(running, plain, pictures, "tiny", rounds=ROUNDS)
-        with service(folder / "log", *TINY, *SHORT_QUEUE) as running:
-            measure_refusals(running, pictures, options.requests, options.concurrency[-1])
-        with service(folder / "log", *SMALL) as running:
-            measure_memory(running, pictures, options.long)
+        if options.requests:
+            with service(folder / "log", *TINY, "--queue", "512") as running:
+                measured(running, plain, pictures, "tiny", rounds=ROUNDS)
+            with service(folder / "log", *TINY, *SHORT_QUEUE) as running:
+                measure_refusals(running, pictures, options.requests, options.concurrency[-1])
+        if options.long:
+            with service(folder / "log", *SMALL) as running:
+                measure_memory(running, pictures, options.long)
         if options.r101:
             (folder / "r101").mkdir()
             few = pictures[: options.r101]

@@ -142,6 +142,8 @@ class Shell:
             )
         loop = asyncio.get_running_loop()
         results = asyncio.gather(*(asyncio.wrap_future(item.future) for item in items))
+        # Of one that is given up nobody asks why, which asyncio would report as an error.
+        results.add_done_callback(lambda done: done.cancelled() or done.exception())
         gone = loop.create_task(hung_up(request))
         try:
             left = request.scope[DEADLINE] - loop.time()
