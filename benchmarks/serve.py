@@ -2,10 +2,13 @@
 
 Prints lines of JSON. Pictures are generated, 240 x 320, the network is `tiny` with random weights,
 and one thread computes. ``peer`` is the rate at which the engine of `extract-rois run` makes the
-same pictures' rows in this process, measured before and after each load, the better of the two;
-``ratio`` is the share of it that requests get (goal: 0.9). Clients are threads here, each with a
-connection that is kept: what they, the front process and the worker take, they take from the same
-cores. ``cpu_ratio`` compares CPU seconds of the worker alone.
+same pictures' rows in this process. Loads and the peer take turns, ROUNDS times at each number of
+clients: ``ratio`` is the median over the rounds of the share of the peer's rate, the mean of before
+and after, that requests get (goal: 0.9). Clients are threads here, each with a connection that is
+kept: what they, the front process and the worker take, they take from the same cores. ``cpu_ratio``
+compares CPU seconds of the worker alone, ``front_ms`` is the CPU time of the front process for each
+request. One load meets a queue that is too short for it: its clients wait as a 429 says. Memory is
+looked at with smaller pictures, as it is the number of requests that counts.
 
     python benchmarks/serve.py --full
 """
@@ -33,9 +36,13 @@ import numpy as np
 from PIL import Image
 from shell import parse_form, result_line
 
-SHORT = {"requests": 200, "concurrency": (1, 2, 8), "long": 1_000, "r101": 0}
-FULL = {"requests": 500, "concurrency": (1, 2, 4, 8, 16, 32), "long": 10_000, "r101": 20}
-SIZES = {"tiny": ("--short-side", "240", "--long-side", "400"), "r101": ()}
+SHORT = {"requests": 50, "concurrency": (1, 2, 8), "long": 1_000, "r101": 0}
+FULL = {"requests": 100, "concurrency": (1, 2, 4, 8, 16, 32), "long": 10_000, "r101": 20}
+TINY = ("--arch", "tiny", "--short-side", "240", "--long-side", "400")
+SMALL = ("--arch", "tiny", "--short-side", "64", "--long-side", "112", "--max-boxes", "8")
+R101 = ("--arch", "r101")
+SHORT_QUEUE = ("--max-pictures", "4", "--queue", "4")
+ROUNDS = 5
 GOAL = 0.9
 WARM = 20
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -77,12 +84,11 @@ class Service:
 
 
 @contextmanager
-def service(arch: str, log: Path) -> Iterator[Service]:
+def service(log: Path, *flags: str) -> Iterator[Service]:
     """Runs `extract-rois serve` at a free port."""
-    flags = ["--arch", arch, *SIZES[arch], "--port", "0", "--queue", "512"]
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vlmill.extract.cli", "serve", *flags],
+            [sys.executable, "-m", "vlmill.extract.cli", "serve", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -131,6 +137,8 @@ def loaded(running: Service, pictures: Sequence[bytes], count: int, clients: int
                     load.seconds.append(time.perf_counter() - begin)
                 else:
                     load.refused.append(answer.status)
+            if answer.status == 429:
+                time.sleep(int(answer.headers["retry-after"]))
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
     begin = time.perf_counter()
@@ -145,7 +153,7 @@ def loaded(running: Service, pictures: Sequence[bytes], count: int, clients: int
 class Plain:
     """Makes rows in this process as `extract-rois run` does."""
 
-    def __init__(self, arch: str, pictures: Sequence[bytes], folder: Path) -> None:
+    def __init__(self, flags: Sequence[str], pictures: Sequence[bytes], folder: Path) -> None:
         from vlmill.extract.cli import parser
         from vlmill.extract.flags import config_of, detector_of
         from vlmill.extract.pictures.plan import plan_pictures
@@ -153,7 +161,7 @@ class Plain:
 
         for number, content in enumerate(pictures):
             (folder / f"{number}.jpg").write_bytes(content)
-        words = ["run", str(folder), "--output", str(folder), "--arch", arch, *SIZES[arch]]
+        words = ["run", str(folder), "--output", str(folder), *flags]
         arguments = parser().parse_args(words)
         self.job = Job(
             plan=plan_pictures([str(folder)]),
@@ -175,14 +183,17 @@ class Plain:
         return count / (time.perf_counter() - wall), count / (time.process_time() - cpu)
 
 
-def worker_seconds(running: Service) -> float:
-    """Returns the CPU seconds of the processes that compute."""
-    return sum(
-        sum(map(int, stat.read_text().rsplit(")", 1)[1].split()[11:13])) / TICKS
-        for child in children(running.process.pid)
-        for grandchild in children(child)
-        for stat in [Path(f"/proc/{grandchild}/stat")]
-    )
+def cpu_seconds(running: Service) -> tuple[float, float]:
+    """Returns the CPU seconds of the front process, and of those that compute."""
+    front = running.process.pid
+    workers = [pid for child in children(front) for pid in children(child)]
+    return seconds_of(front), sum(map(seconds_of, workers))
+
+
+def seconds_of(pid: int) -> float:
+    """Returns the CPU seconds of a process."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, stat[11:13])) / TICKS
 
 
 def children(pid: int) -> list[int]:
@@ -196,39 +207,96 @@ def line(name: str, value: float, unit: str, **more: object) -> None:
     print(json.dumps(result_line(name, value, unit, **more)), flush=True)
 
 
+@dataclass(kw_only=True)
+class Rounds:
+    """Collects the rounds at a number of clients."""
+
+    seconds: list[float] = field(default_factory=list)
+    refused: int = 0
+    rates: list[float] = field(default_factory=list)
+    peers: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    cpu_shares: list[float] = field(default_factory=list)
+    front: float = 0.0  # CPU seconds
+
+
 def measure(
     running: Service,
     plain: Plain,
     pictures: Sequence[bytes],
-    options: argparse.Namespace,
-    arch: str,
+    name: str,
+    *,
     count: int,
+    concurrency: Sequence[int],
+    rounds: int,
 ) -> None:
-    """Prints rates and waiting at rising concurrency."""
+    """Prints rates and waiting at rising concurrency, ``count`` requests at each."""
     loaded(running, pictures, min(WARM, count), 1)
+    plain.rate()
     before = plain.rate()
-    for clients in options.concurrency:
-        cpu = worker_seconds(running)
-        load = loaded(running, pictures, count, clients)
-        cpu = worker_seconds(running) - cpu
-        after = plain.rate()
-        peer, peer_cpu = (max(pair) for pair in zip(before, after, strict=True))
-        rate = len(load.seconds) / load.wall
-        p50, p95, p99 = (1_000 * float(np.percentile(load.seconds, q)) for q in (50, 95, 99))
+    results = {clients: Rounds() for clients in concurrency}
+    for _ in range(rounds):
+        for clients, result in results.items():
+            fronts, workers = cpu_seconds(running)
+            load = loaded(running, pictures, count // rounds, clients)
+            fronts_after, workers_after = cpu_seconds(running)
+            after = plain.rate()
+            peer, peer_cpu = ((one + other) / 2 for one, other in zip(before, after, strict=True))
+            before = after
+            rate, done = len(load.seconds) / load.wall, len(load.seconds)
+            result.rates.append(rate)
+            result.peers.append(peer)
+            result.shares.append(rate / peer)
+            result.cpu_shares.append(done / (workers_after - workers) / peer_cpu)
+            result.front += fronts_after - fronts
+            result.seconds += load.seconds
+            result.refused += len(load.refused)
+    for clients, result in results.items():
         line(
-            f"serve {arch}, {clients} clients",
-            round(rate, 2),
+            f"serve {name}, {clients} clients",
+            round(float(np.median(result.rates)), 2),
             "requests/s",
-            peer=round(peer, 2),
-            ratio=round(rate / peer, 3),
+            peer=round(float(np.median(result.peers)), 2),
+            ratio=round(float(np.median(result.shares)), 3),
             goal=GOAL,
-            cpu_ratio=round(len(load.seconds) / cpu / peer_cpu, 3),
-            p50_ms=round(p50, 1),
-            p95_ms=round(p95, 1),
-            p99_ms=round(p99, 1),
-            refused=len(load.refused),
+            cpu_ratio=round(float(np.median(result.cpu_shares)), 3),
+            front_ms=round(1_000 * result.front / len(result.seconds), 1),
+            refused=result.refused,
+            **waiting(result.seconds),
         )
-        before = after
+
+
+def waiting(seconds: Sequence[float]) -> dict[str, float]:
+    """Returns how long answers take, in milliseconds."""
+    return {f"p{q}_ms": round(1_000 * float(np.percentile(seconds, q)), 1) for q in (50, 95, 99)}
+
+
+def measure_refusals(running: Service, pictures: Sequence[bytes], count: int, clients: int) -> None:
+    """Prints what becomes of requests that meet a queue which is too short for them."""
+    load = loaded(running, pictures, count, clients)
+    line(
+        f"serve tiny, {clients} clients, {' '.join(SHORT_QUEUE)}",
+        round(len(load.seconds) / load.wall, 2),
+        "requests/s",
+        refused=len(load.refused),
+        other_statuses=sorted(set(load.refused) - {429}),
+        **waiting(load.seconds),
+    )
+
+
+def measure_memory(running: Service, pictures: Sequence[bytes], count: int) -> None:
+    """Prints by how much the processes grow over ``count`` requests, the first tenth left out."""
+    sizes, refused = [], 0
+    for _ in range(10):
+        refused += len(loaded(running, pictures, count // 10, 4).refused)
+        sizes.append(running.metric("vlmill_resident_bytes") / 2**20)
+    line(
+        f"serve tiny, memory over {count} requests",
+        round(sizes[-1] - sizes[0], 1),
+        "MiB more",
+        by_tenths_mib=[round(size) for size in sizes],
+        refused=refused,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -237,35 +305,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = partial(parser.add_argument, type=int, metavar="N")
-    add("--requests", help="at each concurrency")
-    add("--long", help="requests over which memory is looked at")
+    add("--requests", help="at each concurrency; 0: none")
+    add("--long", help="requests over which memory is looked at; 0: none")
     add("--r101", help="pictures for the large network; 0: none")
     parser.add_argument("--concurrency", type=int, nargs="+", metavar="N")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
-    pictures = photographs(50)
+    pictures = photographs(20)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tiny").mkdir()
-        plain = Plain("tiny", pictures, folder / "tiny")
-        with service("tiny", folder / "log") as running:
-            measure(running, plain, pictures, options, "tiny", options.requests)
-            first = running.metric("vlmill_resident_bytes")
-            load = loaded(running, pictures, options.long, 4)
-            last = running.metric("vlmill_resident_bytes")
-            line(
-                f"serve tiny, memory over {options.long} requests",
-                round((last - first) / 2**20, 1),
-                "MiB more",
-                before_mib=round(first / 2**20, 1),
-                refused=len(load.refused),
-            )
+        plain = Plain(TINY, pictures, folder / "tiny")
+        measured = partial(measure, count=options.requests, concurrency=options.concurrency)
+        if options.requests:
+            with service(folder / "log", *TINY, "--queue", "512") as running:
+                measured(running, plain, pictures, "tiny", rounds=ROUNDS)
+            with service(folder / "log", *TINY, *SHORT_QUEUE) as running:
+                measure_refusals(running, pictures, options.requests, options.concurrency[-1])
+        if options.long:
+            with service(folder / "log", *SMALL) as running:
+                measure_memory(running, pictures, options.long)
         if options.r101:
             (folder / "r101").mkdir()
             few = pictures[: options.r101]
-            plain = Plain("r101", few, folder / "r101")
-            with service("r101", folder / "log") as running:
-                options.concurrency = (2,)
-                measure(running, plain, few, options, "r101", options.r101)
+            plain = Plain(R101, few, folder / "r101")
+            with service(folder / "log", *R101) as running:
+                measured(
+                    running, plain, few, "r101", count=options.r101, concurrency=(2,), rounds=1
+                )
     return 0
 
 

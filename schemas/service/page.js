@@ -1,10 +1,14 @@
 "use strict";
 // The page of the services: it asks the paths of /v1 alone, and draws what they answer.
 const $ = (id) => document.getElementById(id);
-const state = { about: null, token: "", first: null, second: null, chosen: -1, page: 0 };
+const state = { about: null, token: "", first: null, second: null, chosen: -1, page: 0,
+  comparing: false };
 const PER_PAGE = 24;
 
-function say(text) { $("status").textContent = text; }
+function say(text, isWrong = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("wrong", isWrong);
+}
 
 async function ask(path, options = {}) {
   const headers = { ...(options.headers || {}) };
@@ -21,7 +25,7 @@ async function ask(path, options = {}) {
 
 async function trying(what, task) {
   say(`${what} …`);
-  try { await task(); } catch (error) { say(`${what}: ${error.message}`); }
+  try { await task(); } catch (error) { say(`${what}: ${error.message}`, true); }
 }
 
 // --- numbers of the rows ---------------------------------------------------------------------
@@ -49,6 +53,8 @@ function numbers(text, dtype) {
   for (let i = 0; i < bits.length; i++) wide[i] = bits[i] << 16;
   return new Float32Array(wide.buffer);
 }
+
+function short(id) { return id.length > 24 ? `${id.slice(0, 12)}…` : id; }
 
 function named(list, number, kind) { return (list && list[number]) || `${kind} ${number}`; }
 
@@ -109,9 +115,15 @@ function place(element, box, row) {
   element.style.height = `${(100 * (box[3] - box[1])) / row.height}%`;
 }
 
+function area([left, top, right, bottom]) { return (right - left) * (bottom - top); }
+
+function called(regions, at) { return `region ${at}: ${labels(regions, at).name}`; }
+
 function drawBoxes(figure, shown, onPick) {
   const canvas = figure.querySelector(".canvas");
   canvas.querySelectorAll("button").forEach((button) => button.remove());
+  const { boxes } = shown.regions.row;
+  const bySize = [...shown.list].sort((a, b) => area(boxes[b]) - area(boxes[a]));
   for (const at of shown.list) {
     const { name, score, attribute } = labels(shown.regions, at);
     const button = document.createElement("button");
@@ -119,15 +131,18 @@ function drawBoxes(figure, shown, onPick) {
     button.dataset.at = at;
     const extra = shown.extra ? `, ${shown.what || "alike"} ${shown.extra[at].toFixed(3)}` : "";
     button.setAttribute("aria-label",
-      `region ${at}: ${name}${score === null ? "" : ` ${score.toFixed(2)}`}`
+      `${called(shown.regions, at)}${score === null ? "" : ` ${score.toFixed(2)}`}`
       + `${attribute && `, ${attribute}`}${extra}`);
     if (shown.hot && shown.hot.has(at)) {
       button.classList.add("on");
       const tag = document.createElement("span");
-      tag.textContent = shown.extra ? `${name} ${shown.extra[at].toFixed(2)}` : name;
+      tag.textContent = `${at} ${name}${shown.extra ? ` ${shown.extra[at].toFixed(2)}` : ""}`;
       button.append(tag);
     }
-    place(button, shown.regions.row.boxes[at], shown.regions.row);
+    place(button, boxes[at], shown.regions.row);
+    // A small one is reached inside a large one; what is only shown has its marks on top.
+    const isMarked = !onPick && shown.hot && shown.hot.has(at);
+    button.style.zIndex = bySize.indexOf(at) + (isMarked ? bySize.length : 0);
     if (onPick) {
       button.addEventListener("mouseenter", () => onPick(at));
       button.addEventListener("focus", () => onPick(at));
@@ -166,7 +181,7 @@ function drawSecond() {
   const hot = new Set(extra ? [...list].sort((a, b) => extra[b] - extra[a]).slice(0, 3) : []);
   drawBoxes($("second"), { regions: second, list, extra, hot }, null);
   $("second").querySelector("figcaption").textContent = extra
-    ? `Most alike: ${[...hot].map((at) => `region ${at} (${extra[at].toFixed(3)})`).join(", ")}`
+    ? `Most alike: ${[...hot].map((at) => `${called(second, at)} (${extra[at].toFixed(3)})`).join("; ")}`
     : "Choose a region of the first picture.";
 }
 
@@ -185,6 +200,7 @@ function pick(at) {
     const meter = document.createElement("meter");
     term.textContent = word;
     meter.value = value;
+    meter.setAttribute("aria-label", word);
     told.append(meter, value.toFixed(3));
     return [term, told];
   }));
@@ -201,6 +217,8 @@ function show(figure, regions, url, caption) {
   figure.querySelectorAll("button").forEach((button) => button.remove()); // of the one before
   image.src = url;
   image.alt = caption;
+  // A tall picture has to fit into the window.
+  if (regions) figure.style.maxWidth = `min(40rem, ${(75 * regions.row.width) / regions.row.height}vh)`;
   figure.querySelector("figcaption").textContent = caption;
   figure.hidden = false;
   $("result").hidden = false;
@@ -267,7 +285,9 @@ async function turn(page) {
   const said = await reply.json();
   state.page = page;
   const last = Math.max(1, Math.ceil(said.total / PER_PAGE));
-  $("page-number").textContent = `page ${page + 1} of ${last}, ${said.total} pictures`;
+  $("page").max = last;
+  $("page").value = page + 1;
+  $("pages").textContent = `of ${last}, ${said.total} pictures`;
   $("previous").disabled = page === 0;
   $("next").disabled = page + 1 >= last;
   $("pictures").replaceChildren(...said.rows.map((row) => {
@@ -278,22 +298,47 @@ async function turn(page) {
       image.loading = "lazy"; image.alt = ""; image.src = `/v1/rows/${row.number}/picture`;
       button.append(image);
     }
-    button.append(`${row.image_id} (${row.num_boxes})`);
-    button.addEventListener("click", () => trying("Opening", () => openRow(row)));
+    const id = document.createElement("span");
+    id.textContent = short(row.image_id);
+    button.title = row.image_id;
+    button.append(id, `${row.num_boxes} regions`);
+    button.addEventListener("click", () => trying("Opening", () => openRow(row, button)));
     item.append(button);
     return item;
   }));
   say(`Page ${page + 1} of ${last}.`);
 }
 
-async function openRow(row) {
+async function openRow(row, button) {
   const said = await (await ask(`/v1/rows/${row.number}`)).json();
   const regions = readRow(said.regions[0], said.arrays);
-  Object.assign(state, { first: regions, second: null, chosen: -1 });
-  show($("first"), regions, row.has_picture ? `/v1/rows/${row.number}/picture` : blank(regions.row),
-    `${row.image_id}, ${regions.row.width} × ${regions.row.height}`);
-  draw();
-  say(`${regions.row.boxes.length} regions of ${row.image_id}.`);
+  const url = row.has_picture ? `/v1/rows/${row.number}/picture` : blank(regions.row);
+  const caption = `${short(row.image_id)}, ${regions.row.width} × ${regions.row.height}`;
+  const isSecond = state.comparing && state.first !== null;
+  if (isSecond) {
+    state.second = regions;
+    show($("second"), regions, url, caption);
+    compare(false);
+    drawSecond();
+  } else {
+    Object.assign(state, { first: regions, second: null, chosen: -1 });
+    $("second").hidden = true;
+    show($("first"), regions, url, caption);
+    draw();
+    document.querySelectorAll("#pictures button").forEach((one) =>
+      one.setAttribute("aria-current", one === button));
+  }
+  $("result").scrollIntoView({ block: "nearest" });
+  say(`${regions.row.boxes.length} regions of ${short(row.image_id)}.`);
+}
+
+function compare(isOn) { // whether the next picture of the table is the second one
+  state.comparing = isOn;
+  $("compare").setAttribute("aria-pressed", isOn);
+  if (isOn) {
+    say("Choose the second picture from the table.");
+    $("pager").scrollIntoView({ block: "nearest" });
+  }
 }
 
 function blank(row) {
@@ -328,22 +373,26 @@ async function attend(text) { // what the score loses without each region
   const list = losses.map((_, at) => at).sort((a, b) => losses[b] - losses[a]);
   const hot = new Set(list.slice(0, 3));
   drawBoxes($("first"), { regions, list, extra: losses, hot, what: "the score loses" }, null);
-  const told = [...hot].map((at) => `region ${at} (${losses[at].toFixed(3)})`).join(", ");
+  const told = [...hot].map((at) => `${called(regions, at)} (${losses[at].toFixed(3)})`).join("; ");
   $("first").querySelector("figcaption").textContent =
     `The score rests most on ${told}: so much it loses without them.`;
 }
 
-async function search() {
+async function search() { // for the text, else for the picture
   const text = $("text").value.trim();
+  if (!text && !state.blob) { $("said").textContent = "Type a text, or choose a picture."; return; }
   const form = new FormData();
-  form.append("text", text);
+  if (text) form.append("text", text);
+  else form.append("pictures", state.blob, "picture");
   const said = await (await ask("/v1/search", { method: "POST", body: form })).json();
   $("answers").replaceChildren(...said.answers.map((row) => {
     const item = document.createElement("li");
     item.textContent = `${row.score.toFixed(4)} ${row.text || row.image_id || row.pair_id}`;
     return item;
   }));
-  $("said").textContent = `${said.answers.length} answers, the nearest first`;
+  const count = said.answers.length;
+  $("said").textContent = `${count} ${count === 1 ? "answer" : "answers, the nearest first"}, for `
+    + (text ? "the text" : "the picture");
   say("Searched.");
 }
 
@@ -382,6 +431,7 @@ async function begin() {
   }
   if (about.service === "table") {
     $("pager").hidden = false;
+    $("compare").hidden = false;
     $("compare-bar").hidden = true;
     $("download").hidden = true;
     await turn(0);
@@ -412,6 +462,9 @@ function connect() {
   $("download").addEventListener("click", () => trying("Downloading", download));
   $("previous").addEventListener("click", () => trying("Turning", () => turn(state.page - 1)));
   $("next").addEventListener("click", () => trying("Turning", () => turn(state.page + 1)));
+  $("page").addEventListener("change", () =>
+    trying("Turning", () => turn(Math.min(Math.max(1, $("page").value | 0), $("page").max) - 1)));
+  $("compare").addEventListener("click", () => compare(!state.comparing));
   $("words").addEventListener("submit", (event) => {
     event.preventDefault();
     trying("Scoring", score);
@@ -423,13 +476,13 @@ function connect() {
     state.token = $("token").value.trim();
     trying("Loading", begin);
   });
-  const zone = $("drop");
+  // Anywhere: beside the zone a browser would leave the page for the picture.
   for (const name of ["dragover", "dragleave", "drop"]) {
-    zone.addEventListener(name, (event) => {
+    document.addEventListener(name, (event) => {
       event.preventDefault();
-      zone.classList.toggle("over", name === "dragover");
+      $("drop").classList.toggle("over", name === "dragover");
       const file = name === "drop" && event.dataTransfer.files[0];
-      if (file) trying("Looking", () => openPicture(file, file.name));
+      if (file && !$("choose").hidden) trying("Looking", () => openPicture(file, file.name));
     });
   }
 }

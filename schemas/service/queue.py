@@ -10,9 +10,10 @@ from typing import Any
 
 @dataclass(kw_only=True, eq=False)
 class Item:
-    """One thing to compute, and where its result goes."""
+    """One thing to compute, and where its result goes; ``weight`` is its part of a batch."""
 
     payload: Any
+    weight: int = 1
     future: "Future[Any]" = field(default_factory=Future)
 
 
@@ -31,6 +32,11 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def weight(self) -> int:
+        """What all that wait weigh."""
+        return sum(item.weight for item in list(self._items))
+
     def put(self, items: Sequence[Item]) -> bool:
         """Adds all of the items; none, and False, where there is no room for all."""
         with self._changed:
@@ -45,11 +51,11 @@ class BatchQueue:
     def take(
         self, most: int, wait: float, *, ahead: Callable[[], bool], ended: Callable[[], bool]
     ) -> list[Item]:
-        """Waits for an item, then up to ``wait`` seconds for ``most``, and takes them.
+        """Waits for an item, then up to ``wait`` seconds for a weight of ``most``, and takes them.
 
-        Who computes already, which ``ahead()`` says, gets only a batch of ``most``, and only what
-        those that do not compute leave. Returns nothing once ``ended()``. Both are asked again
-        whenever :meth:`wake` is called.
+        One that weighs more is a batch by itself. Who computes already, which ``ahead()`` says,
+        gets only a batch of ``most``, and only what those that do not compute leave. Returns
+        nothing once ``ended()``. Both are asked again whenever :meth:`wake` is called.
         """
         waiting = object()
 
@@ -58,7 +64,7 @@ class BatchQueue:
                 return True
             if ahead():
                 self._idle.discard(waiting)
-                return len(self._items) >= most * (1 + len(self._idle))
+                return self.weight >= most * (1 + len(self._idle))
             self._idle.add(waiting)
             return bool(self._items)
 
@@ -66,7 +72,7 @@ class BatchQueue:
             try:
                 while True:
                     self._changed.wait_for(has_turn)
-                    self._changed.wait_for(lambda: ended() or len(self._items) >= most, wait)
+                    self._changed.wait_for(lambda: ended() or self.weight >= most, wait)
                     if ended():
                         return []
                     if batch := self._taken(most):
@@ -76,10 +82,12 @@ class BatchQueue:
 
     def _taken(self, most: int) -> list[Item]:
         batch: list[Item] = []
-        while self._items and len(batch) < most:
+        room = most
+        while self._items and (not batch or self._items[0].weight <= room):
             item = self._items.popleft()
             if item.future.set_running_or_notify_cancel():
                 batch.append(item)
+                room -= item.weight
         return batch
 
     def wake(self) -> None:

@@ -30,12 +30,17 @@ NO_HTTP = (
 
 
 def patient_for(seconds: float) -> type[H11Protocol]:
-    """Makes the protocol of connections whose headers have to come within ``seconds``."""
+    """Makes the protocol of connections whose headers have to come within ``seconds``, and on which
+    an answer has to go on.
+    """
 
     class Protocol(H11Protocol):
-        """Closes a connection on which a request is begun, and not told, for too long."""
+        """Closes a connection on which a request is begun, and not told, for too long; and one
+        whose client reads nothing: closing politely would wait for it forever.
+        """
 
         _late: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -53,8 +58,17 @@ def patient_for(seconds: float) -> type[H11Protocol]:
             super().on_response_complete()
             self._rest()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._read()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._rest()
+            self._read()
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
@@ -70,6 +84,11 @@ def patient_for(seconds: float) -> type[H11Protocol]:
             if self._late is not None:
                 self._late.cancel()
                 self._late = None
+
+        def _read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
     return Protocol
 

@@ -24,7 +24,8 @@ class ServiceSettings:
     max_pictures: int = 32  # of a request
     max_connections: int = 512
     queue: int = 256  # pictures, or questions, that wait for a worker
-    batch: int = 1  # of these that a worker is given at once
+    batch: int = 1  # of these that a worker is given at once, or what such a batch weighs
+    batch_seconds: float | None = None  # that a batch may take, as far as is known; None: any
     batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
     seconds: float = 60.0  # from the end of a request's headers to the end of its answer
     header_seconds: float = 10.0  # for the headers alone
@@ -127,7 +128,9 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_of(arguments: argparse.Namespace, *, batch: int) -> ServiceSettings:
+def settings_of(
+    arguments: argparse.Namespace, *, batch: int, batch_seconds: float | None = None
+) -> ServiceSettings:
     """Reads the flags of :func:`add_service_arguments`. Raises InputError."""
     return ServiceSettings(
         host=arguments.host,
@@ -138,6 +141,7 @@ def settings_of(arguments: argparse.Namespace, *, batch: int) -> ServiceSettings
         max_connections=arguments.max_connections,
         queue=arguments.queue,
         batch=batch,
+        batch_seconds=batch_seconds,
         batch_wait=arguments.batch_wait / 1_000,
         seconds=arguments.seconds,
         header_seconds=min(ServiceSettings.header_seconds, arguments.seconds),

@@ -73,10 +73,8 @@ class Shell:
     def start(self, plans: Sequence[Plan]) -> None:
         """Starts the workers, and returns when all are ready. Raises InputError or OSError."""
         watcher = Watcher(computed=self.metrics.computed, event=self._event)
-        settings = self.settings
         for plan in plans:
-            worker = Worker(plan, self.queue, settings.batch, settings.batch_wait, watcher)
-            self.workers.append(worker)
+            self.workers.append(Worker(plan, self.queue, self.settings, watcher))
         try:
             connections = [worker.start() for worker in self.workers]
             for worker, connection in zip(self.workers, connections, strict=True):
@@ -130,12 +128,12 @@ class Shell:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._fetchers, fetch, urls, self.settings)
 
-    async def ask(self, request: Request, payloads: Sequence[Any]) -> list[Any]:
-        """Lets the workers compute, and gives their results in order.
+    async def ask(self, request: Request, payloads: Sequence[Any], *, weight: int = 1) -> list[Any]:
+        """Lets the workers compute, and gives their results in order; each weighs ``weight``.
 
         Raises Refused where the queue is full, where they are late, and where a worker was lost.
         """
-        items = [Item(payload=payload) for payload in payloads]
+        items = [Item(payload=payload, weight=weight) for payload in payloads]
         if not items:
             return []
         if not self.queue.put(items):
@@ -144,6 +142,8 @@ class Shell:
             )
         loop = asyncio.get_running_loop()
         results = asyncio.gather(*(asyncio.wrap_future(item.future) for item in items))
+        # Of one that is given up nobody asks why, which asyncio would report as an error.
+        results.add_done_callback(lambda done: done.cancelled() or done.exception())
         gone = loop.create_task(hung_up(request))
         try:
             left = request.scope[DEADLINE] - loop.time()
@@ -169,8 +169,8 @@ class Shell:
     @property
     def wait_seconds(self) -> int:
         """In how many seconds what waits now will have been computed."""
-        each = max((worker.seconds_per_item for worker in self.workers), default=0.0)
-        return max(1, min(60, math.ceil(each * len(self.queue) / max(1, self.num_ready))))
+        each = max((worker.seconds_per_weight for worker in self.workers), default=0.0)
+        return max(1, min(60, math.ceil(each * self.queue.weight / max(1, self.num_ready))))
 
 
 async def hung_up(request: Request) -> None:

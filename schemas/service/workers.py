@@ -17,6 +17,7 @@ from vlmill.schemas.processes import live_as_long_as_the_parent, process_context
 from vlmill.schemas.service.logs import log
 from vlmill.schemas.service.queue import BatchQueue, Item
 from vlmill.schemas.service.refused import Refused
+from vlmill.schemas.service.settings import ServiceSettings
 
 AHEAD = 2  # batches that a worker has: one that it computes, a full one that comes next
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds before a worker that died is started again
@@ -64,15 +65,15 @@ class Worker:
     """Keeps one worker process, and feeds it from the queue by two threads."""
 
     def __init__(
-        self, plan: Plan, queue: BatchQueue, batch: int, wait: float, watcher: Watcher
+        self, plan: Plan, queue: BatchQueue, settings: ServiceSettings, watcher: Watcher
     ) -> None:
-        self.plan, self._queue, self._batch, self._wait = plan, queue, batch, wait
+        self.plan, self._queue, self._settings = plan, queue, settings
         self._watcher = watcher
         self._stopped = threading.Event()
         self.is_ready, self.restarts = False, 0
         self.process: BaseProcess | None = None
         self.about: Mapping[str, Any] = {}
-        self.seconds_per_item = 0.0  # of late
+        self.seconds_per_weight = 0.0  # of late
         self._thread: threading.Thread | None = None
 
     def start(self) -> Connection:
@@ -107,6 +108,15 @@ class Worker:
         """Begins to give the process what waits, and to start it again whenever it ends."""
         self._thread = threading.Thread(target=self._keep, args=(connection,), daemon=True)
         self._thread.start()
+
+    @property
+    def most(self) -> int:
+        """What a batch may weigh now: what takes no longer than it may, as far as is known."""
+        settings = self._settings
+        if settings.batch_seconds is None:
+            return settings.batch
+        each = self.seconds_per_weight
+        return max(1, min(settings.batch, int(settings.batch_seconds / each))) if each else 1
 
     def stop(self) -> None:
         """Ends the process, and what it was computing."""
@@ -191,8 +201,8 @@ class Worker:
             room.acquire()
             # While one is computed, only a full one goes ahead: others may still be joined.
             batch = self._queue.take(
-                self._batch,
-                self._wait if self._batch > 1 else 0.0,
+                self.most,
+                self._settings.batch_wait if self._settings.batch > 1 else 0.0,
                 ahead=lambda: bool(sent),
                 ended=has_ended,
             )
@@ -211,9 +221,9 @@ class Worker:
                 _fail(item, Refused(503, "worker_lost", LOST, retry_after=1))
 
     def _settle(self, batch: Sequence[Item], results: Sequence[Any], seconds: float) -> None:
-        each = seconds / len(batch)
-        late = self.seconds_per_item
-        self.seconds_per_item = each if not late else 0.9 * late + 0.1 * each
+        each = seconds / sum(item.weight for item in batch)
+        late = self.seconds_per_weight
+        self.seconds_per_weight = each if not late else 0.9 * late + 0.1 * each
         self._watcher.computed(len(batch), seconds)
         for item, result in zip(batch, results, strict=True):
             if isinstance(result, Failure):

@@ -1,6 +1,6 @@
-"""Answers one question, and grounds one expression, by the code that evaluates their tasks."""
+"""Answers questions, and grounds expressions, by the code that evaluates their tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,11 @@ def fed_by(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
     return feeding, min(feeding.max_tokens or longest, longest)
 
 
-def answer_of(asking: Asking, folder: Path, question: str, tables: Mapping[str, str]) -> str:
-    """Returns the likeliest answer to a question about picture "0" of ``tables``, in ``folder``.
+def answers_of(
+    asking: Asking, folder: Path, questions: Mapping[str, str], tables: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the likeliest answers to questions, each by the name of its picture in ``tables``;
+    of a picture of which nothing is known, none. ``folder`` is for what is made on the way.
 
     Raises InputError for a checkpoint of another task, and for one that does not say its answers.
     """
@@ -71,23 +74,34 @@ def answer_of(asking: Asking, folder: Path, question: str, tables: Mapping[str, 
             f"checkpoint {asking.loaded.path} does not say its answers, as a converted one does "
             "not; give labels=FILE, its own list in its own order, a line each"
         )
-    row = {"question_id": "0", "image_id": "0", "question": question}
-    opened, value = _predicted(asking, folder, ANSWER, QUESTIONS, row, tables)
+    rows = [
+        {"question_id": name, "image_id": name, "question": question}
+        for name, question in questions.items()
+    ]
+    opened, values = _predicted(asking, folder, ANSWER, QUESTIONS, rows, tables)
     assert isinstance(opened.task, Vqa)
-    answer: str = opened.task.answers[int(value)]
-    return answer
+    answers = opened.task.answers
+    return {name: answers[int(value)] for name, value in values.items()}
 
 
 def grounded_in(
-    asking: Asking, folder: Path, expression: str, tables: Mapping[str, str]
-) -> Grounded:
-    """Returns the boxes of picture "0" of ``tables`` by how well the expression fits them.
+    asking: Asking, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
+) -> dict[str, Grounded]:
+    """Returns the boxes of pictures by how well the expressions fit them; names as
+    :func:`answers_of` has them.
 
     Raises InputError for a checkpoint of another task.
     """
-    row = {"expression_id": "0", "image_id": "0", "text": expression, "box": SOME_BOX}
-    opened, value = _predicted(asking, folder, GROUND, EXPRESSIONS, row, tables)
-    assert isinstance(opened.task, Refcoco) and isinstance(value, Grounding)
+    rows = [
+        {"expression_id": name, "image_id": name, "text": expression, "box": SOME_BOX}
+        for name, expression in expressions.items()
+    ]
+    opened, values = _predicted(asking, folder, GROUND, EXPRESSIONS, rows, tables)
+    assert isinstance(opened.task, Refcoco)
+    return {name: _sorted(value) for name, value in values.items()}
+
+
+def _sorted(value: Grounding) -> Grounded:
     order = np.argsort(-value.scores, kind="stable")
     return Grounded(
         boxes=value.candidates[order].astype(np.float32),
@@ -100,12 +114,12 @@ def _predicted(
     folder: Path,
     task: str,
     table: Table,
-    row: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
     tables: Mapping[str, str],
-) -> tuple[Opened, Any]:
-    """Evaluates a task on one example, a row of its table; returns what the model says of it."""
+) -> tuple[Opened, dict[str, Any]]:
+    """Evaluates a task on examples, rows of its table; returns what the model says of each."""
     examples = folder / "examples"
-    write_shard(examples, table, [{**dict.fromkeys(table.schema.names), **row}])
+    write_shard(examples, table, [{**dict.fromkeys(table.schema.names), **row} for row in rows])
     options = EvaluationOptions(
         task=task,
         checkpoint=asking.loaded.path,
@@ -120,6 +134,4 @@ def _predicted(
     with ShardWriter(folder / "results", REJECTS, 0, 1) as rejects:
         batches = prepared_batches(opened, folder / "work", rejects)
     predicted, _ = predict_all(opened, batches)
-    if not predicted:
-        raise InputError("nothing can be said of the picture: nothing is known of it; give another")
-    return opened, predicted[0].value
+    return opened, {batches.table.pair_id(one.row): one.value for one in predicted}

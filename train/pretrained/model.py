@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +27,14 @@ from vlmill.schemas.readers.regions import RegionReader
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.devices.setup import device_named
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import global_widths_of
 from vlmill.train.pretrained.answering import (
     ANSWER,
     GROUND,
     Asking,
     Grounded,
-    answer_of,
+    answers_of,
     fed_by,
     grounded_in,
 )
@@ -91,26 +93,43 @@ class Pretrained:
 
         Raises InputError for a model without either head.
         """
-        contents, texts = self._contents(pictures), listed(texts, "texts")
+        (scores,) = self.score_each([(pictures, texts)])
+        return scores
+
+    def score_each(self, asked: Sequence[tuple[Sequence[Picture], Sequence[str]]]) -> list[Floats]:
+        """Scores as :meth:`score` the pictures and texts of several, each with their own; what
+        sees a picture or a text alone, as a detector does, sees those of all at once.
+        """
+        pictures = [self._contents(own) for own, _ in asked]
+        texts = [listed(own, "texts") for _, own in asked]
+        contents = list(chain(*pictures))
         if ranking_of(self.loaded) == "contrast":
-            return self._image_vectors(contents) @ self.encode_texts(texts).T
-        tokens, good_texts = self.tokens(texts)
-        warn_of("texts", without_words(len(texts), good_texts))
-        scores = np.full((len(contents), len(texts)), np.nan, dtype=np.float32)
-        scorer = scorer_of(self.loaded.model, room_of(self.feeding))
-        faults = dict[int, Reason]()
+            images = parts_of(self._image_vectors(contents), pictures)
+            words = parts_of(self.encode_texts(list(chain(*texts))), texts)
+            return [ours @ theirs.T for ours, theirs in zip(images, words, strict=True)]
+        scores, tokens = list[Floats](), list[tuple[list[Ids], list[int]]]()
+        places = list[tuple[int, int]]()  # of each picture: whose, and which row of theirs
+        for own, said in zip(pictures, texts, strict=True):
+            every, good = self.tokens(said)
+            warn_of("texts", without_words(len(said), good))
+            places += [(len(scores), row) for row in range(len(own))]
+            tokens.append(([every[at] for at in good], good))
+            scores.append(np.full((len(own), len(said)), np.nan, dtype=np.float32))
+        scorer, faults = scorer_of(self.loaded.model, room_of(self.feeding)), dict[int, Reason]()
         for start in range(0, len(contents), PICTURES_AT_ONCE):
             with self._tables(contents[start : start + PICTURES_AT_ONCE]) as tables:
-                logits = match_scores(
-                    scorer,
-                    [tokens[at] for at in good_texts],
-                    tables.good,
-                    tables.pictures,
-                    device=self.device,
-                    batch_size=self.batch_size,
-                )
-                rows = [start + int(name) for name in tables.good]
-                scores[np.ix_(rows, good_texts)] = logits
+                good_ones = [(name, *places[start + int(name)]) for name in tables.good]
+                for one, of_one in groupby(good_ones, lambda place: place[1]):
+                    names, _, rows = zip(*of_one, strict=True)
+                    logits = match_scores(
+                        scorer,
+                        tokens[one][0],
+                        names,
+                        tables.pictures,
+                        device=self.device,
+                        batch_size=self.batch_size,
+                    )
+                    scores[one][np.ix_(rows, tokens[one][1])] = logits
                 faults |= {start + int(name): why for name, why in tables.faults.items()}
         warn_of("pictures", faults)
         return scores
@@ -142,7 +161,13 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for a picture that
         cannot be read, and for a question without a word.
         """
-        return self._asked(ANSWER, answer_of, picture, question)
+        return said_of(self.answer_each([(picture, question)]))
+
+    def answer_each(self, asked: Sequence[tuple[Picture, str]]) -> list[str | InputError]:
+        """Answers questions as :meth:`answer` does, each about its picture; an error in the place
+        of one that cannot be answered.
+        """
+        return self._asked(ANSWER, answers_of, asked)
 
     def ground(self, picture: Picture, expression: str) -> Grounded:
         """Finds what an expression names in a picture: the detector's boxes, the best first.
@@ -150,29 +175,39 @@ class Pretrained:
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for a
         picture that cannot be read, and for an expression without a word.
         """
-        return self._asked(GROUND, grounded_in, picture, expression)
+        return said_of(self._asked(GROUND, grounded_in, [(picture, expression)]))
 
     def _asked(
         self,
         task: str,
-        say: Callable[[Asking, Path, str, Mapping[str, str]], Said],
-        picture: Picture,
-        text: str,
-    ) -> Said:
-        """Asks one thing about one picture by the head of ``task``."""
-        if not isinstance(text, str):
-            raise InputError(f"want a single text, got a {type(text).__name__}")
+        say: Callable[[Asking, Path, Mapping[str, str], Mapping[str, str]], Mapping[str, Said]],
+        asked: Sequence[tuple[Picture, str]],
+    ) -> list[Said | InputError]:
+        """Asks things, each about its picture, by the head of ``task``."""
         feeding, longest = fed_by(self.loaded, task)
-        if not self.tokens([text], longest)[1]:
-            raise InputError(f"{text!r} has no word; give a text with one")
+        errors = dict[int, InputError]()
+        for at, (_, text) in enumerate(asked):
+            if not isinstance(text, str):
+                raise InputError(f"want a single text, got a {type(text).__name__}")
+            if not self.tokens([text], longest)[1]:
+                errors[at] = InputError(f"{text!r} has no word; give a text with one")
+        if len(errors) == len(asked):
+            return list(errors.values())
         with temporary_folder() as folder, without_progress():
-            faults = self.write_tables([encoded(picture)], folder, feeding)
-            if faults:
-                raise InputError(f"nothing can be said of the picture: {faults['0']}; give another")
+            contents = [b"" if at in errors else encoded(one) for at, (one, _) in enumerate(asked)]
+            faults = self.write_tables(contents, folder, feeding)
+            names = [str(at) for at in range(len(asked)) if at not in errors]
+            texts = {name: asked[int(name)][1] for name in names if name not in faults}
             tables = {name: str(folder / name) for name in ("images", "regions")}
             there = {name: path for name, path in tables.items() if Path(path).is_dir()}
             asking = Asking(loaded=self.loaded, device=str(self.device), labels=self.labels)
-            return say(asking, folder, text, there)
+            said = say(asking, folder, texts, there) if texts else {}
+        for name in names:
+            if name not in said:
+                why = faults.get(name, "nothing is known of it")
+                unread = f"nothing can be said of the picture: {why}; give another"
+                errors[int(name)] = InputError(unread)
+        return [errors[at] if at in errors else said[str(at)] for at in range(len(asked))]
 
     @cached_property
     def feeding(self) -> Feeding:
@@ -260,6 +295,19 @@ class Pretrained:
             names = [str(at) for at in range(len(contents))]
             return {name: why for name in names if (why := pictures.fault(name)) is not None}
         return self._regions.write_regions(folder / "images", folder / "regions")
+
+
+def said_of(results: Sequence[Said | InputError]) -> Said:
+    """Returns the only result. Raises the error that stands in its place."""
+    (result,) = results
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
+def parts_of(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:
+    """Cuts the rows of all into those of each, who has as many as ``owners`` has."""
+    return np.split(values, np.cumsum([len(own) for own in owners])[:-1])
 
 
 def load_pretrained(

@@ -137,7 +137,7 @@ def model_service(settings: ServiceSettings) -> tuple[Shell, Guard]:
             )
         words, read = READERS[method]
         question = read(await shell.form(request, words=words))
-        (result,) = await shell.ask(request, [question])
+        (result,) = await shell.ask(request, [question], weight=question.weight)
         if isinstance(result, NoAnswer):
             raise Refused(422, result.reason, result.message)
         said: dict[str, Any] = result

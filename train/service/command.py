@@ -11,6 +11,8 @@ from vlmill.schemas.service.settings import (
 )
 from vlmill.train.checkpoints.folders import find_checkpoint
 
+BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
+
 SERVE_HELP = """\
 Answer requests for scores, vectors, nearest pictures and answers, over HTTP.
 
@@ -38,15 +40,21 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--index", type=Path, metavar="DIR", help="what /v1/search searches")
     add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
-    add("--batch-size", type=int, default=64, help="computed at once (default: 64)")
+    add(
+        "--batch-size",
+        type=int,
+        default=64,
+        help="computed at once (default: 64): pictures and texts, pairs of them where pairs are "
+        "scored; requests are put together as far as that takes about a second",
+    )
     add_service_arguments(parser)
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
-    settings = settings_of(args, batch=1)
     if args.batch_size < 1:
         raise InputError(f"--batch-size {args.batch_size}: want at least 1")
+    settings = settings_of(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
     find_checkpoint(args.checkpoint)
     require_packages()
     # What serves takes its time to load: not before the arguments are known to be good.

@@ -1,8 +1,14 @@
-"""A worker's model: questions are answered by the object that ``vlmill.load`` gives."""
+"""A worker's model: questions are answered by the object that ``vlmill.load`` gives.
+
+Those of a batch that want the same of it are answered together: a detector sees the pictures of all
+of them, and so do the networks that make vectors and answers.
+"""
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,7 @@ from vlmill.schemas.service.plain import plain_row
 from vlmill.schemas.service.workers import Opened
 from vlmill.train.pretrained.answering import ANSWER as VQA
 from vlmill.train.pretrained.left_out import left_out, reads_regions
-from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained
+from vlmill.train.pretrained.model import Floats, Pretrained, load_pretrained, parts_of
 from vlmill.train.service.questions import (
     ANSWER,
     ATTEND,
@@ -28,10 +34,10 @@ from vlmill.train.tasks.retrieval.checks import ranking_of
 from vlmill.train.tasks.search.answering import answers_of
 from vlmill.train.tasks.search.index import open_index
 from vlmill.train.tasks.search.opened import way_of
-from vlmill.train.tasks.search.queries import Query, asker_with
+from vlmill.train.tasks.search.queries import Answered, Query, asker_with
 
 Answer = dict[str, Any] | NoAnswer
-Method = Callable[[Question], Answer]
+Method = Callable[[Sequence[Question]], Sequence[Answer]]
 
 
 def open_model(options: ModelOptions, device: str) -> Opened:
@@ -50,23 +56,33 @@ def open_model(options: ModelOptions, device: str) -> Opened:
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # answers say what is wrong with which picture
-            return [methods[question.method](question) for question in questions]
+            return answered(methods, questions)
 
     about = {"variant": model.loaded.variant, "methods": sorted(methods)}
     return Opened(compute=compute, about=about)
+
+
+def answered(methods: Mapping[str, Method], questions: Sequence[Question]) -> list[Answer]:
+    """Answers questions, those of a method together; answers are in the questions' order."""
+    answers = dict[int, Answer]()
+    for name in dict.fromkeys(question.method for question in questions):
+        places = [at for at, question in enumerate(questions) if question.method == name]
+        said = methods[name]([questions[at] for at in places])
+        answers |= zip(places, said, strict=True)
+    return [answers[at] for at in range(len(questions))]
 
 
 def methods_of(model: Pretrained, index: Path | None) -> dict[str, Method]:
     """Returns what a checkpoint has the heads for. Raises InputError for another's index."""
     methods: dict[str, Method] = {}
     if holds(lambda: ranking_of(model.loaded)):
-        methods[SCORE] = lambda question: score(model, question)
+        methods[SCORE] = partial(score, model)
         if reads_regions(model):
-            methods[ATTEND] = lambda question: attend(model, question)
+            methods[ATTEND] = partial(attend, model)
     if embeds(model):
-        methods[EMBED] = lambda question: embed(model, question)
+        methods[EMBED] = partial(embed, model)
     if model.loaded.task is not None and model.loaded.task.name == VQA:
-        methods[ANSWER] = lambda question: answer(model, question)
+        methods[ANSWER] = partial(answer, model)
     if index is not None:
         methods[SEARCH] = searcher(model, index)
     return methods
@@ -89,15 +105,21 @@ def embeds(model: Pretrained) -> bool:
         return False
 
 
-def score(model: Pretrained, question: Question) -> Answer:
+def score(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
     """Scores every picture with every text; null where one of the two cannot be read."""
-    return {"scores": plain(model.score(question.pictures, question.texts))}
+    scores = model.score_each([(question.pictures, question.texts) for question in questions])
+    return [{"scores": plain(own)} for own in scores]
 
 
-def attend(model: Pretrained, question: Question) -> Answer:
-    """Scores a text with a picture, and tells what the score loses without each region."""
+def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+    """Scores texts with their pictures, and tells what each score loses without each region."""
+    return [rest_on(model, question.pictures[0], question.texts[0]) for question in questions]
+
+
+def rest_on(model: Pretrained, picture: bytes, text: str) -> Answer:
+    """Tells on which regions a score rests."""
     try:
-        found = left_out(model, question.pictures[0], question.texts[0])
+        found = left_out(model, picture, text)
     except InputError:
         return NoAnswer(
             reason="unreadable",
@@ -112,25 +134,30 @@ def attend(model: Pretrained, question: Question) -> Answer:
     }
 
 
-def embed(model: Pretrained, question: Question) -> Answer:
+def embed(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
     """Embeds pictures and texts; null for one that cannot be read."""
-    pictures = plain(model.encode_images(question.pictures)) if question.pictures else []
-    texts = plain(model.encode_texts(question.texts)) if question.texts else []
-    nothing = [None]
-    return {
-        "pictures": [None if row[:1] == nothing else row for row in pictures],
-        "texts": [None if row[:1] == nothing else row for row in texts],
-    }
+    pictures = [question.pictures for question in questions]
+    texts = [question.texts for question in questions]
+    images = parts_of(model.encode_images(list(chain(*pictures))), pictures)
+    words = parts_of(model.encode_texts(list(chain(*texts))), texts)
+    return [
+        {"pictures": vectors(own), "texts": vectors(said)}
+        for own, said in zip(images, words, strict=True)
+    ]
 
 
-def answer(model: Pretrained, question: Question) -> Answer:
-    """Answers a question about a picture."""
-    try:
-        return {"answer": model.answer(question.pictures[0], question.texts[0])}
-    except InputError:
-        return NoAnswer(
-            reason="unreadable", message="the picture cannot be read, or the question has no word"
-        )
+def vectors(rows: Floats) -> list[list[float | None] | None]:
+    """Returns vectors as JSON has them: null for one of NaN."""
+    return [None if row[:1] == [None] else row for row in plain(rows)]
+
+
+def answer(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+    """Answers questions about their pictures."""
+    said = model.answer_each([(one.pictures[0], one.texts[0]) for one in questions])
+    unread = NoAnswer(
+        reason="unreadable", message="the picture cannot be read, or the question has no word"
+    )
+    return [unread if isinstance(one, InputError) else {"answer": one} for one in said]
 
 
 def searcher(model: Pretrained, folder: Path) -> Method:
@@ -138,21 +165,31 @@ def searcher(model: Pretrained, folder: Path) -> Method:
     index = open_index(folder)
     asker = asker_with(index, model.loaded, str(model.device), flag="--index")
 
-    def search(question: Question) -> Answer:
-        try:
-            if question.texts:
-                queries: list[Query] = asker.texts(question.texts)
-            else:
-                queries = asker.pictures({"picture": question.pictures[0]})
-        except InputError:
-            return NoAnswer(reason="no_text", message="the text has no word")
-        if queries[0].error is not None:
-            return NoAnswer(reason=queries[0].error, message="the picture cannot be read")
-        blocks: Iterator[list[Query]] = iter([queries])
-        (answered,) = answers_of(index, blocks, question.top)
-        return {"answers": [dict(row) for row in answered.answers]}
+    def search(questions: Sequence[Question]) -> list[Answer]:
+        texts = {at: one.texts[0] for at, one in enumerate(questions) if one.texts}
+        worded = model.tokens(list(texts.values()))[1]
+        asked = {at: text for n, (at, text) in enumerate(texts.items()) if n in set(worded)}
+        seen = {str(at): one.pictures[0] for at, one in enumerate(questions) if not one.texts}
+        queries: dict[int, Query] = dict(zip(asked, asker.texts(list(asked.values())), strict=True))
+        queries |= {int(query.name): query for query in asker.pictures(seen)}
+        blocks = dict[int, list[int]]()  # asked at once: the nearest one, the nearest ten
+        for at in queries:
+            blocks.setdefault(questions[at].top, []).append(at)
+        answers = dict[int, Answer]()
+        for top, places in blocks.items():
+            said = answers_of(index, iter([[queries[at] for at in places]]), top)
+            answers |= zip(places, map(found, said), strict=True)
+        wordless = NoAnswer(reason="no_text", message="the text has no word")
+        return [answers.get(at, wordless) for at in range(len(questions))]
 
     return search
+
+
+def found(answered: Answered) -> Answer:
+    """Says what was found for a query."""
+    if answered.query.error is not None:
+        return NoAnswer(reason=answered.query.error, message="the picture cannot be read")
+    return {"answers": [dict(row) for row in answered.answers]}
 
 
 def plain(values: Floats) -> list[list[float | None]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 SCORE, EMBED, SEARCH, ANSWER = "score", "embed", "search", "answer"
 ATTEND = "attend"
+TIMES_SCORED = 36  # a picture's score without each of its regions: about as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,15 @@ class Question:
     pictures: Sequence[bytes] = ()
     texts: Sequence[str] = ()
     top: int = 10
+
+    @property
+    def weight(self) -> int:
+        """Its part of a batch: pictures with texts that are scored, or pictures and texts."""
+        if self.method == SCORE:
+            return len(self.pictures) * len(self.texts)
+        if self.method == EMBED:
+            return len(self.pictures) + len(self.texts)
+        return TIMES_SCORED if self.method == ATTEND else 1
 
 
 @dataclass(frozen=True, kw_only=True)

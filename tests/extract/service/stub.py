@@ -20,6 +20,7 @@ from vlmill.schemas.service.workers import Opened, Plan
 CLASSES = [f"thing {number}" for number in range(20)]
 ATTRIBUTES = [f"kind of {number}" for number in range(5)]
 REGIONS, WIDTH, TOP = 12, 16, 4
+PRODUCER = {"weights": "random weights, seed 0", "detector_fingerprint": "0" * 32}
 
 
 def compute(contents: Sequence[bytes]) -> list[Outcome]:
@@ -52,11 +53,14 @@ def drawn(content: bytes) -> Outcome:
     )
 
 
+def arrays() -> dict[str, dict[str, object]]:
+    """Says what the rows' arrays are."""
+    return region_arrays(dtype="float16", feature_dim=WIDTH, class_probs_dim=21, top_k=TOP)
+
+
 def opened() -> Opened:
     """Is called in a worker."""
-    arrays = region_arrays(dtype="float16", feature_dim=WIDTH, class_probs_dim=21, top_k=TOP)
-    producer = {"weights": "random weights, seed 0", "detector_fingerprint": "0" * 32}
-    about = {"producer": producer, "arrays": arrays, "dtype": "float16", "compression": "none"}
+    about = {"producer": PRODUCER, "arrays": arrays(), "dtype": "float16", "compression": "none"}
     return Opened(compute=compute, about=about)
 
 

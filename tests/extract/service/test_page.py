@@ -1,13 +1,20 @@
 """The page, clicked through in a browser: of the service, and of a table."""
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from tests.browser import browser, photograph
+from tests.extract.service.stub import PRODUCER, arrays, drawn
 from tests.serving import served, until
+
+from vlmill.schemas.files.shards import write_shard
+from vlmill.schemas.readers.regions import RegionRow, encode_regions
+from vlmill.schemas.tables import REGIONS
 
 TOKEN = "a-token-of-the-tests"
 pytestmark = pytest.mark.slow
@@ -71,12 +78,11 @@ def test_a_picture_is_looked_at(page: Any, downloads: Path) -> None:
         kept = len(boxes(page))
         assert 1 <= kept < 12 and f"{kept} of 12" in by_id(page, "shown").text
 
-        page.execute_script("document.querySelector('#first .canvas button').focus()")
-        assert "score" in by_id(page, "region-name").text
+        point_at_the_smallest(page)
         told = page.find_elements("css selector", "#distribution dt")
         assert len(told) == 4 and all("thing" in word.text for word in told)
-        label = boxes(page)[0].get_attribute("aria-label")
-        assert "thing" in label and "kind of" in label
+        assert "thing" in boxes(page)[0].accessible_name
+        assert "kind of" in boxes(page)[0].accessible_name
 
         by_id(page, "other-sample").click()
         until(says(page, "the second sample"))
@@ -93,10 +99,79 @@ def test_a_picture_is_looked_at(page: Any, downloads: Path) -> None:
         bad.write_bytes(b"no picture")
         by_id(page, "file").send_keys(str(bad))
         until(says(page, "is rejected: none of"))
-        assert by_id(page, "file").accessible_name.startswith("Picture")
+        assert "wrong" in by_id(page, "status").get_attribute("class")
+
+        dropped = downloads / "dropped.png"
+        Image.new("RGB", (90, 160), "green").save(dropped)
+        drop(page, dropped, by_id(page, "title"))  # beside the zone
+        until(says(page, "12 regions of dropped.png"))
+        assert "wrong" not in by_id(page, "status").get_attribute("class")
+        assert by_id(page, "first").size["height"] < page.execute_script("return innerHeight")
+        reached = tabbed(page, 30)
+        assert {"file", "sample", "threshold", "download", "other", "other-sample"} <= set(reached)
+        assert len({name for name in reached if "region" in name}) == kept_of(page)
+        assert all(named.accessible_name for named in controls(page))
+        fits_narrow(page, "regions")
 
 
-def test_a_table_is_paged(page: Any, first_run: Path, shared_pictures: Path) -> None:
+def point_at_the_smallest(page: Any) -> None:
+    """By the mouse: the smallest box is reached although larger ones lie around it."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    smallest = min(boxes(page), key=lambda box: box.size["width"] * box.size["height"])
+    ActionChains(page).move_to_element(smallest).perform()
+    number = smallest.get_attribute("data-at")
+    assert by_id(page, "region-name").text.startswith(f"Region {number}:")
+
+
+def drop(page: Any, file: Path, target: Any) -> None:
+    """Drops a file as a mouse does."""
+    where = {name: target.location[name] + 5 for name in ("x", "y")}
+    data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        page.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "data": data, **where})
+
+
+def tabbed(page: Any, count: int) -> list[str]:
+    """Presses the Tab key, and gives what it reaches: ids, and the boxes' names."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    page.find_element("css selector", "body").click()
+    reached = []
+    for _ in range(count):
+        ActionChains(page, duration=0).send_keys(Keys.TAB).perform()
+        reached.append(
+            page.execute_script(
+                "return document.activeElement.id || document.activeElement.ariaLabel || ''"
+            )
+        )
+    return reached
+
+
+def kept_of(page: Any) -> int:
+    """Says how many boxes the threshold leaves."""
+    return int(by_id(page, "shown").text.split()[0])
+
+
+def controls(page: Any) -> list[Any]:
+    """Gives what can be used."""
+    found = page.find_elements("css selector", "button, input")
+    return [one for one in found if one.is_displayed()]
+
+
+def fits_narrow(page: Any, name: str) -> None:
+    """Nothing is wider than a telephone's window."""
+    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 400
+        photograph(page, f"{name}-narrow")
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_table_is_asked_by_page(first_run: Path, shared_pictures: Path) -> None:
     words = ["-m", "vlmill.extract.cli", "show", "--serve", str(first_run)]
     with served([*words, "--images", str(shared_pictures)]) as service:
         reply = service.ask("GET", "/v1/rows?page=1&per_page=4").json()
@@ -112,11 +187,48 @@ def test_a_table_is_paged(page: Any, first_run: Path, shared_pictures: Path) -> 
             ("/v1/rows?per_page=101", 400),
         ):
             assert service.ask("GET", path).status == status, path
+
+
+def rows_of(count: int, folder: Path) -> str:
+    """Writes a table of drawn regions, and its pictures; gives the table."""
+    rows = []
+    for number in range(count):
+        content = io.BytesIO()
+        Image.new("RGB", (8 + number % 5, 6), (number % 256, number // 256, 0)).save(content, "PNG")
+        (folder / f"{number:04}.png").write_bytes(content.getvalue())
+        row = drawn(content.getvalue())
+        assert isinstance(row, RegionRow)
+        rows.append(row)
+    table = encode_regions(rows, dtype="float16")
+    write_shard(folder / "regions", REGIONS, table, producer=PRODUCER, arrays=arrays())
+    return str(folder / "regions")
+
+
+def test_a_table_of_a_thousand_is_paged_and_compared(page: Any, tmp_path: Path) -> None:
+    words = ["-m", "vlmill.extract.cli", "show", "--serve", rows_of(1_000, tmp_path)]
+    with served([*words, "--images", str(tmp_path)]) as service:
         page.get(service.url)
-        until(says(page, "Page 1 of 1"))
-        buttons = page.find_elements("css selector", "#pictures button")
-        assert len(buttons) == 7
-        buttons[0].click()
-        until(says(page, "8 regions"))
-        assert len(boxes(page)) == 8
+        until(says(page, "Page 1 of 42"))
+        assert len(page.find_elements("css selector", "#pictures img")) == 24
+        assert not by_id(page, "previous").is_enabled()
+        by_id(page, "next").click()
+        until(says(page, "Page 2 of 42"))
+        number = by_id(page, "page")
+        number.clear()
+        number.send_keys("99\n")  # the last one
+        until(says(page, "Page 42 of 42"))
+        assert number.get_attribute("value") == "42" and not by_id(page, "next").is_enabled()
+        first, second, *_ = buttons = page.find_elements("css selector", "#pictures button")
+        assert len(buttons) == 1_000 - 41 * 24
+        first.click()
+        until(says(page, "12 regions of"))
+        assert len(boxes(page)) == 12 and first.get_attribute("aria-current") == "true"
+        by_id(page, "compare").click()
+        until(says(page, "Choose the second"))
+        second.click()
+        until(says(page, "12 regions of"))
+        point_at_the_smallest(page)
+        assert "Most alike: region" in page.find_element("css selector", "#second figcaption").text
+        assert all(named.accessible_name for named in controls(page))
         photograph(page, "table")
+        fits_narrow(page, "table")

@@ -3,10 +3,15 @@
 import base64
 import io
 import json
+import os
+import signal
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from tests.mutations import mutations
-from tests.serving import Served, form, served
+from tests.serving import Reply, Served, form, served, until
 from tests.web import LOCAL, file_server
 
 from vlmill.extract.cli import command
@@ -210,6 +215,42 @@ def test_mutated_pictures(service: Served, request: pytest.FixtureRequest) -> No
         for number, changed in mutations(content.getvalue(), kind, count // 3):
             reply = service.post("/v1/regions", changed, "image/jpeg")
             assert reply.status in (200, 413, 415, 422), (kind, number, reply.body)
+
+
+@pytest.mark.slow
+@pytest.mark.long  # the same of a service without a network: tests/schemas/service/test_workers.py
+def test_a_worker_is_killed_and_a_stop_asked_for_under_load(jpeg: Callable[[int], bytes]) -> None:
+    words = ("-m", "vlmill.extract.cli", "serve", "--port", "0", "--device", "cpu,cpu", *FLAGS)
+    with served(words) as service:
+        body, stopped, replies = jpeg(1), Event(), list[Reply]()
+
+        def ask() -> None:
+            while not stopped.is_set():
+                with suppress(OSError, HTTPException):
+                    replies.append(service.post("/v1/regions", body, "image/jpeg"))
+
+        jobs = [Thread(target=ask) for _ in range(6)]
+        for job in jobs:
+            job.start()
+        try:
+            until(lambda: len(replies) > 10)
+            doomed, healthy = service.workers()
+            os.kill(doomed, signal.SIGKILL)
+            until(lambda: service.count("vlmill_worker_restarts_total") == 1)
+            assert healthy in service.workers()
+            enough = len(replies) + 10
+            until(lambda: len(replies) > enough)
+            assert service.stop() == 0
+        finally:
+            stopped.set()
+            for job in jobs:
+                job.join()
+    statuses = [reply.status for reply in replies]
+    assert set(statuses) <= {200, 503} and statuses.count(503) <= 2  # a batch, and the next one
+    lost = [reply.json()["reason"] for reply in replies if reply.status == 503]
+    assert set(lost) <= {"worker_lost"}
+    logged = [line for line in service.log if '"path": "/v1/regions"' in line]
+    assert len(logged) == len(replies)  # none that was accepted has gone without its answer
 
 
 def test_accept_chooses() -> None:

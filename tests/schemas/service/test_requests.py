@@ -1,9 +1,11 @@
 """What a service refuses, and that nothing brings it down: one process, asked everything."""
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.mutations import mutations
@@ -166,6 +168,19 @@ def test_clients_that_stall_drip_or_hang_up(service: Served) -> None:
     assert service.post("/v1/echo", b'{"do": "echo"}', "application/json").status == 200
     assert time.monotonic() - begin < 60
     until(lambda: service.count("vlmill_queue_items") == 0)
+
+
+def test_who_does_not_read_is_let_go(service: Served) -> None:
+    before = sockets(service)
+    with socket.create_connection(service.address) as connection:
+        connection.sendall(b"GET /page.js HTTP/1.1\r\nHost: x\r\n\r\n" * 600)
+        until(lambda: sockets(service) > before)
+        until(lambda: sockets(service) == before)
+
+
+def sockets(service: Served) -> int:
+    folder = Path(f"/proc/{service.process.pid}/fd")
+    return sum("socket" in os.readlink(one) for one in folder.iterdir())
 
 
 def test_who_waits_too_long_is_told(service: Served) -> None:

@@ -1,19 +1,22 @@
 """Requests wait, are batched, and survive workers that die and stops that are asked for."""
 
+import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from tests.serving import Reply, Served, served, until
 
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.service.client import ServiceClient, ServiceError
 from vlmill.schemas.service.queue import BatchQueue, Item
 from vlmill.schemas.service.settings import ServiceSettings, token_of
+from vlmill.schemas.service.workers import Opened, Plan, Watcher, Worker
 
 ECHO = ("-m", "tests.schemas.service.echo")
 
@@ -64,6 +67,34 @@ def test_a_batch_waits_for_more_but_not_for_long() -> None:
     late.join()
     queue.put(items(1))
     assert len(queue.take(2, 0.01, ahead=lambda: False, ended=lambda: False)) == 1
+
+
+def test_a_batch_holds_what_it_may_weigh() -> None:
+    queue = BatchQueue(8)
+    queue.put([Item(payload=weight, weight=weight) for weight in (3, 2, 4, 9, 1)])
+
+    def taken() -> list[int]:
+        batch = queue.take(6, 0.0, ahead=lambda: False, ended=lambda: False)
+        return [item.payload for item in batch]
+
+    assert [taken(), taken(), taken(), taken()] == [[3, 2], [4], [9], [1]]  # in their order
+    assert queue.weight == 0
+
+
+def test_a_batch_takes_no_longer_than_it_may() -> None:
+    watcher = Watcher(computed=lambda items, seconds: None, event=lambda name, fields: None)
+    plan = Plan(name="a", module="", open=lambda: Opened(compute=list))
+    for limit, each, most in (
+        (None, 9.0, 64),  # no limit
+        (1.0, 0.0, 1),  # nothing is known yet
+        (1.0, 0.1, 10),
+        (1.0, 0.001, 64),
+        (1.0, 7.0, 1),
+    ):
+        settings = ServiceSettings(batch=64, batch_seconds=limit)
+        worker = Worker(plan, BatchQueue(8), settings, watcher)
+        worker.seconds_per_weight = each
+        assert worker.most == most
 
 
 def test_who_computes_leaves_what_idle_ones_can_take() -> None:
@@ -130,6 +161,40 @@ def test_a_stop_loses_no_request_that_was_accepted(many: ThreadPoolExecutor) -> 
         with pytest.raises(ConnectionError):
             socket.create_connection(service.address)
         until(lambda: any('"event": "stopped"' in line for line in service.log))
+
+
+def test_a_service_is_started_again_at_its_port(many: ThreadPoolExecutor) -> None:
+    """Twice, under load: who asks again gets an answer, and what is logged as answered was."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    client = ServiceClient(f"http://127.0.0.1:{port}")
+    stopped, answered, logged = Event(), list[int](), 0
+
+    def ask() -> None:
+        while not stopped.is_set():
+            try:
+                client.said("/v1/echo", (), {"do": ["sleep 0.02"]})
+                answered.append(1)
+            except (OSError, ServiceError):  # nobody listens, or it is stopping
+                stopped.wait(0.1)
+
+    jobs = [many.submit(ask) for _ in range(8)]
+    try:
+        for generation in range(3):
+            with served([*ECHO, f"port={port}"]) as service:
+                enough = len(answered) + 20
+                until(lambda enough=enough: len(answered) > enough)  # type: ignore[misc]
+                if generation == 2:
+                    stopped.set()
+                assert service.stop() == 0
+            lines = [json.loads(line) for line in service.log]
+            assert {line["status"] for line in lines if line["event"] == "request"} == {"200"}
+            logged += sum(line["event"] == "request" for line in lines)
+    finally:
+        stopped.set()
+    assert all(job.result() is None for job in jobs)
+    assert len(answered) == logged
 
 
 def test_a_worker_that_dies_costs_its_batch_alone(many: ThreadPoolExecutor) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.serving import Served, form, served
 from tests.train.pretrained.test_load import photographs, save
+from tests.train.tasks.questions import tiny, world
 from tests.train.tasks.search.test_embed import Shop
 
 import vlmill
@@ -22,6 +23,7 @@ from vlmill.train.pretrained.model import Pretrained
 from vlmill.train.service.app import answer_question, search_question
 from vlmill.train.service.computing import methods_of, open_model
 from vlmill.train.service.questions import ModelOptions, NoAnswer, Question
+from vlmill.train.tasks.finetuning.job import finetune
 
 __all__ = ["photographs"]  # a fixture
 TEXTS = ["a dog", "two red kites"]
@@ -136,6 +138,57 @@ def test_a_checkpoint_serves_what_it_has_heads_for(
     assert len(said["texts"]) == 2
 
 
+def test_questions_of_a_batch_are_answered_each_by_itself(
+    shop: Shop, model: Pretrained, pictures: list[bytes]
+) -> None:
+    options = ModelOptions(checkpoint=shop.folder / "checkpoint", index=shop.folder / "index")
+    batch = [
+        Question(method="embed", pictures=pictures[:2], texts=["a dog"]),
+        Question(method="search", texts=["two red kites"], top=2),
+        Question(method="embed", texts=["two red kites"]),
+        Question(method="search", texts=[" "]),
+        Question(method="search", pictures=[pictures[0]], top=3),
+        Question(method="search", pictures=[b"no picture"]),
+        Question(method="score", pictures=pictures[1:], texts=TEXTS),
+    ]
+    opened = open_model(options, "cpu")
+    together = opened.compute(batch)
+    for said, question in zip(together, batch, strict=True):
+        (alone,) = opened.compute([question])
+        if isinstance(alone, NoAnswer):
+            assert said == alone
+        elif question.method == "search":
+            assert [row["image_id"] for row in said["answers"]] == [
+                row["image_id"] for row in alone["answers"]
+            ]
+            assert len(said["answers"]) == question.top
+        else:
+            for name, rows in alone.items():
+                np.testing.assert_allclose(said[name], rows, atol=1e-6)
+    assert sum(isinstance(said, NoAnswer) for said in together) == 2
+
+
+@pytest.mark.slow
+def test_questions_about_pictures_are_answered(tmp_path: Path) -> None:
+    inputs = world(tmp_path)
+    finetune(tiny("vqa-vlmo-small", "steps=2"), inputs, tmp_path / "run")
+    assert inputs.images is not None
+    reader = ImageReader(inputs.images)
+    opened = open_model(ModelOptions(checkpoint=tmp_path / "run"), "cpu")
+    assert opened.about["methods"] == ["answer"]
+    asked = [
+        (reader["picture-3"] or b"", "what is left of number 1?"),
+        (b"no picture", "what is left?"),
+        (reader["picture-4"] or b"", " "),
+        (reader["picture-5"] or b"", "what is left of number 2?"),
+    ]
+    said = opened.compute([Question(method="answer", pictures=[p], texts=[t]) for p, t in asked])
+    model = vlmill.load(tmp_path / "run")
+    assert said[0] == {"answer": model.answer(*asked[0])}
+    assert said[3] == {"answer": model.answer(*asked[3])}
+    assert all(isinstance(one, NoAnswer) and one.reason == "unreadable" for one in said[1:3])
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the detector of:UserWarning")
 def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
@@ -154,6 +207,16 @@ def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
     count = said["regions"][0]["num_boxes"]
     assert count == len(said["losses"]) > 1 and np.isfinite(said["losses"]).all()
     assert len(set(said["losses"])) > 1
+    other = (photographs / "picture-1.jpg").read_bytes()
+    batch = [
+        Question(method="score", pictures=[picture, b"no picture"], texts=["a dog", " "]),
+        asked,
+        Question(method="score", pictures=[other], texts=["two red kites"]),
+    ]
+    both, between, one = opened.compute(batch)  # each as if it were alone
+    assert between["losses"] == said["losses"]
+    assert both["scores"] == [[float(scores[0]), None], [None, None]]
+    assert one["scores"] == model.score([other], ["two red kites"]).tolist()
     found = left_out(model, picture, "a dog")
     less = without(found.row, 1)
     assert len(less.boxes) == count - 1
