@@ -68,7 +68,7 @@ class TaskJob:
         return self.output / "runs" / f"{self.name}-{digest[:8]}"
 
     def start(self) -> Path | None:
-        """The checkpoint that it starts from, which is trained if it is not there; None: nothing."""
+        """The checkpoint that it starts from, trained if it is not there; None: drawn weights."""
         if self.arm.pretrained is None:
             return None
         return pretrained(self.pretraining(self.arm.pretrained))
@@ -137,7 +137,7 @@ def _line(job: TaskJob) -> Line:
     if arm.steps or start is None:
         finetune(recipe, inputs, trained)
     else:  # measured as it comes from pretraining
-        trained = start
+        trained, continued = start, True
     seconds = time.process_time() - clock
     metrics = EVALUATIONS[arm.task](job, trained, tables)
     return {

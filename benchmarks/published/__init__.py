@@ -1,8 +1,8 @@
 """The papers' ablations on the generated world: every row with what was published of it.
 
 ``row.py`` says what a table, a row and a figure are; a file a paper has its tables; ``runs.py``
-trains and measures a row, by the runs of ``proof/``; ``compare.py`` asks whether a row moves the way
-it did in the paper, and ``page.py`` writes that down.
+trains and measures a row, by the runs of ``proof/``; ``compare.py`` asks whether a row moves as it
+did in the paper, and ``page.py`` writes that down.
 """
 
 from published.imagebert import imagebert_tables

@@ -8,6 +8,7 @@ from typing import Any
 
 from proof.summary import Spread
 from proof.task_runs import finished
+
 from published.row import AblationTable, Figure, Row
 from published.runs import RowJob
 
@@ -58,7 +59,9 @@ def comparisons(table: AblationTable, lines: Lines) -> Iterator[Comparison]:
     for row in table.rows:
         for number, figure in enumerate(table.figures):
             theirs, of_base = row.published[number], base.published[number]
-            change, error = change_of(lines_of(row, figure, lines), lines_of(base, figure, lines), figure)
+            change, error = change_of(
+                lines_of(row, figure, lines), lines_of(base, figure, lines), figure
+            )
             is_base = row is base
             yield Comparison(
                 row=row.label,

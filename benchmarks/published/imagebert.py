@@ -7,6 +7,8 @@ machine, half of the clean pairs for Conceptual Captions, and all of them for it
 from dataclasses import replace
 
 from proof.arms import Arm
+from worlds import NOISY
+
 from published.row import (
     CAPTIONS,
     PICTURES,
@@ -18,7 +20,6 @@ from published.row import (
     Tuning,
     recall,
 )
-from worlds import NOISY
 
 BERT = Step(arm=Arm(recipe="bert-small"), steps=400)
 STEPS = 500  # of a stage
@@ -72,9 +73,7 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
         base="LAIT, then CC and SBU",
         figures=ZERO_SHOTS,
         rows=(
-            Row(
-                label="LAIT", published=(21.4, 31.6), subject=imagebert("imagebert-noisy", noisy)
-            ),
+            Row(label="LAIT", published=(21.4, 31.6), subject=imagebert("imagebert-noisy", noisy)),
             Row(label="CC", published=(33.0, 43.8), subject=half),
             Row(label="CC and SBU", published=(48.4, 64.3), subject=clean),
             Row(
@@ -85,9 +84,7 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
             Row(
                 label="LAIT, then CC and SBU",
                 published=(54.3, 70.7),
-                subject=imagebert(
-                    "imagebert-stages", replace(mixed, noisy_first=True), 2 * STEPS
-                ),
+                subject=imagebert("imagebert-stages", replace(mixed, noisy_first=True), 2 * STEPS),
             ),
         ),
         about="Noisy pairs, twice as many, stand for LAIT. A stage has as many steps in each row; "

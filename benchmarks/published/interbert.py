@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from proof.arms import SINGLE_REGIONS, SINGLE_WORDS, Arm
 from proof.task_arms import FROM_BERT
+
 from published.row import (
     PICTURES,
     ZERO_SHOT,

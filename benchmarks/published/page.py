@@ -8,7 +8,8 @@ from published.row import AblationTable
 
 INTRO = """# Reproduction
 
-This page is written by `make reproduce` from `benchmarks/results/reproduction.jsonl`; do not edit it.
+This page is written by `make reproduce` from `benchmarks/results/reproduction.jsonl`: do not edit
+it.
 
 The papers' ablations on the generated world: a row is a small model with the same thing changed,
 pretrained on 3,000 pairs of pictures and captions, and measured on the row's task with 300 pictures
@@ -19,7 +20,7 @@ seeds or of what was asked, whichever is larger; published figures have a spread
 papers do not tell (300 pictures: 0.03 or less; the papers' 1,000: 1.6 points at most).
 
 Each cell holds the figure here in percent, with its standard deviation where several seeds were
-run, and the paper's in parentheses. `make reproduce` takes hours, adds what is missing and continues
+run, and the paper's in parentheses. `make reproduce` takes hours, adds what is missing and goes on
 where it was stopped; `python benchmarks/reproduce.py` is its short form; `python
 benchmarks/reproduce.py --full --list` says what is missing.
 """
@@ -43,14 +44,14 @@ def summary(tables: Sequence[AblationTable], found: dict[str, list[Comparison]])
             sum(one.verdict == verdict for one in wanted)
             for verdict in (AGREES, WITHIN, DIFFERS, None)
         ]
-        rows.append(f"| [{table.title}](#{table.key}) | {' | '.join(map(str, counts))} |")
+        rows.append(f"| {table.title} | {' | '.join(map(str, counts))} |")
     return "\n".join(rows) + "\n"
 
 
 def section(table: AblationTable, found: Sequence[Comparison], lines: Lines) -> str:
     """A table with its figures, what stands for what, and which rows moved otherwise."""
     labels = [figure.label for figure in table.figures]
-    head = [f"## {table.title} {{ #{table.key} }}\n", f"{table.about}\n"]
+    head = [f"## {table.title}\n", f"{table.about}\n"]
     head.append(f"| | {' | '.join(f'{label} | as there' for label in labels)} | seeds |")
     head.append("|---" * (2 * len(labels) + 2) + "|")
     by_row: dict[str, list[Comparison]] = {}
@@ -75,7 +76,7 @@ def _figure(one: Comparison) -> str:
         ours = f"{100 * one.ours.mean:.1f}"
         if one.ours.deviation is not None:
             ours += f" ± {100 * one.ours.deviation:.1f}"
-    theirs = "" if one.published is None else f"({one.published:.1f})"
+    theirs = "" if one.published is None else f"({one.published:g})"
     return " ".join(part for part in (ours, theirs) if part)
 
 

@@ -121,9 +121,7 @@ def recall(task: str, direction: str, at: int = 1) -> Figure:
     """R@1, or at another rank, in one direction."""
     what = {PICTURES: "pictures", CAPTIONS: "captions"}[direction]
     said = "zero-shot" if task == ZERO_SHOT else "fine-tuned"
-    return Figure(
-        label=f"{said} R@{at}, {what}", task=task, metrics=(f"{direction}/r{at}",)
-    )
+    return Figure(label=f"{said} R@{at}, {what}", task=task, metrics=(f"{direction}/r{at}",))
 
 
 def mean_recall(task: str, direction: str) -> Figure:

@@ -11,6 +11,7 @@ from proof.box_arms import BOX_TASKS
 from proof.runs import Job, pretrained
 from proof.tables import WorldTables
 from proof.task_runs import TaskJob
+
 from published.row import AblationTable, RowArm, Step
 
 

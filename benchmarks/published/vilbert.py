@@ -6,7 +6,18 @@ for 2 to 8. As in the paper all start from a BERT.
 
 from proof.arms import Arm
 from proof.task_arms import FROM_BERT, SINGLE_STREAM
-from published.row import PICTURES, VQA, ZERO_SHOT, AblationTable, Row, Step, Subject, Tuning, recall
+
+from published.row import (
+    PICTURES,
+    VQA,
+    ZERO_SHOT,
+    AblationTable,
+    Row,
+    Step,
+    Subject,
+    Tuning,
+    recall,
+)
 
 TEXT_LAYERS = 6
 BERT = Step(arm=Arm(recipe="bert-small", changes=(f"model.num_layers={TEXT_LAYERS}",)), steps=400)
@@ -22,7 +33,14 @@ ONE_STREAM = (
     *("model.width=192", f"model.num_layers={TEXT_LAYERS}", "model.num_heads=4"),
     *("model.intermediate_width=768", "model.num_positions=64", "model.vocab_size=4000"),
     *("model.dropout=0", "model.attention_dropout=0", "model.init_std=0.07"),
-    *("epochs=null", f"steps={STEPS}", "batch_size=64", "sources=[]", "vocabulary_size=4000", "workers=0"),
+    *(
+        "epochs=null",
+        f"steps={STEPS}",
+        "batch_size=64",
+        "sources=[]",
+        "vocabulary_size=4000",
+        "workers=0",
+    ),
     *("standardise_features=true", "masking.mismatched_words=false"),
     *("masking.mismatched_regions=false", "negative_text_share=0.5", "optimizer.kind=adamw"),
     *("optimizer.decay=matrices", "optimizer.bert_rate=1", "optimizer.lr=2e-4"),
@@ -71,9 +89,7 @@ def single_stream(*, pretrained: bool) -> Subject:
     name = "vilbert-single-stream"
     arm = Arm(recipe=name, name=name, changes=ONE_STREAM, from_bert=True)
     start = "starts_from=[vilbert-single-stream]" if pretrained else FROM_BERT[0]
-    vqa = Tuning(
-        recipe="vqa-single-stream-from-bert", steps=400, changes=(*ONE_STREAM_VQA, start)
-    )
+    vqa = Tuning(recipe="vqa-single-stream-from-bert", steps=400, changes=(*ONE_STREAM_VQA, start))
     return Subject(
         key=name if pretrained else f"{name}-from-bert",
         chain=(BERT, Step(arm=arm, steps=STEPS)) if pretrained else (BERT,),

@@ -3,8 +3,9 @@
 from proof.arms import Arm
 from proof.box_arms import FEWER, NO_CATEGORIES, UNMIRRORED
 from proof.task_arms import FROM_BERT
-from published.row import VQA, AblationTable, Figure, Row, Step, Subject, Tuning
 from worlds.expressions import ATTRIBUTE, RELATION
+
+from published.row import VQA, AblationTable, Figure, Row, Step, Subject, Tuning
 
 BERT = Step(arm=Arm(recipe="bert-small"), steps=400)
 STEPS = 1200  # of 32 pairs

@@ -1,6 +1,7 @@
 """VLMo's ablations (arXiv:2111.02358, tables 3 and 4): stages, objectives, experts."""
 
 from proof.arms import Arm
+
 from published.row import (
     CAPTIONS,
     PICTURES,
